@@ -23,11 +23,10 @@ from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass
-from attendrop.attribution.row_records import RowMask, RowRecords
 from attendrop.cli.demo_messages import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
-from attendrop.methods.ad_drop import _DropHigh, _DropRecorded, _RecordedState
-from attendrop.methods.common.recorded_candidates import RowPass
+from attendrop.methods.ad_drop import RecordedState
+from attendrop.methods.ad_drop_records import RowMask, RowPass, RowRecords
 
 
 def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan: GradientPlan) -> None:
@@ -47,10 +46,10 @@ class OwnPassOfLoss(ADDrop):
         layers, draws, kept = self.selected_layers(context.adapter.attention_layers), DropoutDraws(), {}
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
-            kept[call.layer.key] = self._candidates(call, attribution)
+            kept[call.layer.key] = self.candidates(call, attribution)
 
         attribute_loss(context, layers, GradientPlan(layers, keep, draws=draws))
-        return _DropHigh(self, context, kept, draws)
+        return self.attributed_plan(context, kept, draws)
 
 
 @register_method
@@ -63,11 +62,8 @@ class RecordedWithoutMasks(ADDrop):
         return _FromOwnPass(self, training)
 
 
-class _FromOwnPass(_RecordedState):
-    def plan(self, context: StepContext) -> Plan:
-        plan = super().plan(context)
-        assert isinstance(plan, _DropRecorded)
-        row_pass: RowPass = plan.row_pass
+class _FromOwnPass(RecordedState):
+    def recorded_plan(self, context: StepContext, row_pass: RowPass) -> Plan:
         layers = self.options.selected_layers(context.adapter.attention_layers)
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
@@ -75,8 +71,7 @@ class _FromOwnPass(_RecordedState):
             self.recorder.add(row_pass.rows, call.layer.key, mask, row_pass.spans(call), torch.tensor(True))
 
         attribute_loss(context, layers, GradientPlan(layers, keep))
-        plan.gradients = None
-        return plan
+        return self.options.recorded_plan(context, row_pass, records=False)
 
 
 @register_method
@@ -86,7 +81,7 @@ class RecordedTwoEpochsOld(ADDrop):
     info = replace(ADDrop.info, name="recorded-two-epochs-old")
 
     def start(self, training: TrainingContext) -> MethodState:
-        state = _RecordedState(self, training)
+        state = RecordedState(self, training)
         state.recorder.records = _Aged(None)
         return state
 
@@ -111,7 +106,7 @@ class RecordedAtRandom(ADDrop):
     info = replace(ADDrop.info, name="recorded-at-random")
 
     def start(self, training: TrainingContext) -> MethodState:
-        state = _RecordedState(self, training)
+        state = RecordedState(self, training)
         generator = torch.Generator().manual_seed(training.seed)
         choose = state.options.candidate_mask
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attendrop import AttendOut, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.methods.attend_out.attacker import Attack, FirstBatch, Micro, replayed
-from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
+from attendrop.methods.attend_out.actions import Attack, Micro, replayed
+from attendrop.methods.attend_out.policy_gradient import Players
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.randomness.keyed_random import SampleKey
@@ -32,7 +32,7 @@ def papers(**options: Any) -> AttendOut:
 
 def players_of(
     name: str = "bert", lengths: Sequence[int] = (6, 4), *, model: Any = None, **options: Any
-) -> tuple[GeneratorPlayers, StepContext]:
+) -> tuple[Players, StepContext]:
     """Make the generator and the context that it needs, for a tiny model in float64."""
     model = model or zoo.build(name, **DOUBLE)
     batch = zoo.batch_of(name, lengths)
@@ -43,22 +43,22 @@ def players_of(
         model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter_if_any=adapter
     )
     training = zoo.training(model, optimizer=optimizer_of(model), reward_data=object())
-    return GeneratorPlayers(papers(**options), training, FirstBatch.of(context)), context
+    return Players(papers(**options), training, adapter.attention_layers, context.inputs, 0), context
 
 
-def attack_of(players: GeneratorPlayers, context: StepContext) -> tuple[Attack, Micro]:
-    micro = Micro(dict(context.batch), list(context.inputs), context.key)
-    return Attack(players, context, micro, lambda *_: None), micro
+def attack_of(players: Players, context: StepContext) -> tuple[Attack, Micro]:
+    micro = Micro.of(context)
+    return Attack(players, context, micro), micro
 
 
-def act(players: GeneratorPlayers, context: StepContext, number: int = 0) -> Micro:
+def act(players: Players, context: StepContext, number: int = 0) -> Micro:
     """Let the generator act on a pass of its model, without training."""
     plan, micro = attack_of(players, replace(context, key=replace(context.key, step=number)))
     context.adapter.forward(context.batch, plan)
     return micro
 
 
-def dropped_in(players: GeneratorPlayers, micro: Micro) -> dict[str, Tensor]:
+def dropped_in(players: Players, micro: Micro) -> dict[str, Tensor]:
     """Return what was dropped in each layer that ran, by sampling it again."""
     with torch.no_grad():
         outcomes = [outcome.dropped for outcome in replayed(players, micro)]

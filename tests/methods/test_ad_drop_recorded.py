@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
-from attendrop.attribution.row_records import RowMask, RowRecords
-from attendrop.methods.common.recorded_candidates import Recorder
+from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
@@ -328,7 +327,7 @@ def test_rows_without_any_signal_are_counted() -> None:
 
 def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes in one: each part that the first sends is answered by the next part of the second."""
-    monkeypatch.setattr("attendrop.methods.common.recorded_candidates._ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr("attendrop.methods.ad_drop_records._ROWS_AT_A_TIME", 2)
     mask = RowMask.of(np.ones((1, 4, 4), dtype=np.bool_))
     answers: Any = iter([3, *([[(10 + row, {"self.0": mask})] for row in range(5)])])
     sent: list[Any] = []

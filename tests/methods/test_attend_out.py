@@ -7,8 +7,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +14,14 @@ import torch
 from helpers import oracles, zoo
 from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, papers, players_of, run
 from helpers.device import ON_CPU
-from safetensors.torch import save_file
 from torch import Tensor
 
 from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.methods.attend_out.attacker import Course, Micro
+from attendrop.methods.attend_out.actions import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.periods import GeneratorState
-from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
-from attendrop.methods.attend_out.second_model import seed_elsewhere
+from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players
+from attendrop.methods.attend_out.second_model import seed_device
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import LayerRanking
 from attendrop.randomness.keyed_random import SampleKey
@@ -127,7 +123,7 @@ def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str)
 
 
 def enumerated(
-    players: GeneratorPlayers, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
+    players: Players, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Tensor], list[Tensor]]:
     """For a model of one layer and two tokens: the mean of the estimator, and the gradient of the expected reward."""
     learned = [p for p in players.generator.parameters() if p is not players.generator.bias]
@@ -263,7 +259,7 @@ def test_the_survivor_is_drawn_with_the_stated_probability(gap: float) -> None:
     attacked, defended = torch.tensor([[-1.0 + gap], [-1.0]], dtype=torch.float64)
 
     chances = torch.rand(4000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).tolist()
-    found = sum(method_state._merge(Nothing, attacked, defended, chance) for chance in chances) / 4000  # type: ignore[arg-type]
+    found = sum(method_state._merge(Nothing, attacked - defended, chance) for chance in chances) / 4000  # type: ignore[arg-type]
     expected = math.exp(gap / 0.1) / (math.exp(gap / 0.1) + 1)
     assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
 
@@ -282,14 +278,14 @@ def test_rewards_are_the_difference_of_scores_on_the_items(reward: str) -> None:
 
     original = GeneratorState._merge
 
-    def spy(self: Any, defender: Any, attacked: Tensor, defended: Tensor, chance: float) -> bool:
+    def spy(self: Any, defender: Any, gaps: Tensor, chance: float) -> bool:
         with torch.no_grad():
             losses = [float(m.eval()(**batch).loss) for m in (self.training.model, defender.model)]
         for m in (self.training.model, defender.model):
             m.train()
         difference = losses[1] - losses[0]
         expected.append(difference if reward == "difference" else math.copysign(1, difference))
-        return original(self, defender, attacked, defended, chance)
+        return original(self, defender, gaps, chance)
 
     GeneratorState._merge = spy  # type: ignore[method-assign]
     try:
@@ -345,9 +341,8 @@ def test_the_defender_may_live_elsewhere() -> None:
 def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
     """Otherwise its masks would repeat, since the random state of the CPU is restored after the defender's pass."""
     found = []
-    model: Any = SimpleNamespace(first=torch.nn.Linear(1, 1, device="meta"), device=torch.device("cpu"))
     for step in (3, 3, 4):
-        seed_elsewhere(model, SampleKey(0, step, 0, 2))
+        seed_device(torch.device("cpu"), SampleKey(0, step, 0, 2))
         found.append(torch.rand(4).tolist())
     assert found[0] == found[1] != found[2]
 
@@ -392,7 +387,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
 # --- What the generator decides
 
 
-def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
+def test_drop_shares_count_the_units_above_one_half() -> None:
     players, step = players_of(lengths=(6, 4))
     with torch.no_grad():
         players.generator.query.weight.mul_(40)
@@ -405,7 +400,6 @@ def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
                 above = draft.logits(layer, None)[0, 0] > 0
                 counts[layer] += torch.tensor([above.sum(), above.numel()])
     assert list(shares.values()) == pytest.approx((counts[:, 0] / counts[:, 1]).tolist())
-    save_file({name: value.detach() for name, value in players.generator.named_parameters()}, tmp_path / "generator")
 
 
 # --- Refusals

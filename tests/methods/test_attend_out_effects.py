@@ -18,7 +18,7 @@ from torch import Tensor
 from attendrop import AttendOut, AttendropError, AttentionLayerDrop, FineTune, regularize
 from attendrop.methods.attend_out import effects
 from attendrop.methods.attend_out.effects import Period, drawn, layer_effects
-from attendrop.methods.attend_out.periods import _confidence
+from attendrop.methods.attend_out.policy_gradient import _confidence
 from attendrop.model_support.batches import ROW_INDEX
 from attendrop.training.labelled_data import LabelledRows
 

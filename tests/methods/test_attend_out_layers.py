@@ -20,14 +20,13 @@ from attendrop import AttendropError, Compose, LayerDrop, UniDrop, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
-from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
-from attendrop.methods.attend_out.periods import GeneratorState
-from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
+from attendrop.methods.attend_out.actions import Attack, Micro, replayed
+from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.layer_drop import Skipping
 
 
-def strong(players: GeneratorPlayers) -> GeneratorPlayers:
+def strong(players: Players) -> Players:
     """Let the scores of layers differ by much."""
     with torch.no_grad():
         players.generator.query.weight.mul_(60)
@@ -47,10 +46,10 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
 
 
-def skipping(players: GeneratorPlayers, context: StepContext, keys: set[str]) -> Micro:
+def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
     """A pass in which the blocks of ``keys`` are skipped."""
-    micro = Micro(dict(context.batch), list(context.inputs), context.key)
-    plan = CombinedPlan([Attack(players, context, micro, lambda *_: None), Skipping(keys)])
+    micro = Micro.of(context)
+    plan = CombinedPlan([Attack(players, context, micro), Skipping(keys)])
     context.adapter.forward(context.batch, plan)
     return micro
 
@@ -126,7 +125,7 @@ def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtyp
     players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
     strong(players)
     micro = Micro(dict(step.batch), list(step.inputs), replace(step.key, step=3))
-    plan = Watched(players, step, micro, lambda *_: None)
+    plan = Watched(players, step, micro)
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         step.adapter.forward(step.batch, plan)
     micro = Micro.load(micro.state_dict(), torch.device("cpu"))

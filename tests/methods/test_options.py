@@ -45,9 +45,7 @@ def test_values_outside_the_declared_range_are_refused(name: str, option: str, a
     ("name", "options", "message"),
     [
         ("ad-drop", {"units": "hidden", "attribution": "attention"}, "attribution='attention' is not defined"),
-        ("ad-drop", {"attribution": "recorded", "target": "gold_label"}, "does not apply to recorded"),
         ("attendout", {"defender_device": "meta"}, "defender_device='meta' is not a device"),
-        ("attendout", {"learner": "effects", "granularity": "score"}, "drops whole layers"),
         ("hiddencut", {"gamma": 0, "eta": 0}, "one of them above 0"),
         ("scal", {"adversarial": 0, "contrast": 0}, "one of them above 0"),
         ("token-cutoff", {"alpha": 0, "beta": 0}, "one of them above 0"),

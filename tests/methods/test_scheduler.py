@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from attendrop import AttendropError, Scheduler, regularize
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.training.checkpoints import load_state, seal
 from attendrop.training.regularization import Regularization
 
 CURVES = Scheduler((0, 0.25, 1), ((0.6, 0.5, 0.2), (0.0, 1.0, 1.0)))
@@ -58,17 +56,6 @@ def test_the_default_falls_to_zero_over_the_planned_steps(step: int, expected: f
     for layer in ("encoder.0", "encoder.1"):
         # 14400 positions: 0.02 are 5 standard deviations.
         assert logs[f"scheduler/dropped/{layer}"] == pytest.approx(expected, abs=0.02 if expected else 0)
-
-
-def test_each_layer_follows_its_own_curve() -> None:
-    model, batch = zoo.build("bert", num_hidden_layers=3), zoo.batch_of("bert", [30] * 8)
-    method = Scheduler("0,0.5,1", "0.6,0.5,0.4; 0.1,0.3,0.5; 1,1,1")
-    reg = at_work(model, method, step=2)
-    reg.loss(batch)
-    logs = reg.logs()
-    reg.close()
-    found = [logs[f"scheduler/dropped/encoder.{i}"] for i in range(3)]
-    assert found == pytest.approx([0.55, 0.2, 0.95], abs=0.02)
 
 
 # --- What is dropped
@@ -157,15 +144,6 @@ def test_what_does_not_fit_the_run_is_refused_when_it_starts(
         regularize(model, method, total_steps=total) as reg,
     ):
         reg.loss(batch)
-
-
-def test_a_checkpoint_knows_its_schedule(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("")
-    seal(tmp_path, CURVES, {"steps_taken": 3})
-    again = Scheduler("0,0.25,1", "0.6,0.5,0.2; 0,1,1")
-    assert load_state(tmp_path, again) == {"steps_taken": 3}
-    with pytest.raises(AttendropError, match="made with probabilities="):
-        load_state(tmp_path, Scheduler("0,0.25,1", "0.6,0.5,0.2"))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from helpers.training import trainer_of, weights
 from torch import Tensor, nn
 
 from attendrop import AttendropError, SuperT
-from attendrop.methods.common.structured_pruning import lowest
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
+from attendrop.methods.supert import lowest
 from attendrop.training.regularization import Regularization
 
 HALF = SuperT(fraction=0.5, search=0.5)

@@ -88,9 +88,6 @@ def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypat
     assert not torch.isclose(loss, plain)
 
 
-# --- Independence
-
-
 # --- Blocks
 
 

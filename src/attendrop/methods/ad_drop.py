@@ -39,11 +39,9 @@ from attendrop.extend import (
     optional,
     unit_interval,
 )
-from attendrop.methods.common.recorded_candidates import Recorder, RowPass
+from attendrop.methods.ad_drop_records import Recorder, RowPass
 from attendrop.randomness.candidates import Region, pack, unpack
 
-ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random", "recorded")
-TARGETS = ("pseudo_label", "gold_label")
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
@@ -126,8 +124,8 @@ class ADDrop(Method):
 
     p: float = option(0.1, unit_interval(), search=(0.2, 0.3, 0.5))
     q: float = option(0.3, unit_interval(one=True), search=(0.1, 0.2, 0.5))
-    attribution: str = option("gradient", choice(*ATTRIBUTIONS))
-    target: str = option("pseudo_label", choice(*TARGETS))
+    attribution: str = option("gradient", choice("gradient", "integrated_gradient", "attention", "random", "recorded"))
+    target: str = option("pseudo_label", choice("pseudo_label", "gold_label"))
     layers: str | int | Sequence[int] = option("first", LAYERS, search=("all",))
     direction: str | None = option(None, optional(choice("high", "low", "magnitude")))
     cross_tuning: bool = option(False, SWITCH, search=(True,))
@@ -140,7 +138,7 @@ class ADDrop(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.attribution == "recorded" and self.target != TARGETS[0]:
+        if self.attribution == "recorded" and self.target != "pseudo_label":
             raise AttendropError(
                 f"target={self.target!r} does not apply to recorded attributions, which are of the loss; leave it out."
             )
@@ -176,15 +174,50 @@ class ADDrop(Method):
         return self.attribution == "recorded"
 
     def start(self, training: TrainingContext) -> MethodState:
-        return _RecordedState(self, training) if self.needs_rows else super().start(training)
+        return RecordedState(self, training) if self.needs_rows else super().start(training)
 
     def plan(self, context: StepContext) -> Plan:
         method = self.resolved(context.adapter.model)
-        if method.attribution == "random":
-            return _DropAny(method, context)
+        if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
+            return RandomMaskPlan(
+                method, context, lambda plan, call: method._drop(plan, call, None, method.p * method.q)
+            )
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()
-        return _DropHigh(method, context, method._attribute(context, attention_layers, draws), draws)
+        return method.attributed_plan(context, method._attribute(context, attention_layers, draws), draws)
+
+    def attributed_plan(self, context: StepContext, candidates: Mapping[str, Candidates], draws: DropoutDraws) -> Plan:
+        """Return the plan that drops candidates, given those of each layer that ran in the attribution pass.
+
+        The model's own dropout has the ``draws`` that it had in that pass.
+        """
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            found, rows = candidates[call.layer.key], call.valid_queries()
+            rows = found.signal if rows is None else found.signal & rows
+            return replace(self._drop(plan, call, lambda: found.mask, self.q, rows), draws=draws)
+
+        return RandomMaskPlan(self, context, make, candidates.keys())
+
+    def recorded_plan(self, context: StepContext, row_pass: RowPass, *, records: bool) -> Plan:
+        """Return the plan that drops candidates which were recorded of each row before, and ``records`` new ones."""
+        drops = self.active(context.epoch or 0)
+        gradients = row_pass.record(self.candidate_mask) if records else None
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            def region() -> Tensor:
+                found = row_pass.region(call)
+                assert found is not None
+                return found
+
+            edits = []
+            if drops and row_pass.region(call) is not None:
+                edits.append(self._drop(plan, call, region, self.q, any_last(region())))
+            if gradients is not None:
+                edits.append(gradients.edit(call))
+            return merge_edits(edits) or AttentionEdit()
+
+        return RandomMaskPlan(self, context, make)
 
     def resolved(self, model: nn.Module) -> ADDrop:
         """Replace a direction of None by what suits the model's kind of prediction."""
@@ -194,9 +227,9 @@ class ADDrop(Method):
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
-    ) -> dict[str, _Candidates]:
+    ) -> dict[str, Candidates]:
         options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
-        options |= {"keep": self._candidates}
+        options |= {"keep": self.candidates}
         match self.attribution:
             case "gradient":
                 return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
@@ -204,17 +237,17 @@ class ADDrop(Method):
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case _:
-                options = {"keep": self._candidates, "draws": draws}
+                options = {"keep": self.candidates, "draws": draws}
                 return attention_attribution(context.adapter, context.inputs, attention_layers, **options)
 
     def candidate_mask(self, call: AttentionCall, attribution: Tensor) -> Tensor:
         """Find the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
         return self._region(call, attribution).mask
 
-    def _candidates(self, call: AttentionCall, attribution: Tensor) -> _Candidates:
+    def candidates(self, call: AttentionCall, attribution: Tensor) -> Candidates:
         """Keep the candidates of a layer, of which the bits take a thirtieth of the attribution's memory."""
         region = self._region(call, attribution)
-        return _Candidates(*pack(region.mask), region.signal)
+        return Candidates(*pack(region.mask), region.signal)
 
     def _region(self, call: AttentionCall, attribution: Tensor) -> Region:
         valid = call.valid
@@ -222,9 +255,29 @@ class ADDrop(Method):
             attribution, valid = attribution.flatten(2)[:, None], None
         return candidate_region(attribution, valid, self.p, self.direction or "high")
 
+    def _drop(
+        self,
+        plan: RandomMaskPlan,
+        call: AttentionCall,
+        candidates: Callable[[], Tensor] | None,
+        q: float,
+        rows: Tensor | None = None,
+    ) -> AttentionEdit:
+        """Drop candidates of a layer with probability ``q``; the reported fraction is relative to ``rows``.
+
+        The mask of the ``candidates`` is kept in bits until it is needed; None for all positions or units.
+        """
+
+        def among(drop: Tensor) -> Tensor:
+            return drop if candidates is None else candidates() & drop
+
+        if self.units == "hidden":
+            return plan.without_units(call, lambda units: among(plan.sample_hidden(q, call, units)), _scaled_up, rows)
+        return plan.drop_scores(call, among(plan.sample(q, call)), rows)
+
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Candidates of one layer: the packed mask with its shape, and the rows with signal, see :class:`Region`."""
 
     bits: Tensor
@@ -233,97 +286,11 @@ class _Candidates:
 
     @property
     def mask(self) -> Tensor:
+        """The mask."""
         return unpack(self.bits, self.shape)
 
 
-class _DropAny(RandomMaskPlan):
-    """Plan that drops random positions or hidden units: each is a candidate with probability ``p``."""
-
-    method: ADDrop
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        return self.drop_from(call, None, self.method.p * self.method.q)
-
-    def drop_from(
-        self,
-        call: AttentionCall,
-        candidates: Callable[[AttentionCall], Tensor] | None,
-        q: float,
-        rows: Tensor | None = None,
-    ) -> AttentionEdit:
-        """Drop candidates with probability ``q``; the dropped fraction is relative to ``rows``, see :meth:`report`.
-
-        Args:
-            call: The layer.
-            candidates: Returns their mask, which is kept in bits until it is needed; None for all positions or units.
-            q: Probability.
-            rows: Queries that have candidates.
-        """
-
-        def among(drop: Tensor) -> Tensor:
-            return drop if candidates is None else candidates(call) & drop
-
-        if self.method.units == "hidden":
-            return self.without_units(call, lambda units: among(self.sample_hidden(q, call, units)), _scaled_up, rows)
-        return self.drop_scores(call, among(self.sample(q, call)), rows)
-
-
-class _DropHigh(_DropAny):
-    """Plan that drops candidates selected by attribution.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        candidates: Candidates by layer key. Layers without candidates (skipped by the model) are not edited.
-        draws: Draws of the model's dropout, shared with the attribution pass.
-    """
-
-    def __init__(
-        self, method: ADDrop, context: StepContext, candidates: dict[str, _Candidates], draws: DropoutDraws
-    ) -> None:
-        super().__init__(method, context, keys=set(candidates))
-        self.candidates = candidates
-        self.draws = draws
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        found, rows = self.candidates[call.layer.key], call.valid_queries()
-        rows = found.signal if rows is None else found.signal & rows
-        return replace(self.drop_from(call, lambda _: found.mask, self.method.q, rows), draws=self.draws)
-
-
-class _DropRecorded(_DropAny):
-    """Plan that drops candidates which were recorded of each row before, and records new ones.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        row_pass: The records.
-    """
-
-    def __init__(self, method: ADDrop, context: StepContext, row_pass: RowPass) -> None:
-        super().__init__(method, context)
-        active = method.active(context.epoch or 0)
-        self.row_pass = row_pass
-        self.drops = active
-        self.gradients = None
-        if not (active and method.cross_tuning):
-            self.gradients = row_pass.record(method.candidate_mask)
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        edits = []
-        if self.drops and self.row_pass.region(call) is not None:
-            edits.append(self.drop_from(call, self._region, self.method.q, any_last(self._region(call))))
-        if self.gradients is not None:
-            edits.append(self.gradients.edit(call))
-        return merge_edits(edits) or AttentionEdit()
-
-    def _region(self, call: AttentionCall) -> Tensor:
-        found = self.row_pass.region(call)
-        assert found is not None  # make() asked
-        return found
-
-
-class _RecordedState(MethodState):
+class RecordedState(MethodState):
     """State of AD-DROP with recorded attributions: the records of the rows."""
 
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:
@@ -339,7 +306,12 @@ class _RecordedState(MethodState):
             context.note("recorded", row_pass.known)
             if self.without_signal is not None:
                 context.note("without_signal", self.without_signal)
-        return _DropRecorded(self.options, context, row_pass)
+        return self.recorded_plan(context, row_pass)
+
+    def recorded_plan(self, context: StepContext, row_pass: RowPass) -> Plan:
+        """Return the plan of a pass: with cross-tuning, the epochs that drop do not record."""
+        dropping = self.options.cross_tuning and self.options.active(context.epoch or 0)
+        return self.options.recorded_plan(context, row_pass, records=not dropping)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         self.without_signal = self.recorder.flush()

@@ -43,8 +43,6 @@ from attendrop.extend import (
 from attendrop.methods.core.replay import Replay
 from attendrop.wording import counted
 
-PARTS = ("all", "lower", "upper")
-
 
 @dataclass(frozen=True)
 class AutoDropout(Method):
@@ -240,7 +238,7 @@ def sample_pattern(seed: int, trial: int, max_size: int, max_stride: int) -> dic
         "p": chance.uniform(0.1, 1.0),
         "share_heads": chance.random() < 0.5,
         "share_rows": chance.random() < 0.5,
-        "part": chance.choice(PARTS),
+        "part": chance.choice(("all", "lower", "upper")),
     }
 
 

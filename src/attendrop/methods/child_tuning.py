@@ -33,7 +33,6 @@ from attendrop.randomness.keyed_random import sample_row_mask
 
 # Maximum number of elements of a parameter that is sampled jointly with others.
 _SMALL = 1 << 14
-VARIANTS = ("F", "D")
 logger = logging.getLogger(__name__)
 
 
@@ -84,7 +83,7 @@ class ChildTuning(Method):
         uses_attention=False,
     )
 
-    variant: str = option("F", choice(*VARIANTS), search=VARIANTS)
+    variant: str = option("F", choice("F", "D"), search=("F", "D"))
     p: float = option(0.3, unit_interval(), search=(0.2, 0.5, 0.8))
     fisher_batch_size: int = option(1, count())
     fisher_max_norm: float = option(0.0, positive(zero=True))

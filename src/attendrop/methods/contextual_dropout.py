@@ -98,10 +98,10 @@ class ContextualDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, training: TrainingContext) -> MethodState:
-        return _Learning(self, training, self.learning_rate)
+        return _NetworksState(self, training, self.learning_rate)
 
 
-class _Learning(OwnParameters):
+class _NetworksState(OwnParameters):
     """State with the networks and the priors of the layers."""
 
     method: ContextualDropout
@@ -115,7 +115,7 @@ class _Learning(OwnParameters):
         loss, outputs, plan = with_antithetic_pass(
             context,
             compute_loss,
-            lambda antithetic: _Dropped(method, context, keys, self.parameters, antithetic=antithetic),
+            lambda antithetic: _NetworksPlan(method, context, keys, self.parameters, antithetic=antithetic),
         )
         shares = row_shares(context.model, outputs, context.batch)
         for key, queries in plan.queries.items():
@@ -174,7 +174,7 @@ class _Sizes(Plan):
         return AttentionEdit(inputs=seen)
 
 
-class _Dropped(AntitheticPlan):
+class _NetworksPlan(AntitheticPlan):
     """Plan that drops with the probabilities that the networks compute, given their parameters by name."""
 
     def __init__(

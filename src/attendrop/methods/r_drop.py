@@ -25,7 +25,6 @@ from attendrop.extend import (
 from attendrop.methods.common.divergence import divergences, mean
 
 logger = logging.getLogger(__name__)
-REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class RDrop(Method):
     )
 
     alpha: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
-    reduction: str = option("sum", choice(*REDUCTIONS))
+    reduction: str = option("sum", choice("mean", "sum"))
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:

@@ -93,7 +93,8 @@ class Scheduler(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
+        knots: Any = self.progress  # both are parsed when they are checked
+        curves: Any = self.probabilities
         wrong = next((curve for curve in curves if len(curve) != len(knots)), None)
         if wrong is not None:
             raise AttendropError(
@@ -106,8 +107,8 @@ class Scheduler(Method):
 
     def probabilities_at(self, progress: float) -> list[float]:
         """Return the drop probability of each list of ``probabilities``, at a ``progress`` in [0, 1]."""
-        knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
-        return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
+        curves: Any = self.probabilities
+        return [min(HIGHEST, float(np.interp(progress, self.progress, curve))) for curve in curves]  # type: ignore[arg-type]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """Select the layers to act on.

@@ -27,9 +27,6 @@ from attendrop.extend import (
 )
 from attendrop.wording import counted
 
-STRUCTURES = ("window", "dependencies", "adjacency")
-RELATIONS = ("ancestors", "neighbours")
-
 
 @dataclass(frozen=True)
 class StructureMask(Method):
@@ -84,9 +81,9 @@ class StructureMask(Method):
     )
 
     p: float = option(0.5, unit_interval(one=True), search=(0.2, 0.8))
-    structure: str = option("window", choice(*STRUCTURES))
+    structure: str = option("window", choice("window", "dependencies", "adjacency"))
     window: int = option(4, count(0))
-    relation: str = option("ancestors", choice(*RELATIONS))
+    relation: str = option("ancestors", choice("ancestors", "neighbours"))
     column: str = option("dependency_heads", Range("the name of a column", lambda _, value: _column(value)))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
@@ -171,11 +168,7 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
 
 
 def _column(value: object) -> str:
-    """Return a checked column name.
-
-    Raises:
-        AttendropError: It is not a column name.
-    """
+    """Return a checked column name."""
     if not value or not isinstance(value, str):
         raise AttendropError(f"column={value!r} is not a column name; give a non-empty string.")
     return value

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
 from attendrop.attribution.head_importance import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -30,12 +31,14 @@ from attendrop.extend import (
     option,
     unit_interval,
 )
-from attendrop.methods.common.structured_pruning import Place, check_prunable, lowest, places, wanted, zero
 from attendrop.model_support.batches import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
-ABSOLUTE = ("token", "row")
+# What is pruned: the beginning of the keys of its importances, and its name in messages.
+_KINDS = {"heads": "heads", "feed_forward": "feed-forwards"}
+# A dimension of a parameter, and the indices in it; None for the whole parameter.
+Place = tuple[int, list[int]] | None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class SuperT(Method):
     search: float = option(0.3, unit_interval())
     heads: bool = option(True, SWITCH)
     feed_forward: bool = option(True, SWITCH)
-    absolute: str = option("token", choice(*ABSOLUTE))
+    absolute: str = option("token", choice("token", "row"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +220,7 @@ class _SuperT(MethodState):
                 f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, "
                 f"and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
             )
-        for kind, words in (("heads", "heads"), ("feed_forward", "feed-forwards")):
+        for kind, words in _KINDS.items():
             total, pruned = _count(self.importance, kind), _count(chosen, kind)
             if total and not pruned:
                 logger.warning(
@@ -239,9 +242,87 @@ class _SuperT(MethodState):
         with torch.no_grad():
             for name, place in self.zeros.items():
                 zero(parameters[name], place)
-        numbers = {kind: _count(self.pruned, kind) for kind in ("heads", "feed_forward")}
-        return {f"pruned/{kind}": float(number) for kind, number in numbers.items()}
+        return {f"pruned/{kind}": float(_count(self.pruned, kind)) for kind in _KINDS}
 
 
 def _count(chosen: Mapping[str, Sized], kind: str) -> int:
     return sum(len(values) for key, values in chosen.items() if key.startswith(kind))
+
+
+def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[int]]:
+    """Select the units to prune: head numbers by layer, and ``[0]`` for a feed-forward to prune.
+
+    Heads are ranked by their importance divided by the norm of the importances of their layer. Feed-forwards are
+    ranked separately. The most important head of each layer is never selected.
+
+    Args:
+        importance: Importances ``(heads,)`` by ``heads/LAYER``, and ``(1,)`` by ``feed_forward/BLOCK``.
+        fraction: Fraction of the heads, and of the feed-forwards, to select, rounded down.
+    """
+    found: dict[str, list[int]] = {key: [] for key in importance}
+    for kind in _KINDS:
+        ranked: list[tuple[float, str, int]] = []
+        for key, values in importance.items():
+            if not key.startswith(kind):
+                continue
+            values, kept = values.double().cpu(), None
+            if kind == "heads":
+                kept, values = int(values.argmax()), values / values.norm().clamp(min=1e-20)
+            ranked += [(value, key, number) for number, value in enumerate(values.tolist()) if number != kept]
+        ranked.sort(key=lambda item: item[0])
+        for _, key, number in ranked[: wanted(importance, kind, fraction)]:
+            found[key] = sorted([*found[key], number])
+    return found
+
+
+def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
+    """Return the number of heads, or feed-forwards, that make up a fraction of all."""
+    return int(floor_fraction(torch.tensor(_count(importance, kind)), fraction))
+
+
+def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
+    """Return the places to set to zero in each parameter, by name, to remove the pruned units.
+
+    Args:
+        adapter: The traced model.
+        pruned: Units to prune, from :func:`lowest`.
+        heads: Number of heads, by ``heads/LAYER``.
+    """
+    names = {parameter: name for name, parameter in adapter.model.named_parameters()}
+    found: dict[str, Place] = {}
+    for block in adapter.blocks:
+        for key, module in block.output_projections.items():
+            numbers = pruned.get(f"heads/{key}")
+            if numbers:
+                weight = module.get_parameter("weight")
+                found[names[weight]] = inputs_of_heads(module, numbers, heads[f"heads/{key}"])
+        if pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
+            found |= {names[parameter]: None for parameter in block.feed_forward.parameters()}
+    return found
+
+
+def zero(tensor: Tensor, place: Place) -> None:
+    """Set the elements at a place to zero."""
+    if place is None:
+        tensor.zero_()
+    else:
+        tensor.index_fill_(place[0], torch.tensor(place[1], device=tensor.device), 0)
+
+
+def check_prunable(adapter: ModelAdapter) -> None:
+    """Check that each layer has an output projection of its own, whose weights can be set to zero.
+
+    Raises:
+        AttendropError: A projection is shared, not found, or quantized.
+    """
+    modules = [module for block in adapter.blocks for module in block.output_projections.values()]
+    modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
+    name = type(adapter.model).__name__
+    if len(set(modules)) < len(modules):
+        raise AttendropError(f"{name} shares its layers, so heads of one cannot be pruned alone; use another model.")
+    if {key for block in adapter.blocks for key in block.output_projections} != {
+        layer.key for layer in adapter.attention_layers
+    }:
+        raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")
+    for module in modules:
+        refuse_quantized(base_layer(module))

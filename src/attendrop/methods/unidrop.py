@@ -29,6 +29,7 @@ from attendrop.extend import (
     sample_mask,
     unit_interval,
 )
+from attendrop.methods.common.perturbations import token_uniform
 from attendrop.methods.layer_drop import sample_blocks
 
 PLACES = (1, 2, 3, 4)
@@ -173,12 +174,8 @@ def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[
     number = valid.cumsum(-1)
     kept = (number == 1) | (number == number[:, -1:])
     kept |= torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device)).view_as(valid)
-    rows, length = valid.shape
-    origins = torch.stack([torch.zeros_like(number[:, 0]), valid.int().argmax(-1)], -1)
-    left = sample_mask(whole, context.key, "whole", (rows, 1, 1, 1), torch.zeros_like(origins), ids.device).view(
-        rows, 1
-    )
-    drop = sample_mask(p, context.key, "token", (rows, 1, 1, length), origins, ids.device).view_as(valid)
+    left = token_uniform(context.key, "whole", torch.ones_like(valid[:, :1])) < whole
+    drop = token_uniform(context.key, "token", valid) < p
     drop = drop & ~left & valid & ~kept
     context.note("tokens", drop.sum() / valid.sum())
     return {**context.batch, "attention_mask": mask.masked_fill(drop.view_as(mask), 0)}

@@ -80,13 +80,6 @@ def test_what_plans_call_is_called_in_turn() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_two_that_decide_on_the_weights_are_refused() -> None:
-    other = dataclasses.replace(Vanilla(where="weights"))
-    object.__setattr__(other, "info", dataclasses.replace(Vanilla.info, name="other"))
-    with pytest.raises(AttendropError, match="Both replace the model's dropout"):
-        Compose(Vanilla(where="weights"), other)
-
-
 def test_each_logs_under_its_own_name_and_draws_for_itself() -> None:
     """Two of the same probability draw different positions: the union is what independence makes of it."""
     model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", (30, 30, 30))

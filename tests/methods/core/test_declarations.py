@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
-from attendrop.methods.attend_out.attacker import Decide
+from attendrop.methods.attend_out.actions import Decide
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
-from attendrop.methods.hidden_cut import Cut
+from attendrop.methods.cutoff import Cut
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import Batch
 from attendrop.training.regularization import Regularization

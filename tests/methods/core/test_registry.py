@@ -1,65 +1,16 @@
 """The registry, the options and their messages, and kinds of targets."""
 
-import dataclasses
 import json
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
-import torch
-from helpers import zoo
 from helpers.table import TABLE
 
 import attendrop
-from attendrop import ADDrop, AttendropError, FineTune, Method, regularize
-from attendrop.methods.core import registry as methods
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.registry import build_method, get_method, given_options, method_names, register_method
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "labels"),
-    [
-        ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.2, 0.3])),
-        ("bert", {"problem_type": "multi_label_classification"}, torch.eye(3)),
-        ("bert", {"num_labels": 2, "problem_type": "regression"}, torch.rand(3, 2)),
-        ("bert", {}, None),
-        ("bert-choice", {}, None),
-        ("bert-tokens", {}, None),
-        ("bart", {}, None),
-        ("gpt2", {}, None),
-        ("llama-class", {"problem_type": "multi_label_classification"}, torch.eye(3)),
-    ],
-)
-def test_every_kind_of_target(name: str, options: dict[str, Any], labels: torch.Tensor | None) -> None:
-    model, batch = zoo.build(name, **options), zoo.batch_of(name)
-    batch = batch if labels is None else batch | {"labels": labels}
-    for target in ("pseudo_label", "gold_label"):
-        with regularize(model, ADDrop(target=target, layers="all")) as reg:
-            reg.loss(batch).backward()
-            assert reg.logs()["ad_drop/dropped"] > 0
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
+from attendrop import ADDrop, AttendropError, FineTune, Method
+from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
 
 # --- Options
-
-
-def test_defaults_are_those_that_were_measured() -> None:
-    assert ADDrop().options() == {
-        "p": 0.1,
-        "q": 0.3,
-        "attribution": "gradient",
-        "target": "pseudo_label",
-        "layers": "first",
-        "direction": None,
-        "cross_tuning": False,
-        "start_epoch": 0,
-        "scope": "joint",
-        "rule": "gauss_legendre",
-        "steps": 8,
-        "units": "attention",
-        "record_limit": None,
-    }
 
 
 @pytest.mark.parametrize("method", [*TABLE.values(), ADDrop(layers=[0, 1])], ids=str)
@@ -86,19 +37,6 @@ def test_options_that_were_given(name: str, options: dict[str, Any], given: dict
     """Some defaults of AttendOut depend on its other options."""
     assert given_options(name, options) == given
     assert given_options(name, build_method(name, options).options()) == given
-
-
-def test_options_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ADDrop().p = 0.9  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("task", "layers"),
-    [("sst2", "first"), ("stsb", "first"), ("cola", "all"), ("translation", "encoder")],
-)  # fmt: skip
-def test_layers_of_the_paper(task: str, layers: str) -> None:
-    assert ADDrop.paper_layers(task) == layers
 
 
 @pytest.mark.parametrize(
@@ -157,53 +95,6 @@ def test_methods_are_built_from_text(options: dict[str, Any], expected: Method) 
 def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(AttendropError, match=message):
         build_method(name, options)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Method):
-    """A method of a third party."""
-
-    info = MethodInfo("mine", "does nothing")
-    strength: float = 0.5
-
-
-@pytest.fixture
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    method_names()  # installed plug-ins, if any, come in before the registry is copied
-    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-
-
-@pytest.mark.usefixtures("_own_registry")
-def test_a_registered_method_can_be_built() -> None:
-    assert register_method(Mine) is Mine
-    register_method(Mine)
-    assert "mine" in method_names()
-    assert build_method("mine", {"strength": "0.25"}) == Mine(0.25)
-
-
-@pytest.mark.usefixtures("_own_registry")
-def test_a_name_is_given_once() -> None:
-    other = type("Other", (Mine,), {"info": MethodInfo("ad-drop")})
-    with pytest.raises(AttendropError, match=r"named 'ad-drop' is registered already: ADDrop"):
-        register_method(other)
-    assert get_method("ad-drop") is ADDrop
-
-
-@pytest.mark.usefixtures("_own_registry")
-def test_entry_points_bring_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def entry_points(group: str) -> list[EntryPoint]:
-        asked.append(group)
-        return [EntryPoint("mine", f"{__name__}:Mine", group)]
-
-    monkeypatch.setattr(methods, "entry_points", entry_points)
-    methods._load_plugins.cache_clear()
-    try:
-        assert build_method("mine").name == "mine"
-        assert asked == ["attendrop.methods"]
-    finally:
-        methods._load_plugins.cache_clear()
 
 
 def test_public_names_are_there_and_documented() -> None:

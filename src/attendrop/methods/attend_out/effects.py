@@ -6,8 +6,7 @@ import logging
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +20,13 @@ from attendrop.extend import (
     ModelAdapter,
     StepContext,
     TrainingContext,
-    forked_rng,
 )
-from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.scoring import check, scores, shared
-from attendrop.methods.attend_out.second_model import SecondModel, second_model, seed_elsewhere
+from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shared
+from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.model_support.batches import ROW_INDEX, refuse_graph, to_device
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.method import AttendOut
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,7 @@ LEVEL = 0.05
 REDRAWS = 4999
 
 
-@dataclass(frozen=True)
-class Period:
+class Period(NamedTuple):
     """A finished period of exploration.
 
     Attributes:
@@ -51,8 +50,7 @@ class Period:
     reward: float
 
 
-@dataclass(frozen=True)
-class LayerEffect:
+class LayerEffect(NamedTuple):
     """What is known of one layer.
 
     Attributes:
@@ -131,9 +129,9 @@ class EffectsState(MethodState):
     rest is plain fine-tuning, too.
     """
 
-    method: AttendOutOptions
+    method: AttendOut
 
-    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
+    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
         super().__init__(method)
         check(method, training)
         self.training = training
@@ -173,13 +171,8 @@ class EffectsState(MethodState):
             return compute_loss(context.batch, ConstantAttention(dropped) if dropped else None)
         attacker = self._attacker()
         assert self.adapter is not None
-        attacker.follow_mode()
-        with forked_rng(self.training.model):
-            seed_elsewhere(attacker, context.key)
-            batch = to_device(context.batch, attacker.device)
-            self.adapter.trace(to_device(context.inputs, attacker.device))
-            plan = self.adapter.bind(ConstantAttention(dropped)) if dropped else None
-            attacker.backward(compute_loss(batch, plan, attacker.model)[0], context.loss_scale)
+        self.adapter.trace(to_device(context.inputs, attacker.device))
+        attacker.backward(context, compute_loss, self.adapter.bind(ConstantAttention(dropped)) if dropped else None)
         loss, outputs = compute_loss(context.batch, None)
         attacker.follow(loss)
         self.rows.update(context.batch[ROW_INDEX].tolist() if ROW_INDEX in context.batch else ())
@@ -217,8 +210,8 @@ class EffectsState(MethodState):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "periods": [astuple(period) for period in self.periods],
-            "found": None if self.found is None else {key: astuple(known) for key, known in self.found.items()},
+            "periods": [tuple(period) for period in self.periods],
+            "found": None if self.found is None else {key: tuple(known) for key, known in self.found.items()},
             "number": self.number,
             "steps": self.steps,
             "attacker": None if self.attacker is None else self.attacker.state_dict(),
@@ -245,7 +238,7 @@ class EffectsState(MethodState):
 
     def _attacker(self) -> SecondModel:
         if self.attacker is None:
-            self.attacker = second_model(self.method, self.training)
+            self.attacker = SecondModel(self.training, self.method.defender_device)
             self.adapter = ModelAdapter(self.attacker.model)
             self.adapter.attach()
         return self.attacker
@@ -255,12 +248,11 @@ class EffectsState(MethodState):
         assert self.attacker is not None
         networks = (self.training.model, self.attacker.model)
         defender, attacker = scores(self.method, self.training, networks, shared(self._sampled(), self.training))
-        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        reward = rewards_of(self.method, attacker, defender).mean().item()
         keys = self.dropped()
-        dropped = tuple(layer.key in keys for layer in self.attention_layers)
-        self.periods.append(Period(dropped, rewards.mean().item()))
+        self.periods.append(Period(tuple(layer.key in keys for layer in self.attention_layers), reward))
         self.attacker.take_from_first()
-        return {"reward": self.periods[-1].reward}
+        return {"reward": reward}
 
     def _sampled(self) -> Sequence[Batch]:
         """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""

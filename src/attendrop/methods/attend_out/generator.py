@@ -16,8 +16,6 @@ from attendrop.attention.blocks import block_of
 from attendrop.extend import AttendropError
 from attendrop.model_support.peft_models import transformers_model
 
-GRANULARITIES = ("score", "head", "layer")
-
 
 class Generator(nn.Module):
     """The generator of AttendOut.

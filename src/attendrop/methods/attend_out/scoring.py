@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,14 @@ from attendrop.extend import (
     in_full_precision,
     number_of_rows,
 )
-from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.model_support.batches import to_device
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.method import AttendOut
 
 
 def scores(
-    method: AttendOutOptions,
+    method: AttendOut,
     training: TrainingContext,
     networks: Sequence[nn.Module],
     items: Sequence[Sequence[Batch]],
@@ -51,13 +54,18 @@ def scores(
     return totals[:-1] / totals[-1]
 
 
+def rewards_of(method: AttendOut, attacker: Tensor, defender: Tensor) -> Tensor:
+    """Compute the rewards of the attacker from the scores of both models."""
+    return attacker - defender if method.reward == "difference" else (attacker - defender).sign()
+
+
 def shared(sampled: Sequence[Batch], training: TrainingContext) -> list[list[Batch]]:
     """Divide items that all processes have sampled alike among them."""
     processes = training.processes
     return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
 
 
-def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
+def _score(method: AttendOut, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
     loss, outputs = training.evaluate(network, batch)
     if method.score == "loss":
         return -float(loss)
@@ -69,7 +77,7 @@ def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Modu
         return training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
 
-def check(method: AttendOutOptions, training: TrainingContext) -> None:
+def check(method: AttendOut, training: TrainingContext) -> None:
     """Check that the training context provides everything that the options need.
 
     Raises:

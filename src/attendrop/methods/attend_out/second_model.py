@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import all_finite
-from attendrop.extend import AttendropError, SampleKey, TrainingContext
+from attendrop.extend import AttendropError, ComputeLoss, SampleKey, StepContext, TrainingContext, forked_rng
 from attendrop.methods.attend_out.generator import plain_copy
-from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.core.context import Processes
+from attendrop.model_support.batches import to_device
 from attendrop.model_support.fused_optimizers import skips_step
 from attendrop.model_support.trained_tensors import trained_tensors
 
@@ -24,68 +24,63 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 
 
 class SecondModel:
-    """Copy of the first model with its own optimizer, which steps whenever the first model's optimizer steps.
+    """Copy of the trained model with its own optimizer, which steps whenever the first model's optimizer steps.
 
     Frozen parameters are shared with the first model, unless the copy is on another device: of a model with an adapter,
-    only the adapter and the head exist twice.
+    only the adapter and the head exist twice. The other methods of a composition act on the copy, too.
 
     The gradients of each micro-batch have the same weight as the first model's: the factor by which the training loop
     multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. The learning rate
     and all other settings are the first model's at that step; gradients are clipped by their own norm.
 
     Args:
-        first: The trained model, without wrappers.
-        optimizer: Optimizer of the first model.
-        max_grad_norm: Norm to which gradients are clipped; None for no clipping.
-        processes: Distributed process group, over which gradients are averaged.
-        device: Device of the copy; None for the first model's device.
+        training: The trained model and its optimizer.
+        device: Name of the copy's device, ``"next"``, or empty for the first model's.
 
     Attributes:
-        before_step: Called just before each step of the copy's optimizer, with gradients ready.
+        pairs: Each parameter of the first model, with that of the copy.
     """
 
-    def __init__(
-        self,
-        first: nn.Module,
-        optimizer: Optimizer,
-        *,
-        max_grad_norm: float | None = None,
-        processes: Processes | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.first = first
-        self.first_optimizer = optimizer
-        here = next(first.parameters()).device
-        elsewhere = device is not None and torch.device(device) != here
-        frozen = [parameter for parameter in first.parameters() if not parameter.requires_grad]
-        self.model: nn.Module = plain_copy(first, shared=() if elsewhere else frozen)
+    def __init__(self, training: TrainingContext, device: str) -> None:
+        assert training.optimizer is not None
+        self.training = training
+        self.first = training.model
+        self.first_optimizer = training.optimizer
+        here, there = next(self.first.parameters()).device, _device(device, training)
+        elsewhere = there is not None and there != here
+        frozen = [parameter for parameter in self.first.parameters() if not parameter.requires_grad]
+        self.model: nn.Module = plain_copy(self.first, shared=() if elsewhere else frozen)
         if elsewhere:
-            self.model.to(device)
-        self._modules = list(zip(first.modules(), self.model.modules(), strict=True))
-        self.pairs: list[Pair] = list(zip(first.parameters(), self.model.parameters(), strict=True))
-        self.optimizer = _twin(optimizer, self.pairs)
-        self.max_grad_norm = max_grad_norm
-        self.processes = processes or Processes()
-        self.before_step: Callable[[], None] = lambda: None
+            self.model.to(there)
+        self.pairs: list[Pair] = list(zip(self.first.parameters(), self.model.parameters(), strict=True))
+        self.optimizer = _twin(self.first_optimizer, self.pairs)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
-        self._hook = optimizer.register_step_pre_hook(lambda first_optimizer, *_: self._step(first_optimizer))
+        self._hook = self.first_optimizer.register_step_pre_hook(lambda *_: self._step())
+        self._before_step = training.act_on_second_model(self.model)
 
     @property
     def device(self) -> torch.device:
         """Device of the copy."""
         return next(self.model.parameters()).device
 
-    def follow_mode(self) -> None:
-        """Put each module into the mode, training or evaluation, of the first model's module."""
-        for theirs, ours in self._modules:
-            ours.training = theirs.training
+    def backward(self, context: StepContext, compute_loss: ComputeLoss, plan: Plan | None = None) -> None:
+        """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`.
 
-    def backward(self, loss: Tensor, loss_scale: float) -> None:
-        """Compute the gradients of one micro-batch; :meth:`follow` accumulates them."""
-        self._loss_scale = loss_scale
-        self._found = list(torch.autograd.grad(loss * loss_scale, self._trained, allow_unused=True))
+        Args:
+            context: The micro-batch.
+            compute_loss: Runs the copy.
+            plan: What to change in its pass.
+        """
+        for theirs, ours in zip(self.first.modules(), self.model.modules(), strict=True):
+            ours.training = theirs.training
+        with forked_rng(self.first):
+            if self.device != next(self.first.parameters()).device:
+                seed_device(self.device, context.key)
+            loss, _ = compute_loss(to_device(context.batch, self.device), plan, self.model)
+            self._loss_scale = context.loss_scale
+            self._found = list(torch.autograd.grad(loss * self._loss_scale, self._trained, allow_unused=True))
 
     def follow(self, loss: Tensor) -> None:
         """Accumulate the gradients of the micro-batch with the weight that the loop gives to the first model's loss."""
@@ -137,22 +132,22 @@ class SecondModel:
                 gradient = gradient * factor.to(gradient.dtype)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def _step(self, first_optimizer: Optimizer) -> None:
-        if skips_step(first_optimizer):
+    def _step(self) -> None:
+        if skips_step(self.first_optimizer):
             return self.discard()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not gradients:
             return
-        if self.processes.world_size > 1:
+        processes = self.training.processes
+        if processes.world_size > 1:
             for gradient in gradients:
-                gradient.copy_(self.processes.total(gradient) / self.processes.world_size)
-        finite = self._loss_scale == 1 or all_finite(gradients)
-        if finite:
-            if self.max_grad_norm is not None:
-                clip_grad_norm_(self._trained, self.max_grad_norm)
+                gradient.copy_(processes.total(gradient) / processes.world_size)
+        if self._loss_scale == 1 or all_finite(gradients):
+            if self.training.max_grad_norm is not None:
+                clip_grad_norm_(self._trained, self.training.max_grad_norm)
             for ours, theirs in zip(self.optimizer.param_groups, self.first_optimizer.param_groups, strict=True):
                 ours.update({name: value for name, value in theirs.items() if name != "params"})
-            self.before_step()
+            self._before_step()
             self.optimizer.step()
         self.discard()
 
@@ -201,25 +196,8 @@ def _copied(value: Any, source: Tensor, target: Tensor) -> Any:
     return value.detach().to(target.device if value.device == source.device else value.device, copy=True)
 
 
-def second_model(method: AttendOutOptions, training: TrainingContext) -> SecondModel:
-    """Copy the trained model as the options say; the other methods of a composition act on the copy, too."""
-    assert training.optimizer is not None
-    copied = SecondModel(
-        training.model,
-        training.optimizer,
-        max_grad_norm=training.max_grad_norm,
-        processes=training.processes,
-        device=_device(method.defender_device, training),
-    )
-    copied.before_step = training.act_on_second_model(copied.model)
-    return copied
-
-
-def seed_elsewhere(model: SecondModel, key: SampleKey) -> None:
-    """Seed the dropout of a second model on another device: its random state is restored, or not in checkpoints."""
-    device = model.device
-    if device == next(model.first.parameters()).device:
-        return
+def seed_device(device: torch.device, key: SampleKey) -> None:
+    """Seed the dropout on the device of the copy alone: its random state is restored, or not in checkpoints."""
     seed = key.seeds("defender", key.rows)[0] % 2**63
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -229,7 +207,7 @@ def seed_elsewhere(model: SecondModel, key: SampleKey) -> None:
 
 
 def _device(name: str, training: TrainingContext) -> torch.device | None:
-    """Return the device of the defender; None for the attacker's. Raise AttendropError if there is no such device."""
+    """Return the device of the copy; None for the first model's. Raise AttendropError if there is no such device."""
     if not name:
         return None
     number = training.processes.world_size + training.processes.rank

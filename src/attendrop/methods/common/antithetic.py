@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class AntitheticPlan(RandomMaskPlan):
     Args:
         method: The method.
         context: The micro-batch.
-        keys: Keys of the layers to act on.
+        keys: Keys of the layers to act on, or their log-odds by key; a subclass may compute these in :meth:`log_odds`.
         antithetic: Whether this is the antithetic pass.
 
     Attributes:
@@ -40,7 +40,9 @@ class AntitheticPlan(RandomMaskPlan):
         queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
     """
 
-    def __init__(self, method: Method, context: StepContext, keys: Collection[str], *, antithetic: bool) -> None:
+    def __init__(
+        self, method: Method, context: StepContext, keys: Collection[str] | Mapping[str, Tensor], *, antithetic: bool
+    ) -> None:
         super().__init__(method, context, keys=keys)
         self.antithetic = antithetic
         self.scores: dict[str, Tensor] = {}
@@ -48,7 +50,9 @@ class AntitheticPlan(RandomMaskPlan):
 
     def log_odds(self, key: str) -> Tensor:
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
-        raise NotImplementedError
+        assert isinstance(self.keys, Mapping)
+        found: Tensor = self.keys[key]
+        return found
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
@@ -79,11 +83,7 @@ def with_antithetic_pass(
     """Run a batch with a plan's dropout, and attach the gradient of the log-odds to its loss.
 
     The antithetic pass comes first, without gradients, and with the same sample of the model's own dropout.
-
-    Args:
-        context: The micro-batch.
-        compute_loss: Runs the model.
-        make_plan: Makes the plan of the antithetic pass (True), and that of the training pass (False).
+    ``make_plan`` makes its plan (True), and that of the training pass (False).
 
     Returns:
         The loss, the outputs of the model, and the plan of the training pass.
@@ -109,11 +109,6 @@ def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
     Cross-entropy, for several labels that of each label's Bernoulli distribution, for numbers the squared error; as the
     models of transformers compute it, without label smoothing or class weights.
 
-    Args:
-        model: The model.
-        outputs: Outputs of the model, with logits.
-        batch: Inputs of the model, with labels.
-
     Raises:
         AttendropError: The outputs have no logits, or the batch has no labels.
     """
@@ -122,11 +117,7 @@ def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
 
 
 def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
-    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``.
-
-    The shares of rows are in proportion to their labels; zero if there are none. The arguments are those of
-    :func:`row_losses`.
-    """
+    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``; zero without labels."""
     shares = [labelled.sum(1) / labelled.sum().clamp(min=1) for _, labelled in _items(model, outputs, batch)]
     return torch.stack(shares).mean(0)
 
@@ -139,8 +130,7 @@ def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, T
             _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
             for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
         ]
-    logits: Tensor | None = getattr(outputs, "logits", None)
-    labels: Tensor | None = batch.get("labels")
+    logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if kind is None or logits is None or labels is None:
         missing = "logits" if kind is None or logits is None else "labels in the batch"
         raise AttendropError(f"The loss of single rows of {type(model).__name__} needs {missing}; use another method.")
@@ -172,10 +162,6 @@ def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
 
     The mask of an attention layer contains neither the padding of targets in an encoder-decoder model nor padded
     choices, which do not change the loss; they are found in the batch.
-
-    Args:
-        call: The call of the layer.
-        batch: Inputs of the model, with labels.
     """
     size, _, length, _ = call.shape
     rows = call.valid_queries()

@@ -24,13 +24,7 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     """Return the logits of the labelled items, in float32 or float64: ``(copies, items, outputs)`` for each head.
 
     An item is a row or, in token-level and sequence-to-sequence models, a labelled token. Answers to questions are
-    compared where they can be.
-
-    Args:
-        model: The model.
-        outputs: Outputs of the model.
-        batch: Inputs of the model, with labels; copies of a row are adjacent.
-        copies: Number of copies of each row in the batch.
+    compared where they can be. Of ``copies`` of each row in the batch, those of a row are adjacent.
 
     Raises:
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
@@ -125,7 +119,7 @@ def with_views(
     gamma: float,
     eta: float,
 ) -> tuple[Tensor, Any]:
-    """Run the views of a batch, and add their terms to its loss.
+    """Run the views of a batch, and add their terms to its loss. Returns it, and the outputs of the unchanged batch.
 
     Args:
         context: The micro-batch.
@@ -134,9 +128,6 @@ def with_views(
         plans: The plan of each view; each view samples its own dropout.
         gamma: Weight of the mean loss of the views.
         eta: Weight of the :func:`mean_spread` of the predictions of all passes.
-
-    Returns:
-        The loss, and the outputs of the unchanged batch.
     """
     loss, outputs = clean
     with forked_rng(context.model):

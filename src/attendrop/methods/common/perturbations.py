@@ -13,8 +13,6 @@ from attendrop.methods.core.context import StepContext
 from attendrop.model_support.batches import Batch
 from attendrop.randomness.keyed_random import SampleKey, normal, uniform
 
-NOISES = ("uniform", "normal")
-
 
 class WordPlan(Plan):
     """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
@@ -54,7 +52,7 @@ def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) 
 
     Args:
         kind: ``"uniform"``, from (-1, 1); or ``"normal"``, with a standard deviation of 1.
-        key: Key of the samples.
+        key: Key of the samples, completed by ``name``.
         name: Name of the samples.
         valid: Tokens that are not padding, ``(batch, n)``.
         width: Width of the embeddings.
@@ -68,6 +66,14 @@ def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) 
     else:
         sampled = normal(key, name, shape, origins, valid.device)
     return sampled.squeeze(1) * valid[..., None]
+
+
+def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
+    """Sample a number from (0, 1) for each token, ``(batch, n)``, counted from the first that is ``valid``."""
+    first = valid.int().argmax(-1)
+    origins = torch.stack([torch.zeros_like(first), first], -1)
+    rows, length = valid.shape
+    return uniform(key, name, (rows, 1, 1, length), origins, valid.device).view(rows, length)
 
 
 def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

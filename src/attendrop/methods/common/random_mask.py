@@ -187,32 +187,3 @@ def scaled_heads(drop: Tensor, scale: float | Tensor) -> AttentionEdit:
     """Return the edit that drops heads, ``(batch, heads, 1, 1)``, and multiplies the others by ``scale``."""
     factor = (~drop * scale).transpose(1, 2)
     return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
-
-
-def begin_chances(call: AttentionCall, p: float, size: int) -> Tensor:
-    """Compute the probability that a block starts at a position, broadcastable to ``call.shape``; 0 if none fits.
-
-    Args:
-        call: The layer.
-        p: Fraction of the positions that blocks are to cover.
-        size: Number of keys in a block; that of the valid keys if there are fewer.
-    """
-    keys = call.shape[3]
-    valid = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
-    count = valid.sum(-1, keepdim=True)
-    length = count.clamp(min=1, max=size)
-    gamma = p / length * count / (count - length + 1).clamp(min=1)
-    # Counting valid keys only, a block fits if at least ``length`` keys remain.
-    fits = valid & (valid.cumsum(-1) <= count - length + 1)
-    return gamma * fits
-
-
-def spread(seeds: Tensor, size: int) -> Tensor:
-    """Extend each True to the ``size - 1`` positions to its right."""
-    width = 1
-    while width < min(size, seeds.shape[-1]):
-        step = min(width, size - width)
-        wider = seeds.clone()
-        wider[..., step:] |= seeds[..., :-step]
-        seeds, width = wider, width + step
-    return seeds

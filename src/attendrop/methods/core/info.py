@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
+
+if TYPE_CHECKING:
+    from attendrop.methods.core.base import Method
 
 REFERENCES = Path(__file__).parents[1] / "references.bib"
 
@@ -39,7 +42,7 @@ class Rule:
     other: str
     reason: str
 
-    def forbids(self, one: Combinable, other: Combinable) -> bool:
+    def forbids(self, one: Method, other: Method) -> bool:
         """Return whether the rule forbids combining these two, in any order."""
         return (one.has(self.one) and other.has(self.other)) or (one.has(self.other) and other.has(self.one))
 
@@ -121,26 +124,11 @@ class MethodInfo:
         return cls("+".join(info.name for info in infos), "several methods at once", **facts)
 
 
-class Combinable(Protocol):
-    """Interface of a method for compatibility rules."""
-
-    @property
-    def info(self) -> MethodInfo:
-        """Facts of the method."""
-        ...
-
-    def has(self, trait: str) -> bool:
-        """Return whether it has a trait."""
-        ...
-
-
 RULES = (
     Rule(DECIDES_PASSES, DECIDES_PASSES, "Both control the passes of a training step."),
     Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both replace the model's weights during training."),
     Rule(
-        REPLACES_PARAMETERS,
-        REPLACES_PARAMETERS,
-        "Both replace the parameters of a pass, and only one replacement would take effect.",
+        *[REPLACES_PARAMETERS] * 2, "Both replace the parameters of a pass, and only one replacement would take effect."
     ),
     Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
     Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
@@ -152,7 +140,7 @@ def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
     return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
 
 
-def refuse_conflicts(methods: Sequence[Combinable]) -> None:
+def refuse_conflicts(methods: Sequence[Method]) -> None:
     """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
     rules = rules_among(method.info.rules for method in methods)
     for number, one in enumerate(methods):

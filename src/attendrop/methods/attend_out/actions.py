@@ -1,0 +1,234 @@
+"""The generator's actions in a pass of the model: masks sampled layer by layer, and sampled again for its update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attendrop.extend import (
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Batch,
+    Plan,
+    SampleKey,
+    StepContext,
+    sample_mask,
+)
+from attendrop.model_support.batches import to_device
+from attendrop.randomness.candidates import pack, unpack
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.policy_gradient import Players
+
+
+@dataclass
+class Micro:
+    """One micro-batch of a period, with all that is needed to sample its masks again.
+
+    This takes much less memory than the masks, which depend only on ``key`` and on the generator, which does not change
+    within a period.
+
+    Attributes:
+        batch: The batch, with labels.
+        inputs: Names of the columns passed to the model.
+        key: Key of the random numbers.
+        sequences: Number of sequences in attention (more than rows in multiple choice); 0 if nothing was sampled
+            because all layers were skipped.
+        masks: Distinct masks of valid keys, packed; None for all keys.
+        layers: Index of the mask of each self-attention layer that ran, in execution order.
+    """
+
+    batch: dict[str, Any]
+    inputs: list[str]
+    key: SampleKey
+    sequences: int = 0
+    masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)
+    layers: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: StepContext) -> Micro:
+        """Begin the record of a micro-batch."""
+        return cls(dict(context.batch), list(context.inputs), context.key)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record as tensors and plain values."""
+        return vars(self) | {"key": vars(self.key)}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
+        """Restore a :meth:`state_dict` on a device."""
+        masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
+        own = {"batch": to_device(state["batch"], device), "key": SampleKey(**state["key"]), "masks": masks}
+        return cls(**{**state, **own})
+
+
+class Outcome(NamedTuple):
+    """The generator's action on one layer.
+
+    Attributes:
+        logits: Logits of dropping each unit, ``(batch, heads, n, n)``; dimensions that a unit spans have size 1.
+        units: Broadcastable mask of the units: valid keys in rows that hold tokens; None for all.
+        dropped: Mask of the dropped units.
+    """
+
+    logits: Tensor
+    units: Tensor | None
+    dropped: Tensor
+
+
+class Course:
+    """Application of the generator to the successive layers of one pass of the model.
+
+    Args:
+        players: The generator and its layers.
+        inputs: Inputs of the model in that pass.
+    """
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        self.granularity = players.method.granularity
+        self.draft = players.generator.begin(inputs)
+
+    def logits(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """Compute the logits of dropping each unit of a layer, and the mask of its units; see :class:`Outcome`."""
+        logits, rows, valid = self.draft.logits(call.layer.index, call.valid), call.valid_queries(), call.valid
+        positions = valid if valid is None or rows is None else valid & rows
+        if self.granularity == "score":
+            return logits, positions
+        spanned = (2, 3) if self.granularity == "head" else (1, 2, 3)
+        if positions is None:
+            return logits.mean(spanned, keepdim=True), None
+        positions = positions.expand(logits.shape)
+        counts = positions.sum(spanned, keepdim=True).clamp(min=1)
+        return (logits * positions).sum(spanned, keepdim=True) / counts, None
+
+    def act(self, call: AttentionCall, key: SampleKey) -> Outcome:
+        """Sample the dropped units of a layer, a function of the key."""
+        logits, units = self.logits(call)
+        dropped = self._sample(logits.detach().sigmoid(), call, key)
+        return Outcome(logits, units, dropped if units is None else dropped & units)
+
+    def _sample(self, probabilities: Tensor, call: AttentionCall, key: SampleKey) -> Tensor:
+        batch, heads, queries, keys = probabilities.shape
+        origins = call.origins() if self.granularity == "score" else torch.zeros(batch, 2, dtype=torch.long)
+        return sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
+
+
+class GeneratorPlan(Plan):
+    """Plan that applies the generator to each layer of a pass, with the layer's mask of valid keys.
+
+    The generator is also applied for layers that are not selected: its ``l``-th application belongs to layer ``l``.
+    """
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        super().__init__()
+        self.players = players
+        self.inputs = inputs
+        self._course: Course | None = None
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.players.layers
+
+    def course(self, call: AttentionCall) -> Course:
+        """Return the generator's course, created at the first layer that runs."""
+        if self._course is None:
+            self.players.notice_autocast(call.device)
+            with self.players.precision(call.device):
+                self._course = Course(self.players, self.inputs)
+        return self._course
+
+
+class Attack(GeneratorPlan):
+    """Plan of the attacker's training pass: samples the dropped units, and records how to sample them again.
+
+    Args:
+        players: The generator.
+        context: The micro-batch.
+        micro: Record to fill.
+        probabilities: Sum of the drop probabilities and number of the units, by layer key, to add to.
+    """
+
+    def __init__(
+        self, players: Players, context: StepContext, micro: Micro, probabilities: dict[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(players, context.inputs)
+        self.context = context
+        self.micro = micro
+        self.probabilities = {} if probabilities is None else probabilities
+        self.dropped: dict[str, Tensor | None] = {}
+        self._masks: list[Tensor | None] = []
+
+    @torch.no_grad()
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        key = call.layer.key
+        if key not in self.dropped:  # activation checkpointing calls this twice
+            self.micro.layers[key] = self._mask_number(call.valid)
+            self.dropped[key] = self._act(call)
+        dropped = self.dropped[key]
+        if dropped is None:
+            return None
+        heads = dropped.shape[1]
+        return AttentionEdit(drop=dropped if heads == 1 else dropped.repeat_interleave(call.shape[1] // heads, 1))
+
+    def _act(self, call: AttentionCall) -> Tensor | None:
+        key, course = call.layer.key, self.course(call)
+        with self.players.precision(call.device):
+            if key not in self.players.selected_keys:
+                course.logits(call)
+                return None
+            logits, units, dropped = course.act(call, self.micro.key)
+        self.micro.sequences = len(dropped)
+        number, probabilities = number_of(units, dropped), logits.sigmoid()
+        total = probabilities.sum() if units is None else (probabilities * units).sum()
+        self.probabilities[key] = self.probabilities.get(key, 0) + torch.stack([total, number])
+        self.context.report(key, dropped.sum(), number.long())
+        return dropped
+
+    def _mask_number(self, valid: Tensor | None) -> int:
+        for number, known in enumerate(self._masks):
+            if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
+                return number
+        self._masks.append(valid)
+        self.micro.masks.append(None if valid is None else pack(valid))
+        return len(self._masks) - 1
+
+
+class Decide(GeneratorPlan):
+    """Plan without edits that counts the units that the generator drops with a probability above 1/2."""
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        super().__init__(players, inputs)
+        self.counts: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def edit(self, call: AttentionCall) -> None:
+        logits, units = self.course(call).logits(call)
+        if call.layer.key in self.players.selected_keys:
+            dropped = logits > 0 if units is None else (logits > 0) & units
+            self.counts[call.layer.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
+
+
+def replayed(players: Players, micro: Micro) -> Iterator[Outcome]:
+    """Repeat the generator's actions of a pass, with gradients, on each selected layer that ran."""
+    course = Course(players, {name: micro.batch[name] for name in micro.inputs})
+    batch, length, _ = course.draft.hidden.shape
+    masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
+    for key, number in micro.layers.items():
+        call = AttentionCall(players.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
+        if key in players.selected_keys:
+            yield course.act(call, micro.key)
+        else:
+            course.logits(call)
+
+
+def number_of(units: Tensor | None, like: Tensor) -> Tensor:
+    """Return the number of units, given their mask (None: all) and a tensor with one element per unit."""
+    if units is None:
+        return torch.full((), float(like.numel()), device=like.device)
+    return units.expand(like.shape).sum().float()

@@ -1,0 +1,322 @@
+"""Attention dropout with a probability or variance per layer that is learnt beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    AntitheticPlan,
+    AttentionCall,
+    AttentionEdit,
+    ComputeLoss,
+    LearntProbabilities,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    TrainingContext,
+    ValuePerLayer,
+    count,
+    normal,
+    option,
+    positive,
+    unit_interval,
+    with_antithetic_pass,
+)
+from attendrop.methods.common.own_parameters import own_parameter_rules, probability_rules
+
+
+@dataclass(frozen=True)
+class ConcreteDropout(Method):
+    """Dropout of attention weights with a learnt probability per layer.
+
+    A weight is multiplied by ``(1 - z) / (1 - p)`` with ``z = sigmoid((log p - log(1 - p) + log u - log(1 - u)) / t)``
+    and ``u`` uniform in (0, 1). ``z`` is a relaxed sample close to 0 or 1, through which gradients reach ``p``. The
+    penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is added to the loss, where ``H`` is the
+    entropy of a Bernoulli variable. The probabilities have their own Adam optimizer, and are not parameters of the
+    model.
+
+    Example:
+        >>> with regularize(model, ConcreteDropout(), train_data=loader) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # updates the probabilities
+
+    Args:
+        p: Initial probability, in (0, 1).
+        learning_rate: Learning rate of the log-odds of the probabilities, above 0.
+        length_scale: Length scale ``l`` of the prior of the weights, above 0.
+        entropy_weight: Weight ``K`` of the entropy, above 0. The entropy pulls all probabilities towards 1/2 equally;
+            the data must outweigh it for layers to differ.
+        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        temperature: Temperature ``t`` of the relaxation, above 0.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; the number of training rows is unknown; or, in training, a
+            layer's value projection cannot be found.
+
+    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3, including ``t`` = 0.1, the
+    initial probability of 0.1 and, from their code, ``l`` = 1e-4. There the input features of a layer are dropped, each
+    with a row of ``W``, and ``K`` is their number. An attention weight does not correspond to a row of ``W``, so ``K``
+    and ``W`` are our choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the
+    weight of the layer's value projection. With the number of features as ``K`` (384 in MiniLM), the prior's gradient
+    on 2,490 rows, -0.03 and equal in all layers, would be a hundred times that of the data. A joint projection of
+    queries, keys and values is supported if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is
+    ours over ``1 - p``, since kept weights are scaled up. Of a projection with a LoRA adapter, ``W`` is their sum. The
+    learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays enabled; set it to 0 to
+    use this one only.
+
+    Learnt probabilities on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), initially 0.1:
+
+    =========================================  ====  ================  ==========================
+    gradients of the probabilities             seed  learning_rate     lowest to highest layer
+    =========================================  ====  ================  ==========================
+    of data and prior                          0     0.01, default     0.116 (the last) to 0.139
+    of data and prior                          1     0.01, default     0.106 (the last) to 0.146
+    of data and prior                          2     0.01, default     0.101 (the last) to 0.149
+    of data and prior                          0     0.02              0.116 (the last) to 0.216
+    of data and prior                          1     0.02              0.099 (the last) to 0.185
+    of data with shuffled labels, and prior    0     0.01, default     0.099 (the last) to 0.140
+    of the prior alone                         0     0.01, default     0.170 to 0.170
+    of data and prior, ``entropy_weight=384``  0     0.02              0.272 to 0.273
+    =========================================  ====  ================  ==========================
+
+    Differences between layers result from the gradient of the loss, also with shuffled labels.
+    """
+
+    info = MethodInfo(
+        "concrete-dropout",
+        "learns with which probability each layer drops attention weights",
+        "Gal, Hron, Kendall (2017), Concrete Dropout",
+        acts_on=("weights", "loss"),
+        state="a probability for each layer, and its optimizer",
+        rules=probability_rules("concrete-dropout"),
+        adds_penalty=True,
+        reads_weights=True,
+        needs_loss_scale=True,
+    )
+
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
+    learning_rate: float = option(0.01, positive())
+    length_scale: float = option(1e-4, positive())
+    entropy_weight: float = option(1.0, positive())
+    num_train_rows: int = option(0, count(0))
+    temperature: float = option(0.1, positive())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _ConcreteState(self, training)
+
+
+class _ConcreteState(LearntProbabilities):
+    """State with the log-odds of the probabilities."""
+
+    method: ConcreteDropout
+
+    def plan(self, context: StepContext) -> Plan:
+        self.begin(context)
+        logits = self.by_layer()
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            uniform, logit = plan.uniform(call), logits[call.layer.key]
+
+            def relaxed(weights: Tensor) -> Tensor:
+                exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
+                kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
+                return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
+
+            return AttentionEdit(weights=relaxed)
+
+        return RandomMaskPlan(self.method, context, make, logits.keys())
+
+
+@dataclass(frozen=True)
+class LearnableBernoulli(Method):
+    """Dropout of attention weights with a probability per layer, learnt by the ARM estimator.
+
+    A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The dropout is
+    not relaxed, as it is in :class:`attendrop.ConcreteDropout`. The gradient of the log-odds of ``p`` comes from an
+    additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences and positions, without padding, of
+    ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in both passes; the gradient through
+    ``1 / (1 - p)`` is added. The penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is that of
+    Concrete Dropout. Two forward passes and one backward pass per step.
+
+    Example:
+        >>> with regularize(model, LearnableBernoulli(), train_data=loader) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # updates the probabilities
+
+    Args:
+        p: Initial probability, in (0, 1).
+        learning_rate: Learning rate of the log-odds, above 0.
+        length_scale: Length scale ``l`` of the prior of the weights, above 0.
+        entropy_weight: Weight ``K`` of the entropy, above 0.
+        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; the number of training rows is unknown; or, in training, a
+            layer's value projection cannot be found, or there are no labels.
+
+    Source: Boluki et al. (2020), https://arxiv.org/abs/2002.05155, sections 2 and 3, with the estimator of Yin and Zhou
+    (2019), https://arxiv.org/abs/1807.11143. There, hidden units and feature maps are dropped; here, attention weights,
+    with one probability for each layer. All defaults are ours. ``f`` is the plain loss of a row, without label
+    smoothing or class weights. The estimate is unbiased but noisy: a step samples thousands of positions for each
+    probability, and one loss per sequence tells of them all. The model's own dropout stays enabled, with the same
+    sample in both passes.
+    """
+
+    info = MethodInfo(
+        "learnable-bernoulli",
+        "learns, from pairs of opposite samples, with which probability each layer drops attention",
+        "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning",
+        acts_on=("weights", "loss"),
+        forward="2",
+        state="a probability for each layer, and its optimizer",
+        traits={DECIDES_PASSES: ""},
+        rules=probability_rules("learnable-bernoulli"),
+        adds_penalty=True,
+        reads_weights=True,
+        needs_loss_scale=True,
+    )
+
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
+    learning_rate: float = option(0.01, positive())
+    length_scale: float = option(1e-4, positive())
+    entropy_weight: float = option(1.0, positive())
+    num_train_rows: int = option(0, count(0))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _BernoulliState(self, training)
+
+
+class _BernoulliState(LearntProbabilities):
+    """State with the log-odds of the probabilities."""
+
+    method: LearnableBernoulli
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        self.begin(context)
+        log_odds = self.by_layer()
+        loss, outputs, _ = with_antithetic_pass(
+            context,
+            compute_loss,
+            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
+        )
+        return loss + self.penalty(context, outputs), outputs
+
+
+@dataclass(frozen=True)
+class VariationalDropout(Method):
+    """Gaussian noise of attention weights with a learnt variance per layer.
+
+    A weight is multiplied by a sample of ``N(1, alpha)``. ``alpha`` is learnt by gradient descent, through the sample
+    ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
+    layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
+    Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
+    optimizer, and are not parameters of the model. One pass per step.
+
+    Example:
+        >>> with regularize(model, VariationalDropout(), train_data=loader) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # updates the variances
+
+    Args:
+        alpha: Initial variance, in (0, 1]. Dropout with probability ``p`` has the variance ``p / (1 - p)``.
+        learning_rate: Learning rate of the logarithms of the variances, above 0.
+        kl_weight: Weight ``K`` of the divergence, above 0.
+        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; or the number of training rows is unknown.
+
+    Source: Kingma, Salimans, Welling (2015), https://arxiv.org/abs/1506.02557, section 3 (independent noise of the
+    inputs of a linear layer, as in Gaussian dropout) and Eq. 14, including the limit of 1. There, the inputs are hidden
+    units, and ``K`` is the number of weights of the layer; here they are the attention weights that multiply the
+    values, and ``K`` is 1, so that the prior of a variance counts as one row of data, as for
+    :class:`attendrop.ConcreteDropout`. Samples are of single weights, without the local reparametrisation of the sum.
+    Rows are not normalised again, and weights may become negative. The defaults are ours: 0.11 is the variance of
+    dropout with 0.1. The model's own dropout stays enabled; set it to 0 to use this one only.
+    """
+
+    info = MethodInfo(
+        "variational-dropout",
+        "multiplies attention weights by Gaussian noise, and learns its variance in each layer",
+        "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick",
+        acts_on=("weights", "loss"),
+        state="a variance for each layer, and its optimizer",
+        rules=own_parameter_rules("variational-dropout"),
+        adds_penalty=True,
+        needs_loss_scale=True,
+    )
+
+    alpha: float = option(0.11, unit_interval(one=True), search=(0.05, 0.25))
+    learning_rate: float = option(0.01, positive())
+    kl_weight: float = option(1.0, positive())
+    num_train_rows: int = option(0, count(0))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _VariationalState(self, training)
+
+
+class _VariationalState(ValuePerLayer):
+    """State with the logarithms of the variances."""
+
+    method: VariationalDropout
+    note = "variance"
+
+    def __init__(self, method: VariationalDropout, training: TrainingContext) -> None:
+        super().__init__(method, training, torch.tensor(method.alpha, dtype=torch.float64).log())
+
+    def reported(self, values: Tensor) -> Tensor:
+        return values.exp()
+
+    def learnt_from(self, reported: Tensor) -> Tensor:
+        return reported.log()
+
+    def plan(self, context: StepContext) -> Plan:
+        self.begin(context)
+        logs = self.by_layer()
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            key = call.layer.key
+            sampled = normal(context.key, key, call.shape, plan.origins(call), call.device)
+            return AttentionEdit(
+                weights=lambda weights: weights * (1 + (logs[key] / 2).exp() * sampled).to(weights.dtype)
+            )
+
+        return RandomMaskPlan(self.method, context, make, logs.keys())
+
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor:
+        return self.method.kl_weight * divergence(self.values).sum() / self.num_train_rows
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        metrics = super().after_step(steps_taken)
+        if self.keys:
+            self.values.data.clamp_(max=0.0)
+        return metrics
+
+
+def divergence(log_alpha: Tensor) -> Tensor:
+    """Compute Eq. 14, negated and without its constant, from the logarithm of a variance of at most 1."""
+    alpha = log_alpha.exp()
+    first, second, third = 1.16145124, -1.50204118, 0.58629921  # fitted by the authors for variances up to 1
+    return -(log_alpha / 2 + first * alpha + second * alpha**2 + third * alpha**3)

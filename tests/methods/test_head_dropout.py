@@ -1,0 +1,248 @@
+"""DropHead, HeadMask and Alpha Dropout: which heads and units are dropped, and how the others are rescaled."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.one_layer import edit_of
+from helpers.oracles import gated
+from torch import Tensor
+
+from attendrop import AlphaDropout, AttendropError, DropHead, HeadMask, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.head_importance import head_importance
+from attendrop.methods.head_dropout import affine
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
+
+CONSTANT = DropHead(p_start=0.5, schedule="constant")
+
+
+def factors(p: float, batch: int, heads: int) -> Tensor:
+    """What the output of each head of each sequence is multiplied by, ``(batch, heads)``."""
+    output = edit_of(DropHead(p_start=p, schedule="constant"), (batch, heads, 3, 3)).output
+    assert output is not None
+    found = output(torch.ones(batch, 3, heads, 2, dtype=torch.float64))
+    assert torch.equal(found, found[:, :1, :, :1].expand_as(found))  # the same for all tokens and units
+    return found[:, 0, :, 0]
+
+
+# --- The schedule
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"), [(0, 0.4), (0.1, 0.2), (0.15, 0.1), (0.2, 0), (0.4, 0.05), (0.6, 0.1), (1, 0.2)]
+)
+def test_the_v(progress: float, expected: float) -> None:
+    assert DropHead(p_start=0.4, p_end=0.2, turn=0.2).probability_at(progress) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "expected"),
+    [
+        ({}, 0, 0.4), ({}, 4, 0.0), ({}, 7, 0.225), ({"schedule": "constant"}, 4, 0.4),
+    ],
+)  # fmt: skip
+def test_the_share_of_heads_that_is_dropped(options: dict[str, Any], step: int, expected: float) -> None:
+    model, batch = zoo.build("bert", num_attention_heads=8), zoo.batch_of("bert", [4] * 128)
+    with regularize(model, DropHead(p_start=0.4, p_end=0.3, turn=0.5, **options), total_steps=8) as reg:
+        reg.begin_step(step)
+        reg.loss(batch)
+        logs = reg.logs()
+    for layer in ("encoder.0", "encoder.1"):
+        # 1024 heads: 0.06 are 4 standard deviations.
+        assert logs[f"drophead/dropped/{layer}"] == pytest.approx(expected, abs=0.06 if expected else 0)
+
+
+def test_the_v_needs_to_know_the_number_of_steps() -> None:
+    batch = zoo.batch_of("bert")
+    with (
+        regularize(zoo.build("bert"), DropHead()) as reg,
+        pytest.raises(AttendropError, match=r"'drophead' depends on the training progress.* pass total_steps="),
+    ):
+        reg.loss(batch)
+    with regularize(zoo.build("bert"), CONSTANT) as reg:
+        assert torch.isfinite(reg.loss(batch))
+
+
+# --- What is dropped, and what becomes of the others
+
+
+@pytest.mark.parametrize(("p", "heads"), [(0.2, 4), (0.6, 2), (0.5, 12)])
+def test_kept_heads_make_up_for_dropped_ones(p: float, heads: int) -> None:
+    found = factors(p, 4000, heads)
+    kept = (found > 0).sum(1)
+    for number in range(heads + 1):
+        rows = found[kept == number]
+        allowed = {0.0, heads / number} if number else {0.0}
+        assert {round(value, 9) for value in rows.flatten().tolist()} <= {round(value, 9) for value in allowed}
+    assert (found == 0).double().mean().item() == pytest.approx(p, abs=0.02)
+    # The sum over the heads is theirs, but where all are dropped.
+    assert found.sum(1)[kept > 0].sub(heads).abs().max() < 1e-9
+    assert found.mean().item() == pytest.approx(1 - p**heads, abs=0.02)
+
+
+@pytest.mark.parametrize(("name", "heads", "step"), [("bert", 2, 0), ("llama-class", 4, 2)])
+def test_the_loss_is_that_of_the_formula(name: str, heads: int, step: int) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name, [8, 5, 3, 4])
+    with regularize(model, CONSTANT) as reg:
+        reg.begin_step(step)
+        loss = reg.loss(batch)
+        attention_layers, blocks = reg._adapter.attention_layers, reg._adapter.blocks
+    with ExitStack() as stack:
+        for layer, block in zip(attention_layers, blocks, strict=True):
+            shape, origins = (4, heads, 1, 1), torch.zeros(4, 2, dtype=torch.long)
+            drop = sample_mask(0.5, SampleKey(0, step, 0, 4), layer.key, shape, origins, torch.device("cpu"))[
+                :, :, 0, 0
+            ].tolist()
+            gates = [[0 if gone else heads / own.count(False) for gone in own] for own in drop]
+            stack.enter_context(gated(block.output_projections[layer.key], gates))
+        torch.testing.assert_close(model(**batch).loss, loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_layer_without_heads_adds_nothing(dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert")
+    with regularize(model, DropHead(p_start=0.999999, schedule="constant")) as reg:
+        loss = reg.loss(batch)
+        assert reg.logs()["drophead/dropped"] == 1
+        loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
+    for layer in model.bert.encoder.layer:
+        layer.attention.output.dense.weight.data.zero_()
+    torch.testing.assert_close(model(**batch).loss, loss)
+
+
+def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None = None, layer: int = 0) -> Tensor:
+    """Which heads of which sequence are masked, ``(batch, heads)``."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = {f"encoder.{layer}": importance}
+        monkeypatch.setattr("attendrop.methods.head_dropout.head_importance", lambda *_: found)
+        output = edit_of(method, (batch, heads, 3, 3), layer=layer).output
+    assert output is not None
+    after = output(torch.ones(batch, 3, heads, 2))
+    assert set(after.unique().tolist()) <= {0.0, 1.0}  # nothing is rescaled
+    return after[:, 0, :, 0] == 0
+
+
+# --- How many
+
+
+@pytest.mark.parametrize(
+    ("fraction", "heads", "expected"),
+    [(0.125, 8, 1), (0.125, 12, 1), (0.125, 16, 2), (0.3, 10, 3), (1 - 0.9, 10, 1), (0.5, 3, 1), (0.01, 12, 1),
+     (0.99, 4, 3), (1 - 1e-9, 4, 3), (0.5, 1, 0)],
+)  # fmt: skip
+def test_a_fraction_of_the_heads(fraction: float, heads: int, expected: int) -> None:
+    method = HeadMask(fraction=fraction)
+    assert method.count(heads) == expected
+    assert masked(method, 50, heads).sum(1).eq(expected).all()
+
+
+# --- Which
+
+
+def test_random_heads_are_equally_often_masked() -> None:
+    found = masked(HeadMask(fraction=0.3), 6000, 10).double()
+    assert found.mean(0).sub(0.3).abs().max() < 0.025  # 4 standard deviations
+    # Two of them together, without replacement: 3 * 2 / (10 * 9).
+    pairs = found.T @ found / 6000
+    assert (pairs[~torch.eye(10, dtype=torch.bool)] - 6 / 90).abs().max() < 0.015
+    assert not torch.equal(found, masked(HeadMask(fraction=0.3), 6000, 10, layer=1).double())
+
+
+def test_the_most_important_heads_are_masked() -> None:
+    importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [5.0, 1.0, 2.0, 6.0], [0.0, 0.0, 0.0, 0.0]])
+    found = masked(HeadMask(fraction=0.5, select_by="importance"), 3, 4, importance)
+    assert found.tolist() == [
+        [False, True, True, False],
+        [True, False, False, True],
+        [True, True, False, False],  # no signal: two of them all the same
+    ]
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-choice", "llama-class", "bart", "albert"])
+def test_importance_is_the_effect_of_a_gate_on_the_loss(name: str) -> None:
+    """Against the difference quotient of one gate after the other."""
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name, (5, 3))
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    attention_layers = adapter.trace(batch)
+    found = head_importance(adapter, batch, attention_layers)
+    adapter.detach()
+    assert [*found] == [layer.key for layer in attention_layers]
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    for layer in attention_layers[:: max(1, len(attention_layers) - 1)]:
+        visit = layer.name.partition("#")[2]  # of a module that several layers share
+        block = next(b for b in adapter.blocks if layer.key in b.output_projections)
+        for row, head in ((0, 0), (1, -1)):
+            losses = []
+            for gate in (1.001, 0.999):
+                gates = torch.ones(found[layer.key].shape)
+                gates[row, head] = gate
+                with gated(block.output_projections[layer.key], gates, int(visit or 0)):
+                    losses.append(model(**batch).loss.item())
+            # Some models compute their norms in single precision.
+            quotient = abs(losses[0] - losses[1]) / 0.002
+            assert quotient == pytest.approx(found[layer.key][row, head].item(), rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("select_by", ["random", "importance"])
+def test_the_loss_is_that_of_a_model_without_these_heads(select_by: str) -> None:
+    model = zoo.build("bert", dtype=torch.float64, num_attention_heads=4)
+    batch = zoo.batch_of("bert", (8, 5, 3))
+    method = HeadMask(fraction=0.5, select_by=select_by, layers="first")
+    with regularize(model, method) as reg:
+        loss, logs = reg.loss(batch), reg.logs()
+        importance = head_importance(reg._adapter, batch, reg._adapter.attention_layers)["encoder.0"]
+    assert logs["headmask/dropped"] == 0.5
+    if select_by == "random":
+        drop = masked(method, 3, 4)
+    else:
+        order = [sorted(range(4), key=lambda h: -float(importance[row, h]))[:2] for row in range(3)]
+        drop = torch.tensor([[head in first for head in range(4)] for first in order])
+    with gated(model.bert.encoder.layer[0].attention.output.dense, ~drop):
+        torch.testing.assert_close(model(**batch).loss, loss)
+
+
+def test_importance_needs_labels() -> None:
+    batch = zoo.batch_of("bert", labels=False)
+    with (
+        regularize(zoo.build("bert"), HeadMask(select_by="importance")) as reg,
+        pytest.raises(AttendropError, match=r"for the loss, and the batch has no 'labels'"),
+    ):
+        reg.loss(batch)
+
+
+ALPHA = -1.7580993408473766
+
+
+def acted(p: float, inputs: Tensor) -> Tensor:
+    """What becomes of hidden units ``(batch, query, heads, dim)`` of a layer."""
+    batch, queries, heads, _ = inputs.shape
+    edit = edit_of(AlphaDropout(p=p), (batch, heads, queries, queries))
+    assert edit.output is not None
+    found = edit.output(inputs)
+    assert torch.equal(edit.output(inputs), found)  # under activation checkpointing it is called again
+    return found
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5])
+def test_each_unit_is_kept_or_saturated_and_then_transformed(p: float) -> None:
+    inputs = torch.randn(2, 6, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q = 1 - p
+    a = 1 / math.sqrt(q + ALPHA**2 * q * (1 - q))
+    b = -a * (1 - q) * ALPHA
+    dropped = 0
+    for before, after in zip(inputs.flatten().tolist(), acted(p, inputs).flatten().tolist(), strict=True):
+        if math.isclose(after, a * ALPHA + b, abs_tol=1e-9):
+            dropped += 1
+        else:
+            assert math.isclose(after, a * before + b, abs_tol=1e-9)
+    assert dropped / inputs.numel() == pytest.approx(p, abs=4 * math.sqrt(p * q / inputs.numel()))
+    assert affine(p) == pytest.approx((a, b))

@@ -1,0 +1,407 @@
+"""Concrete, variational and learnable Bernoulli dropout: the noise, the priors, and how probabilities learn."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.weighted import weighted
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import (
+    AttendropError,
+    ConcreteDropout,
+    ContextualDropout,
+    LearnableBernoulli,
+    VariationalDropout,
+    regularize,
+)
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.methods.common.antithetic import row_losses, row_shares
+from attendrop.methods.common.own_parameters import entropy
+from attendrop.methods.core.context import Processes, StepContext
+from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.learnt_dropout import divergence
+from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
+from attendrop.training.regularization import Regularization
+
+SHAPE = (2, 2, 5, 5)
+
+
+def concrete(model: Any, processes: Processes | None = None, **options: Any) -> Regularization:
+    return Regularization(zoo.training(model, processes), ConcreteDropout(**({"num_train_rows": 10} | options)))
+
+
+def acted(weights: Tensor, **options: Any) -> Tensor:
+    """What becomes of attention weights of the first layer."""
+    shape: Any = tuple(weights.shape)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    key, method = SampleKey(0, 0, 0, shape[0]), ConcreteDropout(num_train_rows=10, **options)
+    context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
+    plan = method.start(zoo.training(model)).plan(context)
+    assert plan is not None
+    edit = plan.edit(AttentionCall(adapter.attention_layers[0], shape, None, weights.device))
+    assert edit is not None and edit.weights is not None
+    return edit.weights(weights)
+
+
+@pytest.mark.parametrize(("p", "t"), [(0.1, 0.1), (0.4, 0.5)])
+def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
+    weights = torch.rand(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = acted(weights, p=p, temperature=t)
+    origins = torch.zeros(2, 2, dtype=torch.long)
+    sampled = uniform(SampleKey(0, 0, 0, 2), "encoder.0", SHAPE, origins, weights.device)
+    for weight, u, after in zip(weights.flatten(), sampled.flatten().tolist(), found.flatten(), strict=True):
+        z = 1 / (1 + math.exp(-(math.log(p) - math.log(1 - p) + math.log(u) - math.log(1 - u)) / t))
+        assert after.item() == pytest.approx(weight.item() * (1 - z) / (1 - p), rel=1e-6, abs=1e-12)
+
+
+def value_matrices(name: str, model: Any) -> list[Tensor]:
+    """The weights of value projections, features read first."""
+    match name:
+        case "bert":
+            return [layer.attention.self.value.weight.T for layer in model.bert.encoder.layer]
+        case "gpt2":
+            return [block.attn.c_attn.weight[:, 32:] for block in model.transformer.h]
+        case "modernbert":
+            return [layer.attn.Wqkv.weight[32:].T for layer in model.model.layers]
+        case "llama":
+            return [layer.self_attn.v_proj.weight.T for layer in model.model.layers]
+        case _:
+            return [model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.value.weight.T] * 2
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "llama", "albert"])
+def test_the_penalty_is_that_of_the_paper(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    p, scale, count, rows = 0.2, 0.7, 3.0, 50
+    reg = concrete(model, p=p, length_scale=scale, entropy_weight=count, num_train_rows=rows)
+    with_penalty = reg.loss(batch)
+    setattr(reg.method_state, "penalty", lambda step, outputs: None)  # noqa: B010
+    reg.begin_step(0)
+    without = reg.loss(batch)
+    reg.close()
+    entropy_of_p = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    expected = 0.0
+    for value in value_matrices(name, model):
+        # Theirs is the norm of the weights before what is kept is scaled up.
+        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - count * entropy_of_p
+    assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
+
+
+def test_entropy_is_finite_everywhere() -> None:
+    assert torch.equal(entropy(torch.tensor([-200.0, 200.0])), torch.zeros(2))
+    assert entropy(torch.tensor(0.0)).item() == pytest.approx(math.log(2))
+
+
+def learnt(reg: Regularization) -> list[float]:
+    return list(reg.method_state.final_report([])["concrete_dropout"].values())
+
+
+def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
+    """The prior's gradient is that of one draw, however wide the model is; what the data say of layers is larger."""
+    batch = zoo.batch_of("bert", (8, 5, 3, 6, 7, 9, 4, 8))
+    model, rows = zoo.build("bert"), 300
+    reg = concrete(model, num_train_rows=rows)
+    method_state: Any = reg.method_state
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    of_data = []
+    for step in range(20):
+        reg.begin_step(step)
+        reg.loss(batch).backward()
+        of_prior = torch.autograd.grad(method_state.penalty(None, None), method_state.values)[0]
+        of_data.append(method_state.values.grad - of_prior)
+        method_state.values.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    reg.close()
+    torch.testing.assert_close(of_prior, torch.full((2,), -0.1 * 0.9 * math.log(9) / rows), rtol=1e-3, atol=0.0)
+    assert (torch.stack(of_data).square().mean(0).sqrt() > 10 * of_prior.abs()).all()
+
+
+def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
+    """The gradient that the optimizer of the probabilities sees, of a batch of 4 rows in micro-batches of ``cut``."""
+    rows, found = zoo.rows("bert", (8, 5, 3, 6)), []
+    reg = concrete(zoo.build("bert", dtype=torch.float64), processes)
+    method_state: Any = reg.method_state
+    reg.loss_scale, reg.loss_weight = scale, cut / 4
+    for start in range(0, 4, cut):
+        batch = zoo.collate(rows[start : start + cut])
+        # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
+        penalty = method_state.penalty
+        method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.loss_weight
+        (reg.loss(batch) * cut / 4 * scale).backward()
+        method_state.penalty = penalty
+    method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.values.grad.clone()))
+    reg.step()
+    reg.close()
+    assert method_state.values.grad is None
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cut": 1}, {"cut": 2}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
+    ids=["micro-batches of 1", "of 2", "loss scale", "averaged over processes"],
+)
+def test_what_leaves_the_gradient_as_it_is(options: dict[str, Any]) -> None:
+    torch.testing.assert_close(gradient(**options), gradient(4), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_float16_overflows_is_not_taken() -> None:
+    reg = concrete(zoo.build("bert"))
+    method_state: Any = reg.method_state
+    reg.loss_scale = 2.0
+    reg.loss(zoo.batch_of("bert")).backward()
+    method_state.values.grad[0] = math.inf
+    before = learnt(reg)
+    reg.step()
+    assert learnt(reg) == before
+    assert method_state.values.grad is None
+    reg.close()
+
+
+def test_rows_are_those_of_the_training_data() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
+        reg.loss(batch)
+        assert reg.method_state.num_train_rows == 6  # type: ignore[attr-defined]
+        assert set(json.loads(json.dumps(reg.method_state.final_report([])))["concrete_dropout"]) == {
+            "encoder.0",
+            "encoder.1",
+        }
+    with pytest.raises(AttendropError, match=r"number of training rows .* pass train_data, or set num_train_rows"):
+        Regularization(zoo.training(model), ConcreteDropout())
+
+
+NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
+PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": zoo.EOS}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "options"),
+    [("GPTNeoXForSequenceClassification", NEOX), ("Phi3ForSequenceClassification", PHI3)],
+    ids=["queries, keys and values head by head", "fewer values than queries"],
+)
+def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: dict[str, Any]) -> None:
+    reg = concrete(zoo.from_class(class_name, options, "sdpa").train())
+    with pytest.raises(AttendropError, match=r"value projection of .* cannot be found; choose other layers, or ano"):
+        reg.loss(zoo.batch_of("gpt2-class"))
+    reg.close()
+
+
+def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    reg = concrete(model, temperature=0.5)
+    reg.loss(batch).backward()
+    method_state: Any = reg.method_state
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            method_state.values.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            method_state.values.data[layer] -= shift
+        assert method_state.values.grad[layer].item() == pytest.approx(
+            (losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5
+        )
+    reg.close()
+
+
+LENGTHS = (8, 5, 3)
+
+
+def variational(model: Any, **options: Any) -> Regularization:
+    return Regularization(zoo.training(model), VariationalDropout(**({"num_train_rows": 10} | options)))
+
+
+def noise(layer: str) -> Tensor:
+    """Samples of N(0, 1) of the first step, one by one."""
+    shape, origins = (3, 2, 8, 8), torch.zeros(3, 2, dtype=torch.long)
+    sampled = uniform(SampleKey(0, 0, 0, 3), layer, shape, origins, origins.device)
+    return sampled.double().apply_(NormalDist().inv_cdf)
+
+
+def penalty(alpha: float) -> float:
+    """Eq. 14."""
+    return -(0.5 * math.log(alpha) + 1.16145124 * alpha - 1.50204118 * alpha**2 + 0.58629921 * alpha**3)
+
+
+def test_the_loss_of_variational_dropout() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    reg = variational(model, alpha=0.2, kl_weight=3.0)
+    loss = reg.loss(batch)
+    reg.close()
+    factors = {key: 1 + math.sqrt(0.2) * noise(key) for key in ("encoder.0", "encoder.1")}
+    expected = weighted(model, batch, factors).loss + 3.0 / 10 * 2 * penalty(0.2)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_penalty_approximates_the_divergence_from_the_log_uniform_prior() -> None:
+    """Which is, up to a constant, E log|e| - log(alpha) / 2 with e from N(1, alpha)."""
+    generator = torch.Generator().manual_seed(0)
+    sampled = torch.randn(400_000, dtype=torch.float64, generator=generator)
+    alphas = (0.05, 0.2, 0.5, 1.0)
+    exact = [(1 + math.sqrt(a) * sampled).abs().log().mean().item() - 0.5 * math.log(a) for a in alphas]
+    found = [divergence(torch.tensor(math.log(a))).item() for a in alphas]
+    for alpha, one, other in zip(alphas, exact, found, strict=True):
+        assert other == pytest.approx(penalty(alpha), rel=1e-5)
+        assert one - exact[0] == pytest.approx(other - found[0], abs=0.02)
+
+
+def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = variational(model, kl_weight=100.0, learning_rate=0.5)
+    for _ in range(10):
+        reg.loss(batch).backward()
+        reg.step()
+    assert reg.logs()["variational_dropout/variance/encoder.0"] > 0.11
+    assert set(reg.method_state.final_report([])["variational_dropout"].values()) == {1.0}
+    reg.close()
+
+
+def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    reg = variational(model, alpha=0.2)
+    reg.loss(batch).backward()
+    values = reg.method_state.values  # type: ignore[attr-defined]
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            values.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            values.data[layer] -= shift
+        assert values.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
+    reg.close()
+
+
+# One row of two tokens, and two heads: eight positions in a layer.
+MASKS = torch.tensor(list(product((0.0, 1.0), repeat=8)), dtype=torch.float64).view(-1, 2, 2, 2)
+
+
+def bernoulli(model: Any, **options: Any) -> Regularization:
+    return Regularization(zoo.training(model), LearnableBernoulli(**({"num_train_rows": 10**9} | options)))
+
+
+def one_row(copies: int) -> zoo.Batch:
+    return {name: value.repeat_interleave(copies, 0) for name, value in zoo.batch_of("bert", (2,)).items()}
+
+
+def exact_gradient(model: Any, p: float) -> Tensor:
+    """The gradient of the expected loss by the log-odds of each head of the first layer, over all masks."""
+    log_odds = torch.full((2,), math.log(p / (1 - p)), dtype=torch.float64, requires_grad=True)
+    drop = log_odds.sigmoid()[:, None, None]
+    chances = torch.where(MASKS > 0, 1 - drop, drop).flatten(1).prod(1)
+    batch = one_row(len(MASKS))
+    logits = weighted(model, batch, {"encoder.0": MASKS / (1 - drop)}).logits
+    losses = functional.cross_entropy(logits, batch["labels"], reduction="none")
+    (gradient,) = torch.autograd.grad((chances * losses).sum(), log_odds)
+    return gradient
+
+
+def test_the_loss_of_learnable_bernoulli_dropout() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
+    reg = bernoulli(model, p=0.3)
+    loss = reg.loss(batch)
+    reg.close()
+    origins = torch.zeros(3, 2, dtype=torch.long)
+    factors = {}
+    for key in ("encoder.0", "encoder.1"):
+        drop = sample_mask(0.3, SampleKey(0, 0, 0, 3), key, (3, 2, 8, 8), origins, origins.device)
+        factors[key] = (~drop).double() / 0.7
+    torch.testing.assert_close(loss, weighted(model, batch, factors).loss, rtol=1e-6, atol=1e-6)
+
+
+def test_the_gradient_of_bernoulli_dropout_is_an_unbiased_estimate() -> None:
+    """Of each step, which is a mean over 256 independent pairs of samples of the same row."""
+    model = zoo.build("bert", dtype=torch.float64)
+    exact = exact_gradient(model, 0.3).sum().item()
+    reg, found = bernoulli(model, p=0.3, layers="first"), []
+    values: Any = None
+    for step in range(30):
+        reg.begin_step(step)
+        reg.loss(one_row(256)).backward()
+        values = reg.method_state.values  # type: ignore[attr-defined]
+        found.append(values.grad.item())
+        values.grad = None
+    reg.close()
+    samples = torch.tensor(found)
+    error = samples.std().item() / math.sqrt(len(found))
+    assert samples.mean().item() == pytest.approx(exact, abs=4 * error)
+    assert error < 0.2 * abs(exact)  # else the test would tell nothing
+
+
+def test_the_antithetic_pass_has_the_same_dropout_and_leaves_no_trace() -> None:
+    """With ``p`` near 0 nothing is dropped in either pass: they are equal, and so is the state of plain fine-tuning."""
+    model, batch = zoo.build("bert", dropout=0.3, dtype=torch.float64), zoo.batch_of("bert")
+    torch.manual_seed(3)
+    plain = model(**batch).loss
+    after = torch.get_rng_state()
+    reg = bernoulli(model, p=1e-9)
+    torch.manual_seed(3)
+    loss = reg.loss(batch)
+    assert torch.equal(torch.get_rng_state(), after)
+    loss.backward()
+    reg.close()
+    torch.testing.assert_close(loss, plain)
+    assert reg.method_state.values.grad.abs().max() < 1e-6  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-tokens", "bert-choice", "gpt2", "bart"])
+def test_losses_of_rows_sum_to_that_of_the_model(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    outputs = model(**batch)
+    losses = row_losses(model, outputs, batch)
+    assert losses.shape == (3,)
+    torch.testing.assert_close(losses.sum().float(), outputs.loss.float())
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_losses_of_numbers_and_several_labels(problem: str) -> None:
+    model = zoo.build("bert", dtype=torch.float64)
+    model.config.problem_type = problem
+    batch = zoo.batch_of("bert") | {"labels": torch.tensor([[1.0, 0.0, 1.0]] * 3, dtype=torch.float64)}
+    outputs = model(**batch)
+    torch.testing.assert_close(row_losses(model, outputs, batch).sum(), outputs.loss)
+
+
+# Beyond the eight tokens of the batch, an answer is not in the window; a negative position counts as the first.
+@pytest.mark.parametrize("start", [[1, 2, 0], [1, 8, 30], [-100, 2, 30]], ids=str)
+def test_losses_of_answers_ignore_what_the_model_ignores(start: list[int]) -> None:
+    model = zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}).double().train()
+    batch = zoo.batch_of("bert", labels=False)
+    batch |= {"start_positions": torch.tensor(start), "end_positions": torch.tensor([3, 9, 2])}
+    outputs = model(**batch)
+    losses, shares = row_losses(model, outputs, batch), row_shares(model, outputs, batch)
+    torch.testing.assert_close(losses.sum(), outputs.loss)
+    counted = torch.tensor([[each < 8 for each in start], [True, False, True]]).double()
+    torch.testing.assert_close(shares.double(), (counted / counted.sum(1, keepdim=True)).mean(0))
+    for method in (LearnableBernoulli(num_train_rows=9), ContextualDropout()):
+        with regularize(model, method) as reg:
+            assert reg.loss(batch).isfinite()
+
+
+def test_losses_of_rows_without_a_class_are_ignored() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    batch["labels"][1] = -100
+    outputs = model(**batch)
+    torch.testing.assert_close(row_losses(model, outputs, batch).sum(), outputs.loss)
+    assert row_shares(model, outputs, batch).tolist() == [0.5, 0, 0.5]
+
+
+def test_losses_need_labels() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with pytest.raises(AttendropError, match="needs labels in the batch"):
+        row_losses(model, model(**batch), {})

@@ -1,0 +1,283 @@
+"""Vanilla dropout, DropBlock and DropAttention: which scores and weights are dropped, and what becomes of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.one_layer import edit_of
+from helpers.oracles import EagerAttention
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import Compose, DropAttention, DropBlock, Vanilla, regularize
+from attendrop.attention.edits import EditExecutor
+from attendrop.methods.score_dropout import spread
+from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
+
+
+@pytest.mark.parametrize("where", ["scores", "weights"])
+def test_the_attention_is_that_of_the_formula(where: str) -> None:
+    """One layer by hand, element by element, with the mask that the draws give."""
+    model = zoo.build("bert", dtype=torch.float64, num_hidden_layers=1, dropout=0.2)
+    batch = zoo.batch_of("bert", (6, 4))
+    seen: dict[str, Tensor] = {}
+    attention = model.bert.encoder.layer[0].attention
+    attention.self.query.register_forward_hook(lambda _, __, out: seen.update(query=out))
+    attention.self.key.register_forward_hook(lambda _, __, out: seen.update(key=out))
+    attention.self.value.register_forward_hook(lambda _, __, out: seen.update(value=out))
+    attention.output.dense.register_forward_pre_hook(lambda _, args: seen.update(output=args[0]))
+    with regularize(model, Vanilla(p=0.4, where=where), seed=5) as reg:
+        if where == "scores":  # beside the model's own dropout, which is not to be followed here
+            model.config.attention_probs_dropout_prob = 0.0
+            attention.self.dropout.p = 0.0
+        reg.loss(batch)
+    drop = sample_mask(
+        0.4, SampleKey(5, 0, 0, 2), "encoder.0", (2, 2, 6, 6), torch.zeros(2, 2, dtype=torch.long), torch.device("cpu")
+    )
+    lengths = batch["attention_mask"].sum(1).tolist()
+    query, key, value = (seen[name].view(2, 6, 2, 8) for name in ("query", "key", "value"))
+    for b in range(2):
+        for h in range(2):
+            for i in range(lengths[b]):
+                keys = range(lengths[b])
+                scores = [float(query[b, i, h] @ key[b, j, h]) / 8**0.5 for j in keys]
+                dropped = [bool(drop[b, h, i, j]) for j in keys]
+                if where == "scores":
+                    exp = [
+                        0.0 if gone else torch.tensor(s).exp().item() for s, gone in zip(scores, dropped, strict=True)
+                    ]
+                    weights = [e / sum(exp) for e in exp] if sum(exp) else [1 / len(exp)] * len(exp)
+                else:
+                    exact = torch.tensor(scores, dtype=torch.float64).softmax(0)
+                    weights = [0.0 if gone else float(w) / 0.6 for w, gone in zip(exact, dropped, strict=True)]
+                expected = sum(w * value[b, j, h] for w, j in zip(weights, keys, strict=True))
+                found = seen["output"].view(2, 6, 2, 8)[b, i, h]
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+CPU = torch.device("cpu")
+
+
+def gamma(p: float, size: int, rows: int, n: int) -> float:
+    """The probability that a block begins at a place where it fits, in a row of ``n`` valid keys."""
+    size = min(size, n)
+    return p / (rows * size) * n / (n - size + 1)
+
+
+def expected(p: float, size: int, rows: int, n: int) -> list[float]:
+    """The probability that each of a row's ``n`` valid positions is dropped: that some block covers it."""
+    size = min(size, n)
+    places = [sum(begin <= j < begin + size for begin in range(n - size + 1)) for j in range(n)]
+    return [1 - (1 - gamma(p, size, rows, n)) ** (rows * count) for count in places]
+
+
+def dropped(method: DropBlock, shape: tuple[int, int, int, int], valid: Tensor | None) -> Tensor:
+    drop = edit_of(method, shape, valid).drop
+    assert drop is not None and drop.shape == shape
+    return drop
+
+
+def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tensor:
+    """The mask, one row, one block after the other. ``valid``: ``(batch, heads, query, key)``, no padding in front."""
+    batch, heads, queries, keys = valid.shape
+    origins = torch.zeros(batch, 2, dtype=torch.long)
+    chances = torch.zeros(valid.shape)
+    for index in torch.cartesian_prod(*map(torch.arange, valid.shape[:3])).tolist():
+        row = valid[tuple(index)].nonzero().flatten().tolist()
+        for place in row[: max(1, len(row) - method.block_size + 1)]:
+            chances[(*index, place)] = gamma(method.p, method.block_size, method.block_rows, len(row))
+    if method.block_rows == 1:
+        seeds = sample_mask(chances, key, layer, tuple(valid.shape), origins, CPU)[:, :, None]  # type: ignore[arg-type]
+    else:
+        sampled = uniform(key, layer, (batch, heads, queries + method.block_rows - 1, keys), origins, CPU)
+        seeds = torch.stack([sampled[:, :, above : above + queries] < chances for above in range(method.block_rows)], 2)
+    drop = torch.zeros_like(valid)
+    for b, h, _, i, j in seeds.nonzero().tolist():
+        for position in range(j, min(j + method.block_size, keys)):
+            drop[b, h, i, position] = valid[b, h, i, position]
+    return drop
+
+
+BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, block_rows=3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("bert", BLOCKS[0]), ("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
+    ids=str,
+)
+def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
+    model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
+    with regularize(model, method) as reg:
+        loss, attention_layers = reg.loss(batch), reg._adapter.attention_layers
+    with EagerAttention().in_place_of_stock(model) as plain:
+        model(**batch)
+    drops = [
+        blocks(method, SampleKey(0, 0, 0, 3), s.key, v) for s, v in zip(attention_layers, plain.valid, strict=True)
+    ]
+    with EagerAttention(drops).in_place_of_stock(model):
+        torch.testing.assert_close(loss, model(**batch).loss)
+    assert any(drop.any() for drop in drops)
+
+
+@pytest.mark.parametrize(("p", "size", "rows"), [(0.3, 3, 1), (0.2, 20, 1), (0.4, 3, 2)])
+@pytest.mark.parametrize("n", [1, 4, 12])
+def test_each_position_is_dropped_as_often_as_blocks_cover_it(p: float, size: int, rows: int, n: int) -> None:
+    valid = torch.arange(14) < n
+    drop = dropped(DropBlock(p=p, block_size=size, block_rows=rows), (40, 10, 50, 14), valid[None, None, None])
+    exact = expected(p, size, rows, n)
+    found = drop.double().mean((0, 1, 2))
+    assert found[:n].tolist() == pytest.approx(exact, abs=0.02)  # 20,000 rows
+    assert not drop[..., n:].any()
+    # The whole share is about p: below it by what blocks overlap.
+    assert p * (1 - p) < sum(exact) / n <= p + 1e-9
+
+
+def test_rows_of_causal_attention_have_as_many_blocks_as_keys() -> None:
+    valid = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
+    drop = dropped(DropBlock(p=0.3, block_size=3), (200, 50, 9, 9), valid)
+    for row in range(9):
+        found = drop[:, :, row, : row + 1].double().mean((0, 1)).tolist()
+        assert found == pytest.approx(expected(0.3, 3, 1, row + 1), abs=0.025)
+    assert not (drop & ~valid).any()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_dropped_position_is_in_a_block(rows: int) -> None:
+    drop = dropped(DropBlock(p=0.15, block_size=4, block_rows=rows), (10, 4, 30, 30), None)
+    # Blocks of several rows are cut off above the first row and below the last.
+    drop = functional.pad(drop, (0, 0, rows - 1, rows - 1), value=True)
+    covered = torch.zeros_like(drop)
+    whole = drop.unfold(2, rows, 1).unfold(3, 4, 1).all(-1).all(-1)
+    for i, j in torch.cartesian_prod(torch.arange(rows), torch.arange(4)).tolist():
+        covered[:, :, i : i + whole.shape[2], j : j + whole.shape[3]] |= whole
+    assert not (drop & ~covered)[:, :, rows - 1 : rows + 29].any()
+    assert 0.1 < drop.double().mean() < 0.3
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 15))
+def test_blocks_reach_to_the_right(seeds: list[bool], size: int) -> None:
+    covered = [any(seeds[max(0, j - size + 1) : j + 1]) for j in range(len(seeds))]
+    assert spread(torch.tensor(seeds), size).tolist() == covered
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_almost_everything_dropped_is_finite(dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 2, 1))
+    with regularize(model, DropBlock(p=0.99999, block_size=50)) as reg:
+        loss = reg.loss(batch)
+        assert reg.logs()["dropblock/dropped"] == 1
+        loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
+
+
+SHAPE = (4, 3, 9, 9)
+LENGTHS = (9, 7, 4, 2)
+
+
+def attention(valid: Tensor) -> Tensor:
+    scores = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return scores.masked_fill(~valid, -torch.inf).softmax(-1).requires_grad_()
+
+
+VALID = (torch.arange(9) < torch.tensor(LENGTHS)[:, None])[:, None, None].expand(SHAPE)
+CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
+
+
+@pytest.mark.parametrize("valid", [VALID, CAUSAL], ids=["padded", "causal"])
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(unit: str, valid: Tensor) -> None:
+    edit = edit_of(DropAttention(p=0.4, unit=unit), SHAPE, valid)
+    before = attention(valid)
+    assert edit.weights is not None and edit.dropout == 0
+    found = edit.weights(before)
+    factors = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad((found * factors).sum(), before)
+    rows = 9 if unit == "element" else 1
+    origins = torch.zeros(4, 2, dtype=torch.long)
+    drop = sample_mask(0.4, SampleKey(0, 0, 0, 4), "encoder.0", (4, 3, rows, 9), origins, origins.device).expand(SHAPE)
+    wholes = 0
+    for index in torch.cartesian_prod(*map(torch.arange, SHAPE[:3])).tolist():
+        row, after, slope, factor = (x[tuple(index)].tolist() for x in (before.detach(), found, gradient, factors))
+        columns = [j for j in range(9) if valid[(*index, j)]]
+        kept = [j for j in columns if not drop[(*index, j)]]
+        wholes += not kept
+        for j in range(9):
+            value, derivative = 0.0, 0.0
+            if j in kept:
+                value, derivative = (number / sum(row[k] for k in kept) for number in (row[j], factor[j]))
+            elif j in columns and not kept:
+                value = 1 / len(columns)
+            assert after[j] == pytest.approx(value, rel=1e-6)
+            assert slope[j] == pytest.approx(derivative, rel=1e-6)
+    assert wholes > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
+    """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
+    edit = edit_of(DropAttention(p=0.4, unit="element"), SHAPE)
+    scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    scores[..., 0] = torch.linspace(6, 90, 9)
+    scores.requires_grad_()
+    assert edit.weights is not None
+    found = edit.weights(scores.softmax(-1).to(dtype))
+    torch.testing.assert_close(found.float().sum(-1), torch.ones(SHAPE[:3]), rtol=0, atol=0.02)
+    (100 * found * torch.arange(1.0, 10).to(dtype)).sum().backward()
+    assert scores.grad is not None and torch.isfinite(scores.grad).all()
+
+
+def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    make = EditExecutor.dropout
+
+    def dropout(executor: EditExecutor, *args: Any) -> Tensor:
+        found.append(make(executor, *args))
+        return found[-1]
+
+    monkeypatch.setattr(EditExecutor, "dropout", dropout)
+    batch = zoo.batch_of("bert", (4, 4, 4))
+    with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
+        reg.loss(batch)
+    rows = torch.stack(found)
+    torch.testing.assert_close(rows.sum(-1), torch.ones(2, 3, 2, 4, dtype=torch.float64))
+    assert (rows == 0.25).all(-1).any()
+
+
+def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
+    """The positions that lose their weight; those of a row that is without_weight whole do not."""
+    edit = edit_of(method, shape, valid)
+    assert edit.weights is not None
+    return edit.weights(torch.ones(shape)) == 0
+
+
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_how_many_are_dropped(unit: str) -> None:
+    drop = without_weight(DropAttention(p=0.3, unit=unit), None, (32, 4, 30, 30))
+    assert drop.float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert (drop.all(-2) | ~drop.any(-2)).all() == (unit == "column")
+    assert not torch.equal(drop[0, 0], drop[0, 1]) and not torch.equal(drop[0, 0], drop[1, 0])
+
+
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_neighbours_are_dropped_together(unit: str) -> None:
+    drop = without_weight(DropAttention(p=0.2, unit=unit, window=3), None, (64, 4, 30, 30))
+    for row in drop[:, :, 0].flatten(0, 1).tolist():
+        runs = "".join("x" if each else " " for each in row).split()
+        assert all(len(run) >= 3 for run in runs)
+    assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows
+
+
+def test_almost_no_dropping_is_fine_tuning_without_attention_dropout() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, DropAttention(p=1e-6)) as reg:
+        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
+    model = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5)
+    with regularize(model, DropAttention(p=1e-6)) as reg:
+        torch.testing.assert_close(reg.loss(batch), model.eval()(**batch).loss)

@@ -1,0 +1,333 @@
+"""mixout, DropConnect, SAM and L2-SP: weights that are replaced, perturbed or pulled back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+
+from attendrop import L2SP, SAM, AttendOut, AttendropError, Compose, DropConnect, LayerDrop, Method, Mixout, regularize
+from attendrop.methods.common.parameters import _Mix, pretrained_parameters, projection_weights
+from attendrop.randomness.keyed_random import sample_parameter_mask
+from attendrop.training.regularization import Regularization
+
+
+def moved(model: Any) -> dict[str, Tensor]:
+    """Change all weights, as training would; returns what they were."""
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.2
+    return before
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(4, 6, dtype=torch.float64)
+    mask = sample_parameter_mask(0.4, 0, 0, "w", (4, 6), torch.device("cpu"))
+    assert torch.autograd.gradcheck(lambda w: _Mix.apply(w, mask, target, 0.4), (weight,))
+    assert torch.autograd.gradcheck(lambda w: _Mix.apply(w, mask, None, 0.4), (weight,))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2-class", "t5", "albert"])
+def test_mixout_acts_on_the_linear_layers_below_the_head(name: str) -> None:
+    names = projection_weights(zoo.build(name))
+    assert names
+    assert not [
+        each for each in names if "classifier" in each or "embeddings." in each or "lm_head" in each or "score" in each
+    ]
+    assert all(each.endswith("weight") for each in names)
+
+
+def test_passes_of_training_see_the_pretrained_value_or_more_than_the_weight() -> None:
+    model = zoo.build("bert", dtype=torch.float64)
+    names = projection_weights(model)
+    found: list[dict[str, Tensor]] = []
+    with regularize(model, Mixout(p=0.6, unit="element")) as reg:
+        reg.loss(zoo.batch_of("bert"))
+        before = moved(model)
+        for name in names:
+            model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(
+                lambda module, _, name=name: found.append({name: module.weight.detach().clone()})
+            )
+        reg.loss(zoo.batch_of("bert"))
+    seen = {name: value for each in found for name, value in each.items()}
+    assert seen.keys() == set(names)
+    shares = []
+    for name, value in seen.items():
+        weight, pretrained = model.get_parameter(name).detach(), before[name]
+        replaced = torch.isclose(value, pretrained)
+        expected = torch.where(replaced, pretrained, (weight - 0.6 * pretrained) / 0.4)
+        torch.testing.assert_close(value, expected)
+        shares.append(replaced.double().mean())
+    assert float(torch.stack(shares).mean()) == pytest.approx(0.6, abs=0.03)
+
+
+def test_dropconnect_acts_on_the_projections_of_the_attention() -> None:
+    model = zoo.build("bert", dtype=torch.float64)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen: dict[str, Tensor] = {}
+    with regularize(model, DropConnect(p=0.4, layers="first")) as reg:
+        reg.loss(zoo.batch_of("bert"))
+        for name in before:
+            if name.endswith("weight") and "embeddings" not in name:
+                module = model.get_submodule(name.removesuffix(".weight"))
+                module.register_forward_pre_hook(
+                    lambda module, _, name=name: seen.update({name: module.weight.detach().clone()})
+                )
+        reg.loss(zoo.batch_of("bert"))
+    changed = {name for name, value in seen.items() if not torch.equal(value, before[name])}
+    start = "bert.encoder.layer.0.attention."
+    assert changed == {start + part for part in (
+        "self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"
+    )}  # fmt: skip
+    for name in changed:
+        dropped = seen[name] == 0
+        torch.testing.assert_close(seen[name], torch.where(dropped, 0.0, before[name] / 0.6))
+        assert 0.25 < dropped.double().mean() < 0.55
+
+
+@pytest.mark.parametrize("method", [Mixout(p=0.5), DropConnect(p=0.5)], ids=lambda method: method.name)
+def test_one_draw_serves_a_step_and_another_the_next(method: Method) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    moved_after: list[Tensor] = []
+    with regularize(model, method) as reg:
+        reg.loss(batch)
+        moved(model)
+        for _ in range(2):
+            first, again = reg.loss(batch).detach(), reg.loss(batch).detach()
+            assert torch.equal(first, again)
+            moved_after.append(first)
+            reg.step()
+    assert not torch.isclose(*moved_after)
+
+
+def test_a_frozen_weight_is_left_alone_and_mixout_says_when_all_are() -> None:
+    model = zoo.build("bert")
+    for parameter in model.base_model.parameters():
+        parameter.requires_grad_(False)
+    assert projection_weights(model) == []
+    with pytest.raises(
+        AttendropError, match=r"BertForSequenceClassification has no trainable linear layers .* nothing to mix"
+    ):
+        Mixout().start(zoo.training(model))
+
+
+def test_mixout_draws_the_defenders_weights_back_too() -> None:
+    """Attacker and defender see the same weights mixed by the same draws: nothing but the mask sets them apart."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    method = Compose(AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), Mixout(p=0.5))
+    with regularize(model, method, optimizer=optimizer, total_steps=9) as reg:
+        for _ in range(4):
+            reg.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+        defender = reg.method_state.parts[0].players.defender.model  # type: ignore[attr-defined]
+        zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
+    alone = zoo.build("bert", dtype=torch.float64)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
+    with regularize(
+        alone, AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), optimizer=optimizer
+    ) as reg:
+        for _ in range(4):
+            reg.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+    assert not torch.allclose(alone.classifier.weight, model.classifier.weight)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_all_weights_that_leave_a_neuron_are_replaced_together(name: str) -> None:
+    """Mixing with zero then is dropout of the layer's input."""
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    names = projection_weights(model)
+    seen: dict[str, Tensor] = {}
+    with regularize(model, Mixout(p=0.5)) as reg:
+        reg.loss(batch)
+        before = moved(model)
+        for each in names:
+            model.get_submodule(each.removesuffix(".weight")).register_forward_pre_hook(
+                lambda module, _, each=each: seen.update({each: module.weight.detach().clone()})
+            )
+        reg.loss(batch)
+    shares = []
+    for each, value in seen.items():
+        replaced = torch.isclose(value, before[each])
+        replaced = replaced.T if name == "gpt2" else replaced  # (in, out) to (out, in)
+        assert torch.equal(replaced.all(0), replaced.any(0))
+        shares.append(replaced[0].double())
+    assert float(torch.cat(shares).mean()) == pytest.approx(0.5, abs=0.12)
+
+
+def perturbed_gradients(model: Any, batch: zoo.Batch, rho: float) -> tuple[dict[str, Tensor], Tensor]:
+    """The gradients of a copy of the model whose weights are moved, and its loss."""
+    moved = copy.deepcopy(model)
+    moved(**batch).loss.backward()
+    first = {name: p.grad.clone() for name, p in moved.named_parameters() if p.grad is not None}
+    norm = torch.cat([gradient.flatten() for gradient in first.values()]).norm()
+    with torch.no_grad():
+        for name, parameter in moved.named_parameters():
+            if name in first:
+                parameter += rho * first[name] / norm
+    moved.zero_grad()
+    loss = moved(**batch).loss
+    loss.backward()
+    return zoo.gradients(moved), loss.detach()
+
+
+def gradients_of(model: Any, method: Any, batch: zoo.Batch) -> tuple[dict[str, Tensor], Tensor]:
+    before = copy.deepcopy(model.state_dict())
+    with regularize(model, method) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+    zoo.assert_same(before, model.state_dict())
+    return zoo.gradients(model), loss.detach()
+
+
+MODELS = ["bert", "albert", "t5", "gpt2", "modernbert", "deberta-v3"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_is_that_at_the_perturbed_weights(name: str) -> None:
+    """Also where layers, or embedding and output, share their weights, or a module reads those of another (DeBERTa)."""
+    attention = zoo.ZOO[name].implementations[0]
+    model, batch = zoo.build(name, attention, dtype=torch.float64), zoo.batch_of(name)
+    found, loss = gradients_of(model, SAM(rho=0.02), batch)
+    expected, perturbed = perturbed_gradients(model, batch, 0.02)
+    zoo.assert_same({k: v for k, v in found.items() if k in expected}, expected, 1e-6)
+    torch.testing.assert_close(loss, perturbed)
+    assert loss > model(**batch).loss
+
+
+def test_both_passes_have_the_same_dropout() -> None:
+    """And what follows a step sees the random state that plain fine-tuning leaves."""
+    model, batch = zoo.build("bert", dropout=0.3, dtype=torch.float64), zoo.batch_of("bert")
+    losses = []
+    for method in (SAM(rho=1e-9), None):
+        torch.manual_seed(3)
+        if method is None:
+            losses.append(model(**batch).loss.item())
+        else:
+            with regularize(model, method) as reg:
+                losses.append(reg.loss(batch).item())
+                assert abs(reg.logs()["sam/sharpness"]) < 1e-6
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_each_micro_batch_has_its_own_perturbation() -> None:
+    model = zoo.build("bert", dtype=torch.float64)
+    rows = zoo.rows("bert", (8, 5, 3, 6))
+    halves = [zoo.collate(rows[:2]), zoo.collate(rows[2:])]
+    with regularize(model, SAM(rho=0.3)) as reg:
+        for half in halves:
+            (reg.loss(half) / 2).backward()
+    found = zoo.gradients(model)
+    expected = [perturbed_gradients(model, half, 0.3)[0] for half in halves]
+    zoo.assert_same(found, {name: (value + expected[1][name]) / 2 for name, value in expected[0].items()}, 1e-6)
+
+
+def test_layers_that_another_method_skips_are_not_perturbed() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, Compose(SAM(rho=0.3), LayerDrop(p=0.9))) as reg:
+        reg.loss(batch).backward()
+    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
+    with pytest.raises(AttendropError, match="only one replacement would take effect"):
+        Compose(SAM(), Mixout())
+
+
+def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with regularize(model, L2SP(alpha=0.3, beta=0.7), optimizer=optimizer) as reg:
+        moved(model)
+        reg.loss(batch).backward()
+        optimizer.step()
+    found = zoo.gradients(model)
+    distance = sum(
+        ((value - start[name]) ** 2).sum() for name, value in model.named_parameters() if name.startswith("bert.")
+    )
+    norm = sum((value**2).sum() for value in model.classifier.parameters())
+    (model(**batch).loss + 0.3 / 2 * distance + 0.7 / 2 * norm).backward()
+    zoo.assert_same(found, zoo.gradients(model), 1e-9)
+
+
+def test_the_pull_grows_with_the_distance_and_the_run_reports_it() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    before = torch.cat([parameter.detach().flatten() for parameter in model.bert.parameters()])
+    distances = []
+    for alpha in (0.01, 8.0):
+        model = zoo.build("bert", dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, L2SP(alpha=alpha), optimizer=optimizer) as reg:
+            for _ in range(10):
+                reg.loss(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+            distances.append(reg.method_state.final_report([])["l2_sp"]["distance"])
+        after = torch.cat([parameter.detach().flatten() for parameter in model.bert.parameters()])
+        assert distances[-1] == pytest.approx(float((after - before).norm()))
+    assert distances[1] < 0.7 * distances[0]
+
+
+def test_it_pulls_to_where_an_interrupted_run_began() -> None:
+    """A resumed run starts from the weights of its checkpoint, which are not the pre-trained ones."""
+    states = []
+    for is_moved in (False, True):
+        model = zoo.build("bert")
+        if is_moved:
+            moved(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        states.append(Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state)
+    states[1].load_state_dict(states[0].state_dict(), {})
+    zoo.assert_same(states[0].state_dict()["start"], states[1].state_dict()["start"])
+    assert states[1].final_report([])["l2_sp"]["distance"] > 1
+
+
+def test_frozen_weights_and_those_without_a_gradient_stay() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    model.bert.embeddings.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    with regularize(model, L2SP(beta=5.0), optimizer=optimizer) as reg:
+        reg.loss(batch).backward()
+        model.classifier.bias.grad = None
+        optimizer.step()
+    after = dict(model.named_parameters())
+    for name in ("bert.embeddings.word_embeddings.weight", "classifier.bias"):
+        assert torch.equal(before[name], after[name].detach())
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    model.bert.embeddings.word_embeddings.sparse = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with regularize(model, L2SP(), optimizer=optimizer) as reg:
+        reg.loss(batch).backward()
+        with pytest.raises(AttendropError, match="sparse=False"):
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("bert", {"classifier.weight", "classifier.bias"}),
+        ("vit", {"classifier.weight", "classifier.bias"}),
+        ("gpt2", set()),  # its output is its embedding
+        ("llama", {"lm_head.weight"}),
+        ("gpt2-class", {"score.weight"}),
+    ],
+)
+def test_all_but_the_head_is_pre_trained(name: str, head: set[str]) -> None:
+    model = zoo.build(name)
+    assert {key for key, _ in model.named_parameters()} - set(pretrained_parameters(model)) == head
