@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.plans import Everywhere, attached
 from torch import Tensor
 
 from attendrop import AttendropError
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.plan import Plan
 
@@ -21,25 +19,9 @@ from attendrop.attention.plan import Plan
 ENGINES = pytest.mark.parametrize("name", ["bert", "deberta-v3", "mpnet"])
 
 
-class Everywhere(Plan):
-    """The same edit of each layer, and of each block."""
-
-    def __init__(self, edit: AttentionEdit | None = None, block: BlockEdit | None = None) -> None:
-        super().__init__()
-        self.acts_on = frozenset({"attention", "blocks"})
-        self.of_layers, self.of_blocks = edit, block
-
-    def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        return self.of_layers
-
-    def block(self, block: Block) -> BlockEdit | None:
-        return self.of_blocks
-
-
 def logits(name: str, plan: Plan | None, **options: Any) -> Tensor:
-    adapter, batch = ModelAdapter(zoo.build(name, **options).train()), zoo.batch_of(name)
-    adapter.attach()
-    adapter.trace(batch)
+    batch = zoo.batch_of(name)
+    adapter = attached(zoo.build(name, **options).train(), batch)
     torch.manual_seed(0)
     found: Tensor = adapter.forward(batch, plan).logits
     return found

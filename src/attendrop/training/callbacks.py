@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-if TYPE_CHECKING:
-    from attendrop.training.trainer import RegularizedTrainer
 
 
 class TrainingClock(TrainerCallback):
     """Callback that tells the trainer that it belongs to when training, an epoch or an optimizer step begins or ends.
 
     Args:
-        trainer: The trainer. Epochs count from 0; a resumed run goes on with its own.
+        trainer: A ``RegularizedTrainer``. Epochs count from 0; a resumed run goes on with its own.
     """
 
-    def __init__(self, trainer: RegularizedTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._next_epoch = 0
 
