@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
+from helpers.plans import Everywhere, Weights, attached
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,53 +18,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
 from attendrop.attention.plan import CombinedPlan, Plan
 
 BACKENDS = ["sdpa", "eager"]
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
-
-
-class Everywhere(Plan):
-    """Answers the same at every site, and remembers what it was asked."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, edit: AttentionEdit | None) -> None:
-        super().__init__()
-        self.answer = edit
-        self.calls: list[AttentionCall] = []
-
-    def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        self.calls.append(call)
-        return self.answer
-
-
-class Weights(Plan):
-    """Looks at the weights of every site without changing them."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, Tensor] = {}
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        def look(weights: Tensor) -> Tensor:
-            self.seen[call.layer.key] = weights
-            return weights
-
-        return AttentionEdit(weights=look)
-
-
-def attached(model: Any, batch: zoo.Batch) -> ModelAdapter:
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
-    return adapter
 
 
 def logits(model: Any, batch: zoo.Batch) -> Tensor:
@@ -108,10 +68,6 @@ def test_finding_sites_leaves_no_trace() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_an_example_batch_has_one_end_of_sequence_token() -> None:
-    assert (example_inputs(zoo.build("bart-class"))["input_ids"] == zoo.EOS).sum() == 1
-
-
 @pytest.mark.parametrize("name", zoo.REFUSED)
 def test_models_that_bypass_the_interface_are_refused(name: str) -> None:
     class_name, options = zoo.REFUSED[name]
@@ -132,11 +88,10 @@ def test_a_model_that_loses_the_keyword_is_refused() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
-def test_other_implementations_are_refused(implementation: str) -> None:
+def test_other_implementations_are_refused() -> None:
     model = zoo.build("bert")
-    model.config._attn_implementation_internal = implementation
-    with pytest.raises(AttendropError, match=rf"{implementation}.*attn_implementation='sdpa'"):
+    model.config._attn_implementation_internal = "flex_attention"
+    with pytest.raises(AttendropError, match=r"flex_attention.*attn_implementation='sdpa'"):
         find_attention_layers(model)
 
 
@@ -167,9 +122,7 @@ SITES = [AttentionLayer(f"m{i}", kind, index) for i, (kind, index) in enumerate(
     [
         ("all", ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
         ("first", ["encoder.0", "decoder.0", "cross.0"]),
-        ("1", ["encoder.1", "decoder.1", "cross.1"]),
         (1, ["encoder.1", "decoder.1", "cross.1"]),
-        ("0,1", ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
         ([0], ["encoder.0", "decoder.0", "cross.0"]),
         ("[1]", ["encoder.1", "decoder.1", "cross.1"]),
         ("1,", ["encoder.1", "decoder.1", "cross.1"]),
@@ -193,16 +146,11 @@ def test_malformed_layers_are_refused(layers: Any) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [("2", r"no layer 2; layers are 0 to 1"), ("cross:5", r"no layer 5"), ([0, 9], r"no layer 9")],
+    [("2", r"no layer 2; layers are 0 to 1"), ("cross:5", r"no layer 5"), ("cross", r"no cross .*; it has encoder")],
 )
-def test_layers_out_of_range_are_refused(layers: Any, message: str) -> None:
+def test_layers_that_the_model_lacks_are_refused(layers: Any, message: str) -> None:
     with pytest.raises(AttendropError, match=message):
-        select_layers(SITES, layers)
-
-
-def test_a_kind_that_the_model_lacks_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"no cross attention; it has encoder"):
-        select_layers(SITES[:2], "cross")
+        select_layers(SITES[:2] if layers == "cross" else SITES, layers)
 
 
 # --- Equality with the untouched model
@@ -254,7 +202,7 @@ def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: b
         torch.testing.assert_close(weights.seen[layer.key] * real, found * real, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_generation_is_untouched(name: str) -> None:
     model, batch = zoo.build(name).eval(), zoo.batch_of(name, (5, 5), labels=False)
     expected = model.generate(**batch, max_new_tokens=4, do_sample=False)
@@ -370,21 +318,12 @@ def test_dropped_attention_equals_the_loops(call: tuple[Tensor, Tensor], dtype: 
     for leaf, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
         assert torch.isfinite(gradient).all()
         assert gradient.dtype == leaf.dtype
-
-
-@given(masked_calls(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.booleans())
-def test_padding_has_weight_zero_whatever_its_value(
-    call: tuple[Tensor, Tensor], dtype: torch.dtype, explicit: bool
-) -> None:
-    valid, drop = call
-    output, _, (_, _, value) = attend(valid, drop, dtype, explicit)
-    (gradient,) = torch.autograd.grad(output.sum(), [value])
     padding = ~valid.any(-2, keepdim=True).transpose(-1, -2).expand(*drop.shape[:2], -1, 1)
-    assert (gradient.masked_select(padding) == 0).all()
+    assert (gradient.masked_select(padding) == 0).all()  # of the values: exactly, whatever they are
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_dropped_whole_is_uniform_over_its_valid_keys(dtype: torch.dtype, explicit: bool) -> None:
     valid = (torch.arange(8) < torch.tensor([8, 5])[:, None])[:, None, None, :]
     drop = torch.ones(2, 2, 8, 8, dtype=torch.bool)
@@ -399,10 +338,7 @@ def test_a_row_dropped_whole_is_uniform_over_its_valid_keys(dtype: torch.dtype, 
 
 def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
     model, batch = zoo.build("t5", dtype=torch.float64), zoo.batch_of("t5")
-    plan = Weights()
-    everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    look = plan.edit
-    plan.edit = lambda call: AttentionEdit(drop=everything, weights=look(call).weights)  # type: ignore[method-assign]
+    plan = Weights(torch.ones(1, 1, 1, 1, dtype=torch.bool))
     attached(model, batch).forward(batch, plan)
     lengths = batch["attention_mask"].sum(-1)
     for b, length in enumerate(lengths):
@@ -424,10 +360,9 @@ def test_the_output_keeps_its_dtype_under_autocast() -> None:
             assert [h.dtype for h in ours] == [h.dtype for h in stock]
 
 
-@pytest.mark.parametrize("given_dtype", [torch.float32, torch.float64])
-def test_replaced_weights_take_the_dtype_of_the_model(given_dtype: torch.dtype) -> None:
+def test_replaced_weights_take_the_dtype_of_the_model() -> None:
     model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert")
-    weights = torch.full((3, 2, 8, 8), 0.125, dtype=given_dtype)
+    weights = torch.full((3, 2, 8, 8), 0.125)
     output = attached(model, batch).forward(batch, Everywhere(AttentionEdit(replace=weights)))
     assert output.logits.dtype == torch.bfloat16
 
@@ -452,7 +387,7 @@ def test_the_model_is_restored(fails: bool) -> None:
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention"])
+@pytest.mark.parametrize("attribution", ["gradient", "attention"])
 def test_an_exception_within_the_attribution_pass_leaves_no_trace(attribution: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     random = torch.get_rng_state()

@@ -1,6 +1,5 @@
 """Extra passes leave no trace: random states, buffers, modes."""
 
-import copy
 import random
 from typing import Any
 
@@ -13,7 +12,6 @@ from helpers.table import TABLE, given
 from torch import nn
 
 from attendrop import Method, regularize
-from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.isolation import forked_rng, random_state, set_random_state
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
@@ -55,14 +53,6 @@ def test_a_step_leaves_the_traces_of_one_pass(method: Method) -> None:
         assert states() == expected
         assert model.classifier[0].num_batches_tracked == 1
         assert all(module.training for module in model.modules())
-
-
-def test_looking_for_attention_layers_leaves_no_trace() -> None:
-    model = noisy_model()
-    before, buffers = states(), copy.deepcopy(dict(model.named_buffers()))
-    find_attention_layers(model, zoo.batch_of("bert"))
-    assert states() == before
-    zoo.assert_same(dict(model.named_buffers()), buffers)
 
 
 @pytest.mark.gpu

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
+from helpers.plans import Everywhere, attached
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attendrop import ADDrop, AttendropError, FineTune, LayerDrop, UniDrop, Vanilla, regularize
+from attendrop import ADDrop, AttendropError, LayerDrop, UniDrop, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
 from attendrop.reports.drops import DropMoment, record_drops
 
 METHOD = ADDrop(p=0.4, q=1.0, layers="all")
@@ -51,25 +50,10 @@ def made(variant: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64)
     return zoo.from_class(class_name, options | dropouts, "eager").to(dtype).train()
 
 
-class Edit(Plan):
-    """The same edit at each attention layer."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, edit: AttentionEdit | None) -> None:
-        super().__init__()
-        self.answer = edit
-
-    def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        return self.answer
-
-
 def forward(model: Any, batch: zoo.Batch, edit: AttentionEdit | None) -> Any:
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
+    adapter = attached(model, batch)
     try:
-        return adapter.forward(batch, Edit(edit))
+        return adapter.forward(batch, Everywhere(edit))
     finally:
         adapter.detach()
 
@@ -97,9 +81,8 @@ def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", [ADDrop(attribution="random", layers="all"), Vanilla(p=0.5)], ids=str)
-def test_what_is_sampled_is_dropped_as_the_oracle_drops_it(name: str, method: Any) -> None:
-    oracle, batch = made(name), zoo.batch_of(name)
+def test_what_is_sampled_is_dropped_as_the_oracle_drops_it(name: str) -> None:
+    oracle, batch, method = made(name), zoo.batch_of(name), Vanilla(p=0.5)
     (recorded,) = record_drops(oracle, method, batch, DropMoment(seed=3))
     drops = [layer.dropped for layer in recorded.layers.values()]
     assert all(drop.any() for drop in drops)
@@ -160,21 +143,6 @@ def test_without_a_change_outputs_and_dropout_are_those_of_stock_bit_for_bit(
     assert torch.equal(*found)
 
 
-@every_variant
-def test_plain_fine_tuning_within_the_block_is_stock_bit_for_bit(variant: str) -> None:
-    batch, found = zoo.batch_of("bert"), []
-    for method in (None, FineTune()):
-        model = made(variant, dropout=0.3, dtype=torch.float32)
-        torch.manual_seed(1)
-        if method is None:
-            model(**batch).loss.backward()
-            found.append(zoo.gradients(model))
-        else:
-            found.append(loss_and_gradients(model, batch, method))
-            del found[-1]["loss"]
-    zoo.assert_same(*found)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_model_is_restored(name: str, fails: bool) -> None:
@@ -212,12 +180,11 @@ def test_attention_weights_that_the_model_returns_are_those_that_it_used() -> No
     assert all(torch.equal(each, weights) for each in found.attentions)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
-def test_a_mask_says_the_same_in_every_dtype(dtype: torch.dtype) -> None:
+def test_a_mask_says_the_same_in_another_dtype() -> None:
     batch = zoo.batch_of("bert")
     found = [
         loss_and_gradients(made("deberta-v3"), {**batch, "attention_mask": mask}, METHOD)
-        for mask in (batch["attention_mask"], batch["attention_mask"].to(dtype))
+        for mask in (batch["attention_mask"], batch["attention_mask"].bool())
     ]
     zoo.assert_same(*found, 1e-9)
 
@@ -235,13 +202,6 @@ def test_a_module_that_computes_in_another_way_is_refused(name: str) -> None:
         AttendropError, match=r"Attention is not supported as transformers .* has it: softmax of scores"
     ):
         ModelAdapter(model).trace(batch)
-
-
-def test_talking_heads_are_refused() -> None:
-    class_name, options = VARIANTS["deberta"]
-    model = zoo.from_class(class_name, options | {"talking_head": True})
-    with pytest.raises(AttendropError, match="do not follow one another"):
-        ModelAdapter(model).trace(zoo.batch_of("bert"))
 
 
 def test_wrapped_attention_is_refused() -> None:

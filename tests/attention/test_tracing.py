@@ -9,21 +9,15 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
+from helpers.plans import attached
 from torch import nn
 
 from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
-from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.tracing import _CACHES
 from attendrop.extend import Plan
 
 RANDOM = ADDrop(attribution="random", layers="all")
-METHODS = {
-    **{
-        name: ADDrop(attribution=name, layers="all")
-        for name in ("gradient", "integrated_gradient", "attention", "random")
-    },
-    "vanilla": Vanilla(p=0.3),
-}
 
 
 # --- What a plan would not reach
@@ -113,9 +107,7 @@ def test_words_that_are_not_embedded_cannot_be_changed(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     if name == "bert":
         batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids")).detach()
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
+    adapter = attached(model, batch)
     with pytest.raises(AttendropError, match=r"For\w+Classification embeds no words"):
         adapter.forward(batch, Embedding())
     adapter.detach()
@@ -126,15 +118,16 @@ def test_words_that_are_not_embedded_cannot_be_changed(name: str) -> None:
 # --- A model that is switched to another implementation
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("implementation", "method"), [("sdpa", ADDrop(layers="all")), ("eager", Vanilla(p=0.3))], ids=str
+)
 def test_switching_the_implementation_within_the_block_is_noticed(
-    name: str, implementation: str, caplog: pytest.LogCaptureFixture
+    implementation: str, method: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = []
     for switched in (False, True):
         model, batch = zoo.build("bert", "sdpa" if switched else implementation), zoo.batch_of("bert")
-        with regularize(model, METHODS[name]) as reg:
+        with regularize(model, method) as reg:
             reg.loss(batch)
             reg.step()
             if switched:

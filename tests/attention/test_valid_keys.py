@@ -5,19 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers import zoo
+from helpers.plans import Weights, attached
 from torch import Tensor
 from transformers import AttentionInterface
 
 from attendrop import ADDrop, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
 
 LENGTHS = torch.tensor([6, 4])
 VALID = (torch.arange(6) < LENGTHS[:, None])[:, None, None, :].expand(2, 1, 6, 6)
-WEIGHTS = torch.arange(36.0).view(6, 6)
 EVERYTHING = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 # What models add to their scores beside the mask.
@@ -28,31 +24,11 @@ BIASES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-class Looking(Plan):
-    """Drops what it is told to drop, and keeps the valid keys and the weights."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, drop: Tensor | None = None) -> None:
-        super().__init__()
-        self.drop = drop
-        self.valid: dict[str, Tensor | None] = {}
-        self.weights: dict[str, Tensor] = {}
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        def keep(weights: Tensor) -> Tensor:
-            self.weights[call.layer.key] = weights
-            return weights
-
-        self.valid[call.layer.key] = call.valid
-        return AttentionEdit(drop=self.drop, weights=keep)
-
-
-def look(mask: Tensor, dtype: torch.dtype, drop: Tensor | None = None) -> Looking:
+def look(mask: Tensor, dtype: torch.dtype, drop: Tensor | None = None) -> Weights:
     """One call of the registered function under a plan."""
     generator = torch.Generator().manual_seed(5)
     query, key, value = (torch.randn(2, 2, 6, 4, generator=generator).to(dtype) for _ in range(3))
-    module, plan = torch.nn.Identity(), Looking(drop)
+    module, plan = torch.nn.Identity(), Weights(drop)
     plan._layers_by_module = {module: (AttentionLayer("layer", "encoder", 0),)}
     AttentionInterface._global_mapping["attendrop"](
         module, query, key, value, mask.to(dtype), scaling=0.7, is_causal=False, attendrop_plan=plan
@@ -68,7 +44,7 @@ def test_padding_is_hidden_by_any_hugely_negative_mask(hidden: str, dtype: torch
     mask = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~VALID, number).to(dtype) + BIASES[bias]().to(dtype)
     for drop in (None, EVERYTHING):
         plan = look(mask, dtype, drop)
-        valid, weights = plan.valid["encoder.0"], plan.weights["encoder.0"]
+        valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
         assert valid is not None
         assert torch.equal(valid.expand(2, 2, 6, 6), VALID.expand(2, 2, 6, 6))
         assert (weights.masked_select(~VALID) == 0).all()
@@ -81,7 +57,7 @@ def test_a_bias_hides_nothing() -> None:
     assert valid is None or bool(valid.all())
 
 
-@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention", "random"])
+@pytest.mark.parametrize("attribution", ["gradient", "attention"])
 def test_rows_of_minus_infinity_alone_do_no_harm(attribution: str) -> None:
     """A custom mask hides padding from every row, and every key from rows of padding."""
     method = ADDrop(attribution=attribution, layers="all")
@@ -100,34 +76,31 @@ def test_rows_of_minus_infinity_alone_do_no_harm(attribution: str) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("number", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("number", [-1e4, torch.finfo(torch.float32).min])
 def test_a_row_that_hides_everything_has_no_valid_key(number: float) -> None:
     mask = torch.where(VALID, 0.0, number)
     mask[1, :, 4:] = number
     plan = look(mask, torch.float32, EVERYTHING)
-    valid, weights = plan.valid["encoder.0"], plan.weights["encoder.0"]
+    valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
     assert valid is not None
     assert not valid.expand(2, 2, 6, 6)[1, :, 4:].any()
-    stock = look(mask, torch.float32).weights["encoder.0"]
+    stock = look(mask, torch.float32).seen["encoder.0"]
     torch.testing.assert_close(weights[1, :, 4:], stock[1, :, 4:])
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("number", [-1e4, -1e9])
 @pytest.mark.parametrize("name", ["bert", "t5"])
-def test_a_mask_of_the_users_own_says_the_same_as_zeros_and_ones(name: str, number: float, backend: str) -> None:
+def test_a_mask_of_the_users_own_says_the_same_as_zeros_and_ones(name: str, backend: str) -> None:
     model, batch = zoo.build(name, backend, dtype=torch.float64), zoo.batch_of(name)
     lengths = batch["attention_mask"]
-    own = torch.where(lengths[:, None, None, :].bool(), 0.0, number).double()
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
-    plans = Looking(EVERYTHING), Looking(EVERYTHING)
+    own = torch.where(lengths[:, None, None, :].bool(), 0.0, -1e4).double()
+    adapter = attached(model, batch)
+    plans = Weights(EVERYTHING), Weights(EVERYTHING)
     for plan, mask in zip(plans, (lengths, own), strict=True):
         adapter.forward({**batch, "attention_mask": mask}, plan)
     adapter.detach()
-    for key, expected in plans[0].weights.items():
-        torch.testing.assert_close(plans[1].weights[key], expected, rtol=1e-12, atol=0)
+    for key, expected in plans[0].seen.items():
+        torch.testing.assert_close(plans[1].seen[key], expected, rtol=1e-12, atol=0)
 
 
 def test_windows_of_swin_are_valid_keys() -> None:
@@ -137,27 +110,11 @@ def test_windows_of_swin_are_valid_keys() -> None:
     }  # fmt: skip
     model = zoo.from_class("SwinForImageClassification", options)
     batch = {"pixel_values": torch.randn(1, 3, 16, 16)}
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
-    adapter.forward(batch, plan := Looking())
+    adapter = attached(model, batch)
+    adapter.forward(batch, plan := Weights())
     plain, shifted = plan.valid.values()
     assert plain is None or bool(plain.all())
     # Of four windows the shifted layer leaves one whole and divides two in halves, one in quarters.
     assert shifted is not None
     assert shifted.expand(4, 2, 16, 16)[:, 0].sum((1, 2)).tolist() == [256, 128, 128, 64]
     adapter.detach()
-
-
-def test_markuplm_has_its_padding_hidden() -> None:
-    options = dict(zoo.ZOO["bert"].options) | {"max_depth": 3, "xpath_unit_hidden_size": 4}
-    model = zoo.from_class("MarkupLMForSequenceClassification", options)
-    batch = zoo.batch_of("bert")
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
-    adapter.forward(batch, plan := Looking(EVERYTHING))
-    adapter.detach()
-    lengths = batch["attention_mask"].sum(-1)
-    for weights in plan.weights.values():
-        assert (weights > 0).sum(-1).eq(lengths.view(3, 1, 1)).all()

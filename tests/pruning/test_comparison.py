@@ -39,7 +39,7 @@ def test_of_means_it_is_the_interval_of_a_paired_t_test(rows: int) -> None:
     assert found.high + found.low == pytest.approx(2 * found.value)
 
 
-@pytest.mark.parametrize(("rows", "lost", "won"), [(6, 0, 0), (6, 1, 0), (77, 4, 2), (400, 0, 0), (400, 30, 10)])
+@pytest.mark.parametrize(("rows", "lost", "won"), [(6, 1, 0), (77, 4, 2), (400, 0, 0)])
 def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: int) -> None:
     labels = np.arange(rows) % 3
     before, after = labels.copy(), labels.copy()
@@ -91,7 +91,7 @@ def test_more_confidence_is_a_wider_interval() -> None:
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
-@pytest.mark.parametrize("freedom", [2, 3, 5, 30, 1000])
+@pytest.mark.parametrize("freedom", [2, 5, 30])
 @pytest.mark.parametrize(("probability", "tolerance"), [(0.975, 0.01), (0.998, 0.12)])
 def test_student_t(freedom: int, probability: float, tolerance: float) -> None:
     exact = stats.t.ppf(probability, freedom)

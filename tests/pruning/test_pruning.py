@@ -227,17 +227,16 @@ def test_what_is_no_longer_computed_is_refused(name: str) -> None:
         prune(stock("bert"), [1])(**batch_for("bert"), **{name: True})
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", ["bert", "distilbert-tokens", "deberta-v3", "modernbert-tokens"])
-def test_half_precision(case: str, dtype: torch.dtype) -> None:
+def test_half_precision(case: str) -> None:
     model, batch = stock(case), batch_for(case)
-    found = output(prune(copy.deepcopy(model).to(dtype), [0, 2]), batch)
-    assert found.dtype == dtype
+    found = output(prune(copy.deepcopy(model).half(), [0, 2]), batch)
+    assert found.dtype == torch.float16
     near(found.float(), naive(model, [0, 2], batch), 0.1)
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("summary", ["first", "last", "mean"])
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("summary", ["first", "mean"])
 def test_electra_choice_whatever_its_summary_reads(summary: str, padding: str) -> None:
     model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": summary}).eval()
     batch = batch_for("electra-choice", **PADDINGS[padding])
@@ -386,18 +385,13 @@ def test_what_layers_mean(layers: Any, wanted: LayerSelection) -> None:
     assert parse_selection(layers) == wanted
 
 
-MALFORMED = ["", "all", "-1", -1, True, 1.0, None, "1;2", "0,x", ">0.5", ">=1.5", ">=", [True], [0.5], ["0"]]
+MALFORMED = ["", "-1", -1, True, None, "0,x", ">0.5", ">=1.5", [True], ["0"]]
 
 
 @pytest.mark.parametrize("layers", MALFORMED, ids=repr)
 def test_malformed_layers(layers: Any) -> None:
     with pytest.raises(AttendropError, match=r"is not understood\. Give 'auto'"):
         parse_selection(layers)
-
-
-@given(st.sets(st.integers(0, 40), min_size=1))
-def test_lists_read_back(numbers: set[int]) -> None:
-    assert parse_selection(",".join(map(str, numbers)) + ",") == LayerSelection(layers=tuple(sorted(numbers)))
 
 
 PI = {"encoder.0": 0.1, "encoder.1": 0.9, "encoder.2": 0.8}
@@ -556,14 +550,13 @@ def test_a_pruned_model_is_not_pruned_again() -> None:
         prune(prune(stock("bert"), [1]), [0])
 
 
+SAVED = ("bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3", "modernbert")
+
+
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [(), (1,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize(
-    "case",
-    ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3", "modernbert"],
-)
+@pytest.mark.parametrize(("case", "layers"), [("bert", ()), ("bert", (0, 1, 2)), *((case, (1,)) for case in SAVED)])
 def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     light = prune(stock(case), layers)
     light.save_pretrained(tmp_path)
@@ -582,11 +575,10 @@ def test_dtype_survives(dtype: torch.dtype, tmp_path: Path) -> None:
     assert {p.dtype for p in load(tmp_path).parameters()} == {dtype}
 
 
-@pytest.mark.parametrize("cls", [hf.AutoModel, hf.AutoConfig, hf.BertForSequenceClassification])
-def test_transformers_alone_refuses_the_folder(cls: Any, tmp_path: Path) -> None:
+def test_transformers_alone_refuses_the_folder(tmp_path: Path) -> None:
     prune(stock("bert"), [1]).save_pretrained(tmp_path)
     with pytest.raises((ValueError, OSError, RuntimeError, KeyError)):
-        cls.from_pretrained(tmp_path)
+        hf.AutoModel.from_pretrained(tmp_path)
 
 
 def test_an_ordinary_folder_gives_an_ordinary_model(tmp_path: Path) -> None:
@@ -658,7 +650,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", *SLOW])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
@@ -741,11 +733,6 @@ def test_torch_export(case: str, tmp_path: Path) -> None:
             found = program(batch["input_ids"], batch["attention_mask"], *types)
         valid = batch["attention_mask"].bool()
         near(found[valid] if case == "bert-tokens" else found, output(light, batch), 1e-4)
-
-
-def test_export_of_a_whole_model(tmp_path: Path) -> None:
-    export_torch(stock("bert"), tmp_path / "model.pt2")
-    assert (tmp_path / "model.pt2").stat().st_size
 
 
 def test_export_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

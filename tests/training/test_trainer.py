@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,12 @@ from transformers import (
     TrainingArguments,
 )
 
-from attendrop import ADDrop, AttendropError, Compose, FineTune, RDrop, RegularizedTrainer
+from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
-LATE = ADDrop(p=0.5, q=0.5, layers="all", start_epoch=1)
 
 
 class Rows(list[dict[str, Any]]):
@@ -57,11 +56,6 @@ def trained(folder: Path, method: Method | None = ALWAYS, **options: Any) -> dic
 # --- The same weights
 
 
-@pytest.mark.parametrize("method", [None, FineTune(), ALWAYS, CROSS], ids=["none", "finetune", "always", "cross"])
-def test_the_same_run_gives_the_same_weights(method: Method | None, tmp_path: Path) -> None:
-    zoo.assert_same(trained(tmp_path, method), trained(tmp_path, method))
-
-
 def test_plain_fine_tuning_is_what_the_stock_trainer_does(tmp_path: Path) -> None:
     """Given the same order of batches."""
     ours = trained(tmp_path, None, train_sampling_strategy="sequential")
@@ -74,16 +68,6 @@ def test_plain_fine_tuning_is_what_the_stock_trainer_does(tmp_path: Path) -> Non
     )
     stock.train()
     zoo.assert_same(ours, weights(stock))
-
-
-def test_a_method_changes_the_weights(tmp_path: Path) -> None:
-    plain, cross, always = (trained(tmp_path, method) for method in (None, CROSS, ALWAYS))
-    for one, other in ((plain, cross), (plain, always), (cross, always)):
-        assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
-
-
-def test_the_first_epoch_of_cross_tuning_is_plain(tmp_path: Path) -> None:
-    zoo.assert_same(trained(tmp_path, CROSS, num_train_epochs=1), trained(tmp_path, None, num_train_epochs=1))
 
 
 def test_the_model_is_restored_after_training_and_after_an_error(tmp_path: Path) -> None:
@@ -108,22 +92,18 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
-CUTS = {"8x1": (8, 1), "2x4": (2, 4), "1x8": (1, 8)}
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}],
     ids=["plain", "smoothing", "loss function"],
 )
-@pytest.mark.parametrize("method", [None, ALWAYS], ids=["plain", "ad-drop"])
-def test_accumulation_equals_the_whole_batch(method: Method | None, options: dict[str, Any], tmp_path: Path) -> None:
-    found = {}
-    for cut, (size, steps) in CUTS.items():
+def test_accumulation_equals_the_whole_batch(options: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
         kept = Gradients()
         final = trained(
             tmp_path,
-            method,
+            ALWAYS,
             model=zoo.build("bert", dtype=torch.float64),
             per_device_train_batch_size=size,
             gradient_accumulation_steps=steps,
@@ -134,11 +114,9 @@ def test_accumulation_equals_the_whole_batch(method: Method | None, options: dic
             **options,
         )
         assert len(kept.steps) == 2
-        found[cut] = (kept.steps, final)
-    for cut in CUTS:
-        for one, other in zip(found[cut][0], found["8x1"][0], strict=True):
-            zoo.assert_same(one, other, 1e-8)
-        zoo.assert_same(found[cut][1], found["8x1"][1], 1e-8)
+        found.append([*kept.steps, final])
+    for one, other in zip(*found, strict=True):
+        zoo.assert_same(one, other, 1e-8)
 
 
 def with_decoder_inputs(rows: Sequence[zoo.Batch]) -> zoo.Batch:
@@ -149,8 +127,7 @@ def with_decoder_inputs(rows: Sequence[zoo.Batch]) -> zoo.Batch:
     return batch | {"decoder_input_ids": shifted}
 
 
-@pytest.mark.parametrize("name", ["bart", "gpt2"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("name", "smoothing"), [("bart", 0.1), ("gpt2", 0.0)])
 def test_accumulation_equals_the_whole_batch_where_every_token_counts(
     name: str, smoothing: float, tmp_path: Path
 ) -> None:
@@ -209,7 +186,7 @@ def test_a_partial_last_accumulation_is_scaled_by_what_it_holds(tmp_path: Path) 
 # --- What is logged
 
 
-@pytest.mark.parametrize(("method", "active"), [(ALWAYS, [1, 1]), (CROSS, [0, 1]), (None, [])])
+@pytest.mark.parametrize(("method", "active"), [(ALWAYS, [1, 1]), (CROSS, [0, 1])])
 def test_the_log_says_what_was_dropped_and_when(method: Method | None, active: list[float], tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, method)
     trainer.train()
@@ -222,17 +199,6 @@ def test_the_log_says_what_was_dropped_and_when(method: Method | None, active: l
     assert [entry["epoch"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry] == [
         epoch + 1 for epoch, on in enumerate(active) if on
     ]
-
-
-def test_the_share_goes_through_log(tmp_path: Path) -> None:
-    seen: list[Mapping[str, float]] = []
-
-    class Listener(TrainerCallback):
-        def on_log(self, *_: Any, logs: Mapping[str, float], **__: Any) -> None:
-            seen.append(dict(logs))
-
-    trainer_of(tmp_path, callbacks=[Listener()], logging_strategy="steps", logging_steps=1).train()
-    assert sum("ad_drop/dropped" in entry for entry in seen) == 8
 
 
 # --- Arguments of the stock trainer
@@ -274,21 +240,6 @@ def test_evaluation_and_prediction_are_those_of_the_untouched_model(tmp_path: Pa
     assert history(trainer, "eval_loss")[-1] == pytest.approx(expected.metrics["test_loss"], abs=1e-7)
 
 
-def test_compute_loss_func_and_label_smoothing_reach_the_loss(tmp_path: Path) -> None:
-    plain = trained(tmp_path, max_steps=2)
-    smooth = trained(tmp_path, max_steps=2, label_smoothing_factor=0.3)
-    doubled = trained(
-        tmp_path,
-        max_steps=2,
-        optim="sgd",
-        max_grad_norm=0.0,
-        compute_loss_func=lambda *a, **k: 2 * smooth_loss(*a, **k),
-    )
-    twice = trained(tmp_path, max_steps=2, optim="sgd", max_grad_norm=0.0, learning_rate=2e-2)
-    assert not torch.equal(plain["classifier.weight"], smooth["classifier.weight"])
-    zoo.assert_same(doubled, twice, 1e-5)
-
-
 def test_bf16_trains_and_keeps_its_weights_in_full_precision(tmp_path: Path) -> None:
     kept = Gradients()
     final = trained(tmp_path, bf16=True, callbacks=[kept])
@@ -305,13 +256,6 @@ def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
         tmp_path, activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}
     )
     zoo.assert_same(plain, checkpointed, 1e-6)
-
-
-def test_the_schedule_and_the_clipping_see_the_usual_numbers(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, lr_scheduler_type="linear", logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert history(trainer, "learning_rate") == pytest.approx([1e-2 * (8 - i) / 8 for i in range(8)])
-    assert all(norm > 0 for norm in history(trainer, "grad_norm"))
 
 
 def test_hyperparameter_search_makes_a_new_model_for_each_trial(tmp_path: Path) -> None:
@@ -332,14 +276,6 @@ def test_hyperparameter_search_makes_a_new_model_for_each_trial(tmp_path: Path) 
     )
     assert best.hyperparameters == {"learning_rate": 1e-2}
     assert all(model.config._attn_implementation == "sdpa" for model in made)
-
-
-def test_train_can_be_called_again(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
-    trainer.train()
-    first = history(trainer, "ad_drop/dropped")
-    trainer.train()
-    assert len(first) == len(history(trainer, "ad_drop/dropped")) == 2
 
 
 @pytest.mark.parametrize(
@@ -392,43 +328,30 @@ def test_grouped_batches_hold_similar_lengths() -> None:
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_all_methods_see_the_same_batches(strategy: str, tmp_path: Path) -> None:
     orders = []
-    for method in (None, ALWAYS, ADDrop(attribution="random")):
+    for method in (None, ALWAYS):
         rows = Rows(examples())
         trained(tmp_path, method, train_dataset=rows, train_sampling_strategy=strategy)
         epochs = [rows.asked[-32:-16], rows.asked[-16:]]
         assert all(sorted(epoch) == list(range(16)) for epoch in epochs)
         assert epochs[0] != epochs[1]
         orders.append(epochs)
-    assert orders[0] == orders[1] == orders[2]
+    assert orders[0] == orders[1]
 
 
 def test_the_data_seed_decides_the_order(tmp_path: Path) -> None:
-    orders = []
-    for seed, data_seed in ((3, None), (4, None), (4, 3), (3, 4)):
-        rows = Rows(examples())
-        trained(tmp_path, None, train_dataset=rows, seed=seed, data_seed=data_seed)
-        orders.append(tuple(rows.asked))
-    assert orders[0] == orders[2]
-    assert orders[1] == orders[3]
-    assert orders[0] != orders[1]
+    def order(seed: int, data_seed: int | None) -> list[int]:
+        return [*trainer_of(tmp_path, None, seed=seed, data_seed=data_seed).get_train_dataloader().batch_sampler]
+
+    assert order(3, None) == order(4, 3) != order(4, None) == order(3, 4)
 
 
 def test_the_length_column_groups(tmp_path: Path) -> None:
     """The column decides, not the number of tokens."""
     rows = [{key: value.tolist() for key, value in row.items()} for row in zoo.rows("bert", [6] * 16)]
     data = Dataset.from_list([row | {"length": i % 4} for i, row in enumerate(rows)]).with_format("torch")
-    trainer = trainer_of(tmp_path, train_dataset=data, train_sampling_strategy="group_by_length")
-    seen = []
     tokens = {tuple(row["input_ids"]): i for i, row in enumerate(rows)}
-
-    class Look(TrainerCallback):
-        def on_train_begin(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
-            for batch in train_dataloader:
-                seen.append({tokens[tuple(row.tolist())] % 4 for row in batch["input_ids"]})
-
-    trainer.add_callback(Look())
-    trainer.train()
-    assert [len(lengths) for lengths in seen] == [1, 1, 1, 1]
+    batches = trainer_of(tmp_path, train_dataset=data, train_sampling_strategy="group_by_length").get_train_dataloader()
+    assert [len({tokens[tuple(row.tolist())] % 4 for row in batch["input_ids"]}) for batch in batches] == [1] * 4
 
 
 def test_an_epoch_that_a_callback_cuts_short_counts_as_one(tmp_path: Path) -> None:
@@ -458,12 +381,9 @@ class Stream(IterableDataset[dict[str, Any]]):
     ("method", "options", "expected"),
     [
         (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
-        (CROSS, {"max_steps": 3}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream(2)}, ["has no length"]),
         (CROSS, {"max_steps": 5}, []),
-        (LATE, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
-        (ALWAYS, {"num_train_epochs": 1}, []),
         (Compose(CROSS, RDrop()), {"max_steps": 2}, ["ad-drop would regularise none", "ad-drop never took effect"]),
     ],
 )
@@ -501,14 +421,12 @@ EPOCHS = {"save_strategy": "epoch", "eval_strategy": "epoch"}
 BEST = EPOCHS | {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "every-step": EVERY_STEP,
-    "every-2-steps": {"save_strategy": "steps", "save_steps": 2},
     "last-step-and-evaluation": {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "epoch"},
     "epochs": EPOCHS,
     "best": BEST,
     "grouped": EVERY_STEP | {"train_sampling_strategy": "group_by_length"},
     "accumulation": EVERY_STEP | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "partial": EVERY_STEP | {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
-    "cosine": EVERY_STEP | {"lr_scheduler_type": "cosine"},
     "evaluation-at-other-steps": EVERY_STEP | {"eval_strategy": "steps", "eval_steps": 3},
 }
 
@@ -545,13 +463,7 @@ def resumable(schedule: str) -> dict[str, Any]:
     return SCHEDULES[schedule] | logged | {"eval_dataset": examples(count=8), "compute_metrics": accuracy}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("schedule", "stop"),
-    [(schedule, stop) for schedule in ("every-step", "last-step-and-evaluation", "best") for stop in (3, 4, 5)]
-    + [(schedule, 5) for schedule in ("every-2-steps", "epochs", "cosine", "evaluation-at-other-steps")]
-    + [(schedule, stop) for schedule in ("grouped", "accumulation", "partial") for stop in (2, 5)],
-)
+@pytest.mark.parametrize(("schedule", "stop"), [("every-step", 3), ("best", 3), *((name, 5) for name in SCHEDULES)])
 def test_a_resumed_run_equals_the_uninterrupted_one(
     schedule: str, stop: int, tmp_path: Path, uninterrupted: Callable[[str], tuple[dict[str, Tensor], Trainer]]
 ) -> None:
@@ -572,10 +484,11 @@ def test_the_shares_of_a_logging_period_survive_a_checkpoint_within_it(tmp_path:
     whole = trainer_of(tmp_path / "whole")
     whole.train()
     _, trainer = resumed(tmp_path / "cut", ALWAYS, 3, **EVERY_STEP)
-    assert history(trainer, "ad_drop/dropped") == history(whole, "ad_drop/dropped")
+    for key in ("ad_drop/dropped", "loss"):
+        assert history(trainer, key) == pytest.approx(history(whole, key), rel=1e-6)
 
 
-@pytest.mark.parametrize(("accumulation", "stop"), [(1, 2), (1, 3), (2, 3)])
+@pytest.mark.parametrize(("accumulation", "stop"), [(1, 2), (2, 3)])
 def test_a_stream_is_resumed_where_it_was(accumulation: int, stop: int, tmp_path: Path) -> None:
     """In the epoch that it was in, which decides whether cross-tuning acts, and at the batch that was next."""
     options = {"logging_strategy": "steps", "logging_steps": 1, "gradient_accumulation_steps": accumulation}
@@ -608,7 +521,7 @@ def test_without_a_checkpoint_resuming_starts_over(tmp_path: Path) -> None:
     zoo.assert_same(weights(trainer), trained(tmp_path))
 
 
-@pytest.mark.parametrize("moment", ["model", "optimizer", "state", "manifest"])
+@pytest.mark.parametrize("moment", ["optimizer", "manifest"])
 def test_a_process_that_dies_while_it_writes_a_checkpoint(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,12 +541,8 @@ def test_a_process_that_dies_while_it_writes_a_checkpoint(
         monkeypatch.setattr(target, name, dying)
 
     match moment:
-        case "model":
-            die_at(trainer, "save_model")
         case "optimizer":
             die_at(trainer, "_save_optimizer_and_scheduler")
-        case "state":
-            die_at(trainer, "_save_rng_state")
         case _:
             die_at(__import__("attendrop.training.trainer", fromlist=["seal"]), "seal")
     with pytest.raises(KeyboardInterrupt):
@@ -675,21 +584,11 @@ def test_rotation_keeps_a_complete_checkpoint_at_every_moment(
     ]
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (ADDrop(p=0.4, q=0.5, layers="all"), r"made with p=0\.5, not p=0\.4"),
-        (CROSS, r"made with cross_tuning=False, not cross_tuning=True"),
-        (FineTune(), r"from method 'ad-drop', not from 'finetune'"),
-        (None, r"from method 'ad-drop', not from 'finetune'"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(other: Method | None, message: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, **EVERY_STEP)
-    with pytest.raises(AttendropError, match=message):
-        trainer_of(tmp_path, other, **EVERY_STEP).train(resume_from_checkpoint=True)
-    with pytest.raises(AttendropError, match=message):
-        trainer_of(tmp_path, other, **EVERY_STEP).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    for checkpoint in (True, str(tmp_path / "checkpoint-1")):
+        with pytest.raises(AttendropError, match="made with cross_tuning=False, not cross_tuning=True"):
+            trainer_of(tmp_path, CROSS, **EVERY_STEP).train(resume_from_checkpoint=checkpoint)
 
 
 def test_a_named_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wr
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 
-_KNOWN = frozenset({"skip", "activations", "feed_forward", "output"})
-
 
 class BlockHooks:
     """Hooks for plans that act beyond attention, registered when the first such plan is bound.
@@ -82,7 +80,6 @@ class BlockHooks:
             edit = None if plan is None or block is None else plan.block(block)
             if plan is None or block is None or edit is None:
                 return original(*args, **kwargs)
-            edit.refuse_beyond(_KNOWN, module)
             if edit.skip:
                 plan.count_skipped(block)
                 return block.skipped(args, kwargs)

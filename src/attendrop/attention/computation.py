@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.edits import AttentionEdit, EditExecutor
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import pack, unpack
@@ -57,31 +57,33 @@ class AttentionComputation:
 
     def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
-        executor = EditExecutor(edit, self.module, self.dropout)
-        self.dropout = executor.p
-        self.query, self.key, self.value = executor.inputs(self.query, self.key, self.value)
-        executor.values(self.value)
+        self.dropout = self.dropout if edit.dropout is None else edit.dropout
+        if edit.inputs is not None:
+            self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
+        if edit.values is not None:
+            edit.values(self.value)
         weights = None
-        if self._needs_weights(executor):
-            weights = executor.dropout(executor.softmax(partial(self._weights, executor), self.value.dtype))
+        if self._needs_weights(edit):
+            weights = edit.drop_weights(edit.softmax(partial(self._weights, edit), self.value.dtype), self.dropout)
             output = weights @ self.value
-        elif executor.constant:
+        elif edit.constant:
             output = self._uniform() @ self.value
             output = output.expand(*output.shape[:2], self.shape[2], -1)
         else:
-            output = self._fused(executor.drop)
-        if (weights is not None or executor.constant) and self.valid is not None:
+            output = self._fused(edit.drop)
+        if (weights is not None or edit.constant) and self.valid is not None:
             # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
             output = output.masked_fill(self._without_keys(self.valid), 0)
-        return executor.output(output.transpose(1, 2).contiguous()), weights
+        output = output.transpose(1, 2).contiguous()
+        return output if edit.output is None else edit.output(output), weights
 
-    def _needs_weights(self, executor: EditExecutor) -> bool:
+    def _needs_weights(self, edit: AttentionEdit) -> bool:
         """Return whether the weights must be computed explicitly.
 
         On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
         """
-        if executor.needs_weights or executor.constant:
-            return executor.needs_weights or self.dropout > 0
+        if edit.needs_weights or edit.constant:
+            return edit.needs_weights or self.dropout > 0
         return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
 
     def _fused(self, drop: Tensor | None) -> Tensor:
@@ -114,10 +116,10 @@ class AttentionComputation:
             query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
         )
 
-    def _weights(self, executor: EditExecutor) -> Tensor:
-        if executor.constant:
+    def _weights(self, edit: AttentionEdit) -> Tensor:
+        if edit.constant:
             return self._uniform().expand(self.shape)
-        query, valid, bias = self._masked(executor.drop)
+        query, valid, bias = self._masked(edit.drop)
         scores = (query * self.scale) @ self.key.transpose(-1, -2)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap

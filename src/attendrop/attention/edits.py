@@ -1,19 +1,20 @@
 """Edits of one call of an attention layer, or of one block: what they are, how several combine, how they act.
 
-A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what
-:class:`EditExecutor` makes of it.
+A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what the two ways of
+computing attention (``computation`` and ``own_softmax``) make of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial, reduce
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.errors import AttendropError
@@ -41,7 +42,6 @@ def read_by_all(functions: Sequence[Callable[..., Any]]) -> Callable[..., None]:
     return call_all
 
 
-@dataclass(frozen=True)
 class _Edit:
     """Base class of edits, whose fields have the default where nothing is changed.
 
@@ -51,18 +51,11 @@ class _Edit:
 
     combine: ClassVar[Mapping[str, Callable[[list[Any]], Any]]] = {}
 
-    def given(self) -> dict[str, Any]:
-        """Return what is changed, by the names of the fields."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value is not default and value != default}
-
-    def refuse_beyond(self, known: Collection[str], place: nn.Module) -> None:
-        """Raise AttendropError for a change that is not among those known at some place: it would have no effect."""
-        unknown = sorted(self.given().keys() - known)
-        if unknown:
+    def __init_subclass__(cls) -> None:
+        if _Edit not in cls.__bases__:
             raise AttendropError(
-                f"What edits {type(place).__name__} does not know the edit {unknown[0]!r} ({type(self).__name__}), "
-                "which would have no effect there; use an edit of attendrop.extend."
+                f"{cls.__name__} cannot add to {cls.__bases__[0].__name__}: what it adds would have no effect; use an "
+                "edit of attendrop.extend as it is."
             )
 
 
@@ -98,6 +91,26 @@ class AttentionEdit(_Edit):
     dropout: float | None = None
     draws: DropoutDraws | None = None
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the weights are read or replaced, so that they must be computed explicitly."""
+        return self.replace is not None or self.weights is not None
+
+    def softmax(self, compute: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the weights to use, or those that ``compute`` returns, before dropout."""
+        return compute() if self.replace is None else self.replace.to(dtype)
+
+    def drop_weights(self, weights: Tensor, stock: Callable[[Tensor], Tensor] | float) -> Tensor:
+        """Drop weights, by the model's own function or probability unless the edit sets one, and change them."""
+        if self.replace is not None:
+            return weights
+        p = stock if self.dropout is None else self.dropout
+        if callable(p):
+            weights = p(weights)
+        else:
+            weights = functional.dropout(weights, p) if self.draws is None else self.draws.dropout(weights, p)
+        return weights if self.weights is None else self.weights(weights)
+
 
 @dataclass(frozen=True)
 class BlockEdit(_Edit):
@@ -118,86 +131,26 @@ class BlockEdit(_Edit):
     output: Callable[[Tensor], Tensor] | None = None
 
 
-_AnyEdit = TypeVar("_AnyEdit", bound=_Edit)
+_AnyEdit = TypeVar("_AnyEdit", AttentionEdit, BlockEdit)
 
 
 def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
-    """Combine several edits into one, field by field; None if there are none.
+    """Combine several edits of one kind into one, field by field; None if there are none.
 
     Raises:
-        AttendropError: Two set the same thing, of which there can be one; or no class has the fields of all.
+        AttendropError: Two set the same thing, of which there can be one.
     """
     if len(edits) < 2:
         return edits[0] if edits else None
-    made: type[_AnyEdit] = max(map(type, edits), key=lambda each: len(each.__mro__))
-    given = [found for edit in edits if (found := edit.given())]
+    all_given = (
+        {field.name: value for field in fields(edit) if (value := getattr(edit, field.name)) is not field.default}
+        for edit in edits
+    )
+    given = [found for found in all_given if found]
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for found in given for name in found):
         values = [found[name] for found in given if name in found]
-        alone = name == "replace" or not hasattr(made, name)
-        if (alone and len(given) > 1) or (len(values) > 1 and name not in made.combine):
+        if (name == "replace" and len(given) > 1) or (len(values) > 1 and name not in edits[0].combine):
             raise AttendropError(f"Two methods edit the same layer, and {name!r} does not combine; use one of them.")
-        merged[name] = values[0] if len(values) == 1 else made.combine[name](values)
-    return made(**merged)
-
-
-class EditExecutor:
-    """Applies an edit to one call of an attention layer: the one place where the fields of :class:`AttentionEdit` act.
-
-    Every way of computing attention goes through it, so that a field acts in all of them or, if it is not listed here,
-    is refused in all of them.
-
-    Args:
-        edit: What to change.
-        module: The attention module.
-        dropout: Probability of the model's own dropout of attention weights.
-
-    Attributes:
-        p: Probability of the dropout of attention weights.
-        drop: The positions to drop; None if there are none.
-        constant: Whether all are dropped.
-        changes_inputs: Whether :meth:`inputs` changes anything.
-        changes_output: Whether :meth:`output` does.
-        needs_weights: Whether the weights are read or replaced, so that they must be computed explicitly.
-
-    Raises:
-        AttendropError: The edit has a field that is not known here.
-    """
-
-    _KNOWN = frozenset({"drop", "weights", "replace", "constant", "output", "inputs", "values", "dropout", "draws"})
-
-    def __init__(self, edit: AttentionEdit, module: nn.Module, dropout: float = 0.0) -> None:
-        edit.refuse_beyond(self._KNOWN, module)
-        self._edit = edit
-        self._draws = edit.draws or DropoutDraws()
-        self.p = dropout if edit.dropout is None else edit.dropout
-        self.drop, self.constant = edit.drop, edit.constant
-        self.changes_inputs, self.changes_output = edit.inputs is not None, edit.output is not None
-        self.needs_weights = edit.replace is not None or edit.weights is not None
-
-    def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Change queries, keys and values, each ``(batch, heads, n, dim)``."""
-        return (query, key, value) if self._edit.inputs is None else self._edit.inputs(query, key, value)
-
-    def softmax(self, compute: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the weights to use, or those that ``compute`` returns, before dropout."""
-        return compute() if self._edit.replace is None else self._edit.replace.to(dtype)
-
-    def dropout(self, weights: Tensor, stock: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Drop weights, by ``stock`` unless the edit sets a probability, and change them as the edit says."""
-        if self._edit.replace is not None:
-            return weights
-        if stock is None or self._edit.dropout is not None:
-            weights = self._draws.dropout(weights, self.p)
-        else:
-            weights = stock(weights)
-        return weights if self._edit.weights is None else self._edit.weights(weights)
-
-    def values(self, value: Tensor) -> None:
-        """Show the values that the weights multiply, ``(batch, heads, key, dim)``."""
-        if self._edit.values is not None:
-            self._edit.values(value)
-
-    def output(self, output: Tensor) -> Tensor:
-        """Change the outputs of the heads, ``(batch, query, heads, dim)``."""
-        return output if self._edit.output is None else self._edit.output(output)
+        merged[name] = values[0] if len(values) == 1 else edits[0].combine[name](values)
+    return type(edits[0])(**merged)

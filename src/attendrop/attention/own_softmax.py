@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, EditExecutor
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wrapped
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.projections import separate_projections
@@ -87,7 +87,7 @@ def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwarg
     shape = (states.shape[0], module.num_attention_heads, states.shape[1], states.shape[1])
     valid = None if mask is None else _VALID_KEYS[_class_name(module)](mask)
     call = AttentionCall(layer, shape, valid, states.device)
-    watch = _SoftmaxWatch(call, EditExecutor(plan.edit(call) or AttentionEdit(), module))
+    watch = _SoftmaxWatch(call, plan.edit(call) or AttentionEdit())
     with watch.changed_inputs(module, states), watch:
         output = stock(*args, **kwargs)
     watch.check_complete(module)
@@ -99,13 +99,13 @@ class _SoftmaxWatch(TorchFunctionMode):
 
     Args:
         call: The call.
-        executor: What applies the edit.
+        edit: The edit.
     """
 
-    def __init__(self, call: AttentionCall, executor: EditExecutor) -> None:
+    def __init__(self, call: AttentionCall, edit: AttentionEdit) -> None:
         super().__init__()
         self.call = call
-        self.executor = executor
+        self.edit = edit
         self._expected = [(_PRODUCT, self._product), (_DROPOUT, self._dropout), (_SOFTMAX, self._softmax)]
         self._weights: Tensor | None = None
         self._unread: dict[str, Tensor] = {}
@@ -121,7 +121,7 @@ class _SoftmaxWatch(TorchFunctionMode):
     @contextmanager
     def changed_inputs(self, module: Any, states: Tensor) -> Iterator[None]:
         """Let the module read queries, keys and values as the edit changes them."""
-        if not self.executor.changes_inputs:
+        if self.edit.inputs is None:
             yield
             return
         names = separate_projections(module)
@@ -134,7 +134,7 @@ class _SoftmaxWatch(TorchFunctionMode):
         made = [getattr(module, name)(states).unflatten(-1, (heads, -1)).transpose(1, 2) for name in names]
         self._unread = {
             name: changed.transpose(1, 2).flatten(2)
-            for name, changed in zip(names, self.executor.inputs(*made), strict=True)
+            for name, changed in zip(names, self.edit.inputs(*made), strict=True)
         }
         # Attributes of the instance hide the projections until they are called.
         vars(module).update({name: partial(self._read, module, name) for name in names})
@@ -166,11 +166,11 @@ class _SoftmaxWatch(TorchFunctionMode):
         return tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
 
     def _softmax(self, function: Callable[..., Tensor], scores: Tensor, *args: Any) -> Tensor:
-        return self.executor.softmax(lambda: function(self._dropped(scores), *args), scores.dtype)
+        return self.edit.softmax(lambda: function(self._dropped(scores), *args), scores.dtype)
 
     def _dropped(self, scores: Tensor) -> Tensor:
-        drop = self.executor.drop
-        if self.executor.constant:
+        drop = self.edit.drop
+        if self.edit.constant:
             drop = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=scores.device)
         if drop is None:
             return scores
@@ -179,15 +179,16 @@ class _SoftmaxWatch(TorchFunctionMode):
         return scores.masked_fill(whole, 0).masked_fill(hidden, -torch.inf)
 
     def _dropout(self, function: Callable[..., Tensor], weights: Tensor, *args: Any) -> Tensor:
-        return self.executor.dropout(weights, lambda weights: function(weights, *args))
+        return self.edit.drop_weights(weights, lambda weights: function(weights, *args))
 
     def _product(self, function: Callable[..., Tensor], weights: Tensor, value: Tensor) -> Tensor:
         output = function(weights, value)
         batch, heads, queries, keys = self.call.shape
-        self.executor.values(value.reshape(batch, heads, keys, -1))
-        if not self.executor.changes_output:
+        if self.edit.values is not None:
+            self.edit.values(value.reshape(batch, heads, keys, -1))
+        if self.edit.output is None:
             return output
-        changed = self.executor.output(output.view(batch, heads, queries, -1).transpose(1, 2).contiguous())
+        changed = self.edit.output(output.view(batch, heads, queries, -1).transpose(1, 2).contiguous())
         return changed.transpose(1, 2).contiguous().view(output.shape)
 
 

@@ -27,7 +27,7 @@ from attendrop.files.output_files import disk_errors, write_bytes
 from attendrop.model_support.positions import position_limit
 from attendrop.pruning.constant_attention import held_attention
 from attendrop.pruning.families import has_fast_form
-from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
+from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.pruned_model import PrunedModel, unpadded
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
 
@@ -294,18 +294,16 @@ def _prepared(
         raise AttendropError(
             f"{type(given).__name__} has constant attention only under this library; it cannot be exported."
         )
-    if isinstance(given, PreTrainedModel) and not _packed_modules(given) and has_fast_form(given):
+    packed = any(isinstance(module, PackedLayer) for module in given.modules())
+    if isinstance(given, PreTrainedModel) and not packed and has_fast_form(given):
         given = unpadded(given).model
     inner = copy.deepcopy(given).eval().cpu()
-    for module in _packed_modules(inner):
-        module.exported = layout
+    for module in inner.modules():
+        if isinstance(module, PackedLayer):
+            module.exported = layout
     names, free = input_names(inner, token_types), free_sizes(inner)
     inputs = example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
-
-
-def _packed_modules(model: Any) -> list[PackedEncoder | PackedLayer]:
-    return [module for module in model.modules() if isinstance(module, PackedEncoder | PackedLayer)]
 
 
 def _failure(model: Any, error: Exception) -> AttendropError:

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from attendrop.attention.projections import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
-from attendrop.pruning.token_layouts import PaddedLayout
 from attendrop.tasks.heads.model_classes import pooling_of
-
-
-class Attention(Protocol):
-    """Attention of layers in which it is not constant."""
-
-    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for all tokens, in their layout ``(..., hidden)``."""
-        ...
-
-    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for the first token of each sequence, ``(batch, hidden)``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,37 +43,14 @@ class LayerParts:
         """Compute the layer's output from its input and the output of attention, both ``(..., hidden)``."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, of_queries: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        """Compute queries, keys and values; queries are needed only of the tokens that ``of_queries`` selects."""
+    def project(self, x: Tensor, of_queries: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Compute queries, keys and values; queries only of the tokens that ``of_queries`` selects, by default all."""
+        select = of_queries or (lambda tokens: tokens)
         if len(self.projections) == 1:
             queries, keys, values = self.projections[0](x).chunk(3, dim=-1)
-            return of_queries(queries), keys, values
+            return select(queries), keys, values
         to_queries, to_keys, to_values = self.projections
-        return to_queries(of_queries(x)), to_keys(x), to_values(x)
-
-    def run(self, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
-        """Compute the output for all tokens, in their layout."""
-        read = self.read(x)
-        if not self.projections and layout.covered_by(self.window):
-            vector = self.output(layout.mean(read))
-            return layout.in_chunks(x, lambda chunk: self.finish(x[chunk], layout.spread(vector, chunk)))
-        if self.projections:
-            attended = attention.of_all(self, read, layout)
-        else:
-            assert self.window is not None
-            attended = layout.window_mean(read, self.window)
-        return layout.in_chunks(x, lambda chunk: self.finish(x[chunk], self.output(attended[chunk])))
-
-    def run_first(self, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
-        """Compute the output for the first token of each sequence, ``(batch, hidden)``."""
-        read = self.read(x)
-        if self.projections:
-            attended = attention.of_first(self, read, layout)
-        elif self.window is None or layout.covered_by(self.window):
-            attended = layout.mean(read)
-        else:
-            attended = layout.first(layout.window_mean(read, self.window))
-        return self.finish(layout.first(x), self.output(attended))
+        return to_queries(select(x)), to_keys(x), to_values(x)
 
 
 class PostNormParts(LayerParts):
@@ -112,41 +76,29 @@ class PreNormParts(LayerParts):
         return x + self.down(self.activation(inner) * gate)  # type: ignore[no-any-return]
 
 
-def _no_window(_: Any) -> int | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Family:
     """Names of the parts of an encoder.
 
     Attributes:
-        encoder: Attribute of the base model that runs the layers; None: the base model runs them itself.
-        layers: Path of their list in the base model.
+        layers: Path of the list of layers in the base model.
         attention: The module of a layer that holds the projections to queries, keys and values.
         projections: Their names in it; or of one that makes all three.
         output: The output projection of attention.
         block: What a layer computes with its parts.
         parts_of_block: Its fields that are not named here, with their paths in a layer.
-        window: Function from an attention module to the largest distance at which its tokens attend; None: to all.
-        attention_inputs: If attention is more than the softmax of products: function that makes the keyword arguments
-            of a layer's own attention module from the model's encoder, the hidden states ``(batch, length, hidden)``
-            and the mask ``(batch, length)``.
-        reads_states: Whether the model takes its output from the hidden states that the encoder returns.
-        unsupported: Attribute of the encoder that the fast form does not run; models that have it keep the plain form.
+        relative_positions: Whether attention adds to its scores as DeBERTa's does: a layer's own module computes it.
+        pads_right: Whether the first token is read, and cannot be told from padding before it.
     """
 
-    encoder: str | None
     layers: str
     attention: str
     projections: tuple[str, ...]
     output: str
     block: type[LayerParts]
     parts_of_block: Mapping[str, str]
-    window: Callable[[Any], int | None] = _no_window
-    attention_inputs: Callable[[Any, Tensor, Tensor], dict[str, Any]] | None = None
-    reads_states: bool = False
-    unsupported: str | None = None
+    relative_positions: bool = False
+    pads_right: bool = False
 
     @property
     def projection_paths(self) -> list[str]:
@@ -161,13 +113,13 @@ class Family:
             attention=attention,
             projections=tuple(projection for projection in projections if projection is not None),
             output=attrgetter(self.output)(layer),
-            window=self.window(attention),
+            # Of local attention, which counts the token itself.
+            window=None if getattr(attention, "sliding_window", None) is None else attention.sliding_window - 1,
             **{field: attrgetter(path)(layer) for field, path in self.parts_of_block.items()},
         )
 
 
 _BERT = Family(
-    encoder="encoder",
     layers="encoder.layer",
     attention="attention.self",
     projections=BERT_NAMES,
@@ -182,7 +134,6 @@ _BERT = Family(
     },
 )
 _DISTILBERT = Family(
-    encoder="transformer",
     layers="transformer.layer",
     attention="attention",
     projections=DISTILBERT_NAMES,
@@ -198,29 +149,8 @@ _DISTILBERT = Family(
 )
 
 
-def _relative_positions(encoder: Any, hidden_states: Tensor, mask: Tensor) -> dict[str, Any]:
-    return {
-        "attention_mask": encoder.get_attention_mask(mask),
-        "relative_pos": encoder.get_rel_pos(hidden_states),
-        "rel_embeddings": encoder.get_rel_embedding(),
-    }
-
-
-_DEBERTA = replace(
-    _BERT,
-    projections=DEBERTA_NAMES,
-    attention_inputs=_relative_positions,
-    reads_states=True,
-    unsupported="conv",
-)
-
-
-def _modernbert_window(attention: Any) -> int | None:
-    return None if attention.sliding_window is None else attention.sliding_window - 1  # which counts the token itself
-
-
+_DEBERTA = replace(_BERT, projections=DEBERTA_NAMES, relative_positions=True, pads_right=True)
 _MODERNBERT = Family(
-    encoder=None,
     layers="layers",
     attention="attn",
     projections=("Wqkv",),
@@ -233,7 +163,7 @@ _MODERNBERT = Family(
         "down": "mlp.Wo",
         "last_norm": "mlp_norm",
     },
-    window=_modernbert_window,
+    pads_right=True,
 )
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
     "distilbert": _DISTILBERT,
@@ -252,12 +182,8 @@ def has_fast_form(model: Any) -> bool:
         return False
     if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice: reads padding
         return False
-    if config.model_type not in FAMILIES:
-        return False
-    family = family_of(model)
-    if family.encoder is None or family.unsupported is None:
-        return True
-    return getattr(getattr(model.base_model, family.encoder), family.unsupported) is None
+    # DeBERTa's convolution over neighbouring tokens is no part of a layer.
+    return config.model_type in FAMILIES and not getattr(config, "conv_kernel_size", 0)
 
 
 def reads_first_token(model: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
@@ -29,7 +29,7 @@ from attendrop.pruning.families import (
     has_fast_form,
     reads_first_token,
 )
-from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
+from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.serialization import (
     CONFIG,
     WEIGHTS,
@@ -248,17 +248,19 @@ def _drop_attention(model: Any, number: int) -> None:
 
 
 def _pack(model: Any) -> None:
-    """Replace the model's encoder, or the layers that it runs itself, by those that compute no padding."""
-    family, base, heads = family_of(model), model.base_model, model.config.num_attention_heads
-    first_only = reads_first_token(model)
-    if family.encoder is None:
-        layers = encoder_layers(model)
-        for number, layer in enumerate(layers):
-            last = number == len(layers) - 1
-            layers[number] = PackedLayer(layer, family, heads, last=last, first_only=first_only)
-    else:
-        stock, pools_first = getattr(base, family.encoder), getattr(base, "pooler", None) is not None
-        encoder = PackedEncoder(stock, family, heads, first_only=first_only, pools_first=pools_first)
-        setattr(base, family.encoder, encoder)
+    """Replace the layers of a model by those that compute no padding."""
+    family, layers, first_only = family_of(model), encoder_layers(model), reads_first_token(model)
+    keep_first = first_only or getattr(model.base_model, "pooler", None) is not None
+    heads, last = model.config.num_attention_heads, len(layers) - 1
+    for number, layer in enumerate(layers):
+        layers[number] = PackedLayer(
+            layer, family, heads, last=number == last, first_only=first_only, keep_first=keep_first
+        )
+    if family.relative_positions:
+        model.base_model.encoder.get_attention_mask = _unchanged_mask
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)
+
+
+def _unchanged_mask(mask: Tensor) -> Tensor:
+    return mask

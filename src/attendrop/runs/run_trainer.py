@@ -27,12 +27,13 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.batches import to_device
 from attendrop.model_support.trained_tensors import trained_tensors
 from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
+from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 
 # Packages of an integration, any of which suffices; by default, the package of the same name.
@@ -149,6 +150,8 @@ class RunTrainer(RegularizedTrainer):
     def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head = head
+        # The collator may give targets other names than columns have.
+        self.kept_columns = ("labels", *head.training_columns)
         tokenizer: Any = self.processing_class
         self._training_collator: Any = head.training_collator(self.data_collator, tokenizer, self.args.seed)
         if head.rewarded_by_loss:
@@ -159,8 +162,9 @@ class RunTrainer(RegularizedTrainer):
         with replaced_attribute(self, "data_collator", self._training_collator):
             return super().get_train_dataloader()
 
-    def _begin_epoch(self, epoch: int) -> None:
-        super()._begin_epoch(epoch)
+    def begin_epoch(self, epoch: int) -> None:
+        """As in ``RegularizedTrainer``, also for the head's collator."""
+        super().begin_epoch(epoch)
         if hasattr(self._training_collator, "epoch"):
             self._training_collator.epoch = epoch
 
@@ -170,7 +174,7 @@ class RunTrainer(RegularizedTrainer):
         """As in ``transformers.Trainer``, with the raw outputs of the head instead of the logits."""
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if logits is not None:
-            batch, unwrapped = self._prepare_inputs(inputs), self.accelerator.unwrap_model(model)
+            batch, unwrapped = to_device(inputs, self.args.device), self.accelerator.unwrap_model(model)
             with torch.no_grad():
                 logits = self.head.trainer_outputs(unwrapped, batch, logits)
         return loss, logits, labels
@@ -190,21 +194,9 @@ class RunTrainer(RegularizedTrainer):
             predictions=_ordered(output.predictions, places), label_ids=_ordered(output.label_ids, places)
         )
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in ``transformers.Trainer``, but for weights that no checkpoint has: tied ones, and fixed positions."""
-        model: Any = transformers_model(self.model)
-        absent = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
-        missing = [key for key in load_result.missing_keys if key not in absent]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
-    def _set_signature_columns_if_needed(self) -> None:
-        """Keep the targets, to which the collator may give other names than columns have, and columns for training."""
-        super()._set_signature_columns_if_needed()
-        known: Any = self._signature_columns
-        self._signature_columns: Any = [*known, *({"labels", *self.head.training_columns} - {*known})]
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        return _Order(self._longest_first(eval_dataset))
+    def eval_sampler(self, rows: Any) -> Sampler[int]:
+        """Begin with the longest rows."""
+        return _Order(self._longest_first(rows))
 
     def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.argsort(-np.asarray(self.head.lengths(columns_of(rows))), kind="stable")
@@ -265,27 +257,23 @@ class BestInMemoryTrainer(RunTrainer):
         """As in ``RegularizedTrainer``."""
         if isinstance(resume_from_checkpoint, str) and (Path(resume_from_checkpoint) / _BEST).exists():
             self.best_weights = load_file(Path(resume_from_checkpoint) / _BEST)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        best = super()._determine_best_metric(metrics, trial)
-        if best:
-            model = self.accelerator.unwrap_model(self.model)
-            self.best_weights = {name: _copy(tensor.detach()) for name, tensor in trained_tensors(model).items()}
-        return best
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.best_weights is not None and self.args.should_save:
-            save_file(self.best_weights, Path(output_dir) / _BEST)
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        found = super()._finalize_training(*args, **kwargs)
+        found = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.best_weights is not None:
             with torch.no_grad():
                 for name, tensor in trained_tensors(self.accelerator.unwrap_model(self.model)).items():
                     tensor.copy_(self.best_weights[name])
         return found
+
+    def found_best(self) -> None:
+        """Keep a copy of the weights."""
+        model = self.accelerator.unwrap_model(self.model)
+        self.best_weights = {name: _copy(tensor.detach()) for name, tensor in trained_tensors(model).items()}
+
+    def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
+        """As in ``RegularizedTrainer``, after adding the best weights."""
+        if self.best_weights is not None and self.args.should_save:
+            save_file(self.best_weights, checkpoint / _BEST)
+        super().complete_checkpoint(checkpoint, regularization)
 
 
 def _copy(tensor: Tensor) -> Tensor:

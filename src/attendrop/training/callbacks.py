@@ -3,55 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class TrainingClock(TrainerCallback):
-    """Callback that calls functions when training, an epoch or an optimizer step begins or ends.
+    """Callback that tells the trainer that it belongs to when training, an epoch or an optimizer step begins or ends.
 
     Args:
-        begin_training: Called before the first step, also of a resumed run.
-        begin_epoch: Called with the number of the epoch, from 0.
-        begin_step: Called with the number of optimizer steps taken before.
-        end_step: Called after an optimizer step, with whether it is the last one planned.
-        end_training: Called after the last step.
+        trainer: A ``RegularizedTrainer``. Epochs count from 0; a resumed run goes on with its own.
     """
 
-    def __init__(
-        self,
-        *,
-        begin_training: Callable[[], None],
-        begin_epoch: Callable[[int], None],
-        begin_step: Callable[[int], None],
-        end_step: Callable[[bool], None],
-        end_training: Callable[[], None],
-    ) -> None:
-        self._begin_training = begin_training
-        self._begin_epoch = begin_epoch
-        self._begin_step = begin_step
-        self._end_step = end_step
-        self._end_training = end_training
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
         self._next_epoch = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._next_epoch = math.floor(state.epoch or 0)
-        self._begin_training()
+        self.trainer.begin_training()
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._begin_epoch(self._next_epoch)
+        self.trainer.begin_epoch(self._next_epoch)
         self._next_epoch += 1
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._begin_step(state.global_step)
+        self.trainer.begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._end_step(state.global_step == state.max_steps)
+        self.trainer.end_step(state.global_step == state.max_steps)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._end_training()
+        self.trainer.end_training()
 
 
 class SaveAfterEvaluation(TrainerCallback):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import EvalPrediction, TrainOutput, rotate_checkpoints
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors
@@ -38,10 +38,11 @@ from attendrop.training.labelled_data import ColumnCollator, IndexedRows, Labell
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.sampler import EpochSampler, row_lengths
+from attendrop.training.trainer_hooks import TrainerHooks
 from attendrop.training.trainer_loss import TrainerLoss
 
 
-class RegularizedTrainer(Trainer):
+class RegularizedTrainer(TrainerHooks):
     """``transformers.Trainer`` with one more argument: what regularises training.
 
     Every other argument, callback and training argument means what it means there, and so does a subclass's own
@@ -97,15 +98,7 @@ class RegularizedTrainer(Trainer):
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
         self._refuse_streams()
-        self.add_callback(
-            TrainingClock(
-                begin_training=self._begin_training,
-                begin_epoch=self._begin_epoch,
-                begin_step=self._begin_step,
-                end_step=self._end_step,
-                end_training=self._end_training,
-            )
-        )
+        self.add_callback(TrainingClock(self))
         self.add_callback(SaveAfterEvaluation())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -152,15 +145,16 @@ class RegularizedTrainer(Trainer):
         """As in ``transformers.Trainer``, with the metrics of the method beside the training loss."""
         if self._regularization is not None and "loss" in logs:
             logs |= self._regularization.logs()
+        if self._regularization is not None and "train_runtime" in logs:  # the last ones, also if training stops early
+            self._regularization.finish()
+            self._log_metrics()
         super().log(logs, start_time)
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """As in ``transformers.Trainer``; a model that the method will discard is not the best."""
-        if self._regularization is not None and self._regularization.method_state.searching():
-            return False
-        return super()._determine_best_metric(metrics, trial)
+    def may_be_best(self) -> bool:
+        """Return False for a model that the method will discard."""
+        return self._regularization is None or not self._regularization.method_state.searching()
 
-    def _begin_training(self) -> None:
+    def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
         self._trainer_loss = TrainerLoss(self, self.regularizer)
@@ -169,20 +163,23 @@ class RegularizedTrainer(Trainer):
         if self._resumed is not None:
             state, checkpoint = self._resumed
             self._regularization.load_state_dict(state, load_method_state(checkpoint, self.args.process_index))
-            self._resume_loss(**state["loss"])
+            self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
         self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
-    def _begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the epoch, which begins, for the order of rows and for the method."""
         if self._sampler is not None:
             self._sampler.epoch = epoch
         if self._regularization is not None:
             self._regularization.set_epoch(epoch)
 
-    def _begin_step(self, steps_taken: int) -> None:
+    def begin_step(self, steps_taken: int) -> None:
+        """Tell the method how many optimizer steps were taken."""
         if self._regularization is not None:
             self._regularization.begin_step(steps_taken)
 
-    def _end_step(self, is_last: bool) -> None:
+    def end_step(self, is_last: bool) -> None:
+        """Update the method after an optimizer step."""
         if self._regularization is None:
             return
         if not (self._regularization.idle or self._regularization.loss_computed):
@@ -195,7 +192,8 @@ class RegularizedTrainer(Trainer):
             self._regularization.finish()
         self._log_metrics()
 
-    def _end_training(self) -> None:
+    def end_training(self) -> None:
+        """Warn of methods without effect, and detach the method."""
         if self._regularization is not None:
             self._regularization.warn_of_no_effect()
         self._end()
@@ -206,29 +204,10 @@ class RegularizedTrainer(Trainer):
             self._regularization.close()
         self._regularization = self._trainer_loss = None
 
-    def _resume_loss(self, sum: float, since_step: int) -> None:
-        """Restore the loss since it was last logged, so that the next one logged is the mean over these steps, too."""
-        self._tr_loss += sum
-        self._total_loss_scalar -= sum  # the trainer's own mean is that of the steps after
-        self._globalstep_last_logged = since_step
-
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
-        """Return the epoch to begin with, and how many of its batches to skip.
-
-        For data without a length, the stock trainer counts all steps as those of the first epoch.
-        """
-        found: tuple[int, int] = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        if self._resumed is None or num_train_epochs < sys.maxsize:
-            return found
+    def place_in_stream(self) -> tuple[int, int] | None:
+        """Return the epoch and the batches in it that a checkpoint of training on a stream knows."""
+        if self._resumed is None:
+            return None
         state = self._resumed[0]
         return state["epoch"], 0 if self.args.ignore_data_skip else state["batches"]
 
@@ -296,12 +275,7 @@ class RegularizedTrainer(Trainer):
     def _labelled(self, rows: Any) -> LabelledData | None:
         if rows is None or is_stream(rows):
             return None
-        collate = self.data_collator
-        if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
-            rows = self._remove_unused_columns(rows, description="method")
-        else:
-            collate = self._get_collator_with_removed_columns(collate, description="method")
-        return LabelledRows(rows, collate, self.args.device)
+        return LabelledRows(*self.readable(rows), self.args.device)
 
     def _metric(self, logits: Any, labels: Any) -> float:
         """Compute the metric that selects the best model, with a sign such that more is better."""
@@ -309,13 +283,6 @@ class RegularizedTrainer(Trainer):
         found = self.compute_reward_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
         return value if self.args.greater_is_better in (None, True) else -value
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in ``transformers.Trainer``; first the method finishes, also if training stopped early."""
-        if self._regularization is not None:
-            self._regularization.finish()
-            self._log_metrics()
-        return super()._finalize_training(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
     def _log_metrics(self) -> None:
         assert self._regularization is not None
@@ -327,66 +294,60 @@ class RegularizedTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the columns that the method reads, and the mask of answers."""
-        self._set_signature_columns_if_needed()
-        collate, known, rows = self.data_collator, self._signature_columns, self.train_dataset
-        columns = (*self.regularizer.columns, ANSWER_MASK)
+        rows, columns = self.train_dataset, (*self.regularizer.columns, ANSWER_MASK)
         indexed = self._needs_rows and rows is not None
-        self.data_collator = ColumnCollator(collate, columns, indexed)
-        if indexed:
-            self.train_dataset = IndexedRows(rows)
-        if known is not None:
-            self._signature_columns = [*known, *columns, ROW_INDEX]
-        try:
+        with (
+            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, columns, indexed)),
+            replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
+            self.keeping_columns((*columns, ROW_INDEX)),
+        ):
             return super().get_train_dataloader()
-        finally:
-            self.data_collator, self._signature_columns, self.train_dataset = collate, known, rows
 
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        original: Any = self.train_dataset
-        dataset, original = (each.rows if isinstance(each, IndexedRows) else each for each in (dataset, original))
+    def train_sampler(self, rows: Any) -> Sampler[int] | None:
+        """Make a sampler whose order is a function of the seed and the epoch; None for streams, and other orders."""
+        rows, original = (each.rows if isinstance(each, IndexedRows) else each for each in (rows, self.train_dataset))
         strategy = self.args.train_sampling_strategy
-        if dataset is None or not hasattr(dataset, "__len__") or strategy not in ("random", "group_by_length"):
-            return super()._get_train_sampler(train_dataset)
+        if rows is None or not hasattr(rows, "__len__") or strategy not in ("random", "group_by_length"):
+            return None
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        lengths = None
+        lengths: Sequence[int] | None = None
         if strategy == "group_by_length":
-            lengths = row_lengths(dataset, original, self.args.length_column_name)
-        self._sampler = EpochSampler(len(dataset), seed, global_batch, lengths)
+            lengths = row_lengths(rows, original, self.args.length_column_name)
+        self._sampler = EpochSampler(len(rows), seed, global_batch, lengths)
         return self._sampler
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save as ``transformers.Trainer`` does; older checkpoints are deleted when the new one is complete."""
-        folder = Path(self._get_output_dir(trial=trial))
-        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+    @contextmanager
+    def saving(self, checkpoint: Path) -> Iterator[None]:
+        """Complete a checkpoint by a manifest; older ones are deleted after that, and an interrupted one at once."""
         if self.args.should_save:
             mark_unfinished(checkpoint)
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with disk_errors(checkpoint), own_names(self.accelerator.unwrap_model(self.model)):
-                super()._save_checkpoint(model, trial)
-                self._complete_checkpoint(checkpoint)
+            with (
+                replaced_attribute(self.args, "save_total_limit", None),
+                disk_errors(checkpoint),
+                own_names(self.accelerator.unwrap_model(self.model)),
+            ):
+                yield
+                if self._regularization is not None:
+                    self.complete_checkpoint(checkpoint, self._regularization)
         except BaseException:
             if self.args.should_save:  # on a full disk, the rest of it would be in the way
                 shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        finally:
-            self.args.save_total_limit = limit
         if self._regularization is not None and self.args.should_save:
-            delete_unfinished(folder)
-            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
+            delete_unfinished(checkpoint.parent)
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(checkpoint.parent), limit, best, use_mtime=False)
 
-    def _complete_checkpoint(self, checkpoint: Path) -> None:
+    def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
         """Add the state of the method, the loss since it was last logged, and then the manifest."""
-        if self._regularization is None:
-            return
-        save_method_state(checkpoint, *self._regularization.method_state_dicts(), self.args.process_index)
-        loss = {"sum": self._over_processes(self._tr_loss).item() / self.args.world_size}
-        loss["since_step"] = self._globalstep_last_logged
+        save_method_state(checkpoint, *regularization.method_state_dicts(), self.args.process_index)
+        total, since_step = self.unlogged_loss()
+        loss = {"sum": self._over_processes(total).item() / self.args.world_size, "since_step": since_step}
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            seal(checkpoint, self.regularizer, self._regularization.state_dict() | {"loss": loss})
+            seal(checkpoint, self.regularizer, regularization.state_dict() | {"loss": loss})
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:

@@ -18,6 +18,7 @@ from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
 from attendrop.training.model_call import ModelCall, model_arguments
 from attendrop.training.regularization import Regularization
+from attendrop.training.trainer_hooks import TrainerHooks
 
 
 class TrainerLoss:
@@ -30,7 +31,7 @@ class TrainerLoss:
         method: The method.
     """
 
-    def __init__(self, trainer: Trainer, method: Method) -> None:
+    def __init__(self, trainer: TrainerHooks, method: Method) -> None:
         self.trainer = trainer
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
@@ -151,7 +152,7 @@ class TrainerLoss:
 
     def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
-        labels = batch["labels"][..., 1:] if self.trainer._loss_shifts_labels else batch["labels"]
+        labels = batch["labels"][..., 1:] if self.trainer.loss_shifts_labels else batch["labels"]
         processes = self.trainer.args.world_size if self.trainer.args.average_tokens_across_devices else 1
         if isinstance(num_items_in_batch, Tensor):  # a second model may be on another device
             num_items_in_batch = num_items_in_batch.to(labels.device)

@@ -1,0 +1,141 @@
+"""All that this library takes from the private parts of ``transformers.Trainer``.
+
+Callbacks and public methods (``training_step``, ``log``, ``get_train_dataloader``, ...) serve everything else. A new
+release of transformers may change what stands here; ``tests/training/test_trainer_hooks.py`` compares it with the
+installed one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from attendrop.model_support.peft_models import transformers_model
+from attendrop.training.model_call import replaced_attribute
+
+
+class TrainerHooks(Trainer):
+    """``transformers.Trainer`` with the hooks that it lacks, which subclasses override.
+
+    Attributes:
+        kept_columns: Columns of the data that reach the collator, beside those that the model reads.
+    """
+
+    kept_columns: Sequence[str] = ()
+
+    def train_sampler(self, rows: Any) -> Sampler[int] | None:
+        """Make the sampler of training rows; None for that of ``transformers.Trainer``."""
+        return None
+
+    def eval_sampler(self, rows: Any) -> Sampler[int] | None:
+        """Make the sampler of rows to evaluate on or predict; None for that of ``transformers.Trainer``."""
+        return None
+
+    def place_in_stream(self) -> tuple[int, int] | None:
+        """Return where to resume in data without a length, as an epoch and a number of batches; None at the start."""
+        return None
+
+    def saving(self, checkpoint: Path) -> AbstractContextManager[None]:
+        """Return a context in which ``transformers.Trainer`` writes a checkpoint."""
+        return nullcontext()
+
+    def may_be_best(self) -> bool:
+        """Return whether the model that was just evaluated can become the best one."""
+        return True
+
+    def found_best(self) -> None:
+        """Called when the model that was just evaluated is the best so far."""
+
+    # DataLoaders are made with the sampler and the columns that these two methods give.
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        made = self.train_sampler(self.train_dataset if train_dataset is None else train_dataset)
+        return super()._get_train_sampler(train_dataset) if made is None else made
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        made = self.eval_sampler(eval_dataset)
+        return super()._get_eval_sampler(eval_dataset) if made is None else made
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        known: Any = self._signature_columns
+        if known is not None:
+            self._signature_columns: Any = [*known, *(name for name in self.kept_columns if name not in known)]
+
+    @contextmanager
+    def keeping_columns(self, names: Sequence[str]) -> Iterator[None]:
+        """Keep more columns within the block, in which a DataLoader is made."""
+        with (
+            replaced_attribute(self, "_signature_columns", self._signature_columns),
+            replaced_attribute(self, "kept_columns", [*self.kept_columns, *names]),
+        ):
+            yield
+
+    def readable(self, rows: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """Return rows and a collator of theirs that leaves only columns that the model reads."""
+        if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
+            return self._remove_unused_columns(rows, description="method"), self.data_collator
+        return rows, self._get_collator_with_removed_columns(self.data_collator, description="method")
+
+    # Where a resumed run begins is a local variable of the training loop, which takes all steps of data without a
+    # length for those of the first epoch.
+
+    def _init_training_state(
+        self, max_steps: Any, num_update_steps_per_epoch: Any, num_train_epochs: Any, resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
+        found: tuple[int, int] = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        return (self.place_in_stream() or found) if num_train_epochs == sys.maxsize else found
+
+    # A callback sees neither the moment before a checkpoint is written, nor that before older ones are deleted.
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial))
+        with self.saving(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+
+    # A callback sees the metrics, but cannot refuse the model, and is not told whether it is the best.
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        if not self.may_be_best():
+            return False
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best:
+            self.found_best()
+        return is_best
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of missing weights, but for those that no checkpoint has: tied ones, and fixed positions."""
+        model: Any = transformers_model(self.model)
+        unsaved: list[str] = getattr(model, "_keys_to_ignore_on_save", None) or []
+        absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
+        missing = [key for key in load_result.missing_keys if key not in absent]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    # The loss since it was last logged is in no checkpoint, so that the next loss logged would be a mean over fewer
+    # steps than those since the last one.
+
+    def unlogged_loss(self) -> tuple[Tensor, int]:
+        """Return the sum of the losses of the steps since the loss was last logged, and the step of that."""
+        return self._tr_loss, self._globalstep_last_logged
+
+    def set_unlogged_loss(self, total: float, since_step: int) -> None:
+        """Restore :meth:`unlogged_loss` when training begins; the mean over all steps is that of those to come."""
+        self._tr_loss += total
+        self._total_loss_scalar -= total
+        self._globalstep_last_logged = since_step
+
+    @property
+    def loss_shifts_labels(self) -> bool:
+        """Whether the loss predicts each label from the tokens before it."""
+        return bool(self._loss_shifts_labels)

@@ -1,0 +1,56 @@
+"""Plans that do the same at each attention layer, and models attached to plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.plan import Plan
+from helpers import zoo
+
+
+class Everywhere(Plan):
+    """The same edit of each attention layer, with a record of the calls."""
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, edit: AttentionEdit | None) -> None:
+        super().__init__()
+        self.answer = edit
+        self.calls: list[AttentionCall] = []
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        self.calls.append(call)
+        return self.answer
+
+
+class Weights(Plan):
+    """Records the valid keys and the weights of each attention layer, by its key; may drop positions."""
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, drop: Tensor | None = None) -> None:
+        super().__init__()
+        self.drop = drop
+        self.valid: dict[str, Tensor | None] = {}
+        self.seen: dict[str, Tensor] = {}
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        def look(weights: Tensor) -> Tensor:
+            self.seen[call.layer.key] = weights
+            return weights
+
+        self.valid[call.layer.key] = call.valid
+        return AttentionEdit(drop=self.drop, weights=look)
+
+
+def attached(model: Any, batch: zoo.Batch) -> ModelAdapter:
+    """Attach a model, whose attention layers are found on a batch."""
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    return adapter
