@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from attendrop import AttendropError
-from attendrop.tasks.answers import answer_scores, groups, read_answers
+from attendrop.tasks.answers import answer_scores, read_answers
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.question_answering import SOMETIMES
 from attendrop.tasks.registry import load_task
@@ -47,11 +47,6 @@ SQUAD = {
 )
 def test_scores_are_those_of_squad(answer: str, accepted: tuple[str, ...], expected: tuple[float, float]) -> None:
     assert answer_scores(answer, accepted) == pytest.approx(expected)
-
-
-def test_windows_are_grouped_by_question() -> None:
-    assert [(each.start, each.stop) for each in groups([4, 4, 7, 4])] == [(0, 2), (2, 3), (3, 4)]
-    assert list(groups([])) == []
 
 
 @pytest.mark.parametrize(
