@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attendrop.methods.core.context import Processes, TrainingContext
 from attendrop.model_support.batches import to_device
-from attendrop.tasks.heads.model_classes import find_mean_pooling_class
+from attendrop.tasks.heads.model_classes import saved_model_class
 from attendrop.training.regularization import loss_and_outputs
 from helpers.device import DEVICE
 
@@ -257,7 +257,7 @@ def build(
 def from_class(class_name: str, options: Mapping[str, Any], attention: str | None = None) -> Any:
     """Make a model of any class of transformers, or one that pools the mean, from its configuration's options."""
     cls: Any = getattr(hf, class_name, None)
-    cls = cls or find_mean_pooling_class(class_name, class_name.partition("MeanPooling")[0].lower())
+    cls = cls or saved_model_class(class_name, class_name.partition("MeanPooling")[0].lower())
     config = cls.config_class(**copy.deepcopy(dict(options)))
     if attention is not None:
         config._attn_implementation = attention

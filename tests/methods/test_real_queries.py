@@ -13,7 +13,7 @@ from attendrop import ContextualDropout, LearnableBernoulli, Method
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.common.antithetic import real_queries
-from attendrop.tasks.heads.model_classes import find_choice_class
+from attendrop.tasks.heads.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -50,7 +50,7 @@ def test_the_mask_of_the_layer_tells() -> None:
 
 def choice_model() -> Any:
     stock = zoo.build("bert-choice", dtype=torch.float64)
-    model = find_choice_class("BertForMultipleChoice")(stock.config).to(stock.device, torch.float64)
+    model = choice_class("BertForMultipleChoice")(stock.config).to(stock.device, torch.float64)
     model.load_state_dict(stock.state_dict())
     return model.train()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import Compose, DropAttention, DropBlock, Vanilla, regularize
-from attendrop.attention.edits import EditExecutor
+from attendrop.attention.edits import AttentionEdit
 from attendrop.methods.score_dropout import spread
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
@@ -235,13 +235,13 @@ def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dty
 
 def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    make = EditExecutor.dropout
+    make = AttentionEdit.drop_weights
 
-    def dropout(executor: EditExecutor, *args: Any) -> Tensor:
-        found.append(make(executor, *args))
+    def drop_weights(edit: AttentionEdit, *args: Any) -> Tensor:
+        found.append(make(edit, *args))
         return found[-1]
 
-    monkeypatch.setattr(EditExecutor, "dropout", dropout)
+    monkeypatch.setattr(AttentionEdit, "drop_weights", drop_weights)
     batch = zoo.batch_of("bert", (4, 4, 4))
     with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
         reg.loss(batch)

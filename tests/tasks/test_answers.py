@@ -7,30 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from attendrop import AttendropError
-from attendrop.tasks.answers import answer_scores, groups, read_answers
+from attendrop.tasks.answers import answer_scores, read_answers
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.question_answering import SOMETIMES
-from attendrop.tasks.registry import load_task
-
-SQUAD = {
-    "data": [
-        {
-            "title": "Cats",
-            "paragraphs": [
-                {
-                    "context": "The cat sat on the mat.",
-                    "qas": [
-                        {"id": "1", "question": "Who sat?", "answers": [{"text": "The cat", "answer_start": 0}]},
-                        {"id": "2", "question": "Who ran?", "answers": [], "is_impossible": True},
-                    ],
-                }
-            ],
-        }
-    ]
-}
 
 
 @pytest.mark.parametrize(
@@ -47,11 +28,6 @@ SQUAD = {
 )
 def test_scores_are_those_of_squad(answer: str, accepted: tuple[str, ...], expected: tuple[float, float]) -> None:
     assert answer_scores(answer, accepted) == pytest.approx(expected)
-
-
-def test_windows_are_grouped_by_question() -> None:
-    assert [(each.start, each.stop) for each in groups([4, 4, 7, 4])] == [(0, 2), (2, 3), (3, 4)]
-    assert list(groups([])) == []
 
 
 @pytest.mark.parametrize(
@@ -76,35 +52,7 @@ def test_other_values_are_no_answers(value: Any) -> None:
     assert read_answers(value) is None
 
 
-# Tasks and files ------------------------------------------------------------------------------------------------------
-
-
-def test_squad_comes_from_official_files(tmp_path: Path) -> None:
-    (tmp_path / "squad").mkdir()
-    for name in ("train-v1.1", "dev-v1.1", "train-v2.0", "dev-v2.0"):
-        (tmp_path / "squad" / f"{name}.json").write_text(json.dumps(SQUAD))
-    data = load_task("squad_v2", data_dir=tmp_path)
-    assert data.splits["dev"][0] == {
-        "question": "Who sat?",
-        "context": "The cat sat on the mat.",
-        "label": {"text": ["The cat"], "answer_start": [0]},
-        "index": 0,
-    }
-    assert data.splits["train"]["label"][1]["text"] == []
-    dev = tmp_path / "squad" / "dev-v1.1.json"
-    dev.write_text(json.dumps(SQUAD).replace('"answer_start": 0', '"answer_start": 2'))
-    off_by_two = load_task("squad", data_dir=tmp_path, splits=("dev",)).splits["dev"]
-    assert off_by_two["label"][0] == {"text": ["The cat"], "answer_start": [0]}
-    dev.write_text('{"data": [{}]}')
-    with pytest.raises(AttendropError, match="is not a file of SQuAD"):
-        load_task("squad", data_dir=tmp_path, splits=("dev",))
-
-
-def test_squad_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ATTENDROP_DATA", raising=False)
-    row = {"question": ["Who?"], "context": ["A cat."], "answers": [{"text": ["cat"], "answer_start": [2]}]}
-    monkeypatch.setattr("datasets.load_dataset", lambda *names, **options: Dataset.from_dict(row))
-    assert load_task("squad", splits=("dev",)).splits["dev"]["label"][:] == [{"text": ["cat"], "answer_start": [2]}]
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,38 +100,3 @@ def test_pairs_and_tags_are_refused(name: str, message: str) -> None:
     assert get_task(name).with_long_texts("head") == get_task(name)
     with pytest.raises(AttendropError, match=message):
         get_task(name).with_long_texts("windows")
-
-
-@pytest.mark.parametrize("how", ["train.jsonl", "train"])
-def test_imdb_is_read_from_json_lines_and_from_the_official_folders(how: str, tmp_path: Path) -> None:
-    folder = tmp_path / "aclImdb"
-    for split in ("train", "test"):
-        if how == "train":
-            for label in ("neg", "pos"):
-                (folder / split / label).mkdir(parents=True)
-                (folder / split / label / "0_3.txt").write_text(f"a {label} film<br />", encoding="utf-8")
-        else:
-            folder.mkdir(exist_ok=True)
-            lines = [f'{{"text": "a {label} film<br />", "label": "{label}"}}' for label in ("neg", "pos")]
-            (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    data = load(tmp_path)
-    assert data.splits["train"].to_dict() == data.splits["dev"].to_dict()
-    assert data.splits["train"]["text"][:] == ["a neg film<br />", "a pos film<br />"]
-    assert data.splits["train"]["label"][:] == [0, 1]
-
-
-def test_broken_files_of_imdb_are_refused_with_their_place(tmp_path: Path) -> None:
-    (tmp_path / "imdb").mkdir()
-    for content, message in (
-        ('{"text": "a"}', "no column 'label'"),
-        ('{"text": "a", "label": "2"}', "the label '2' is not one of neg, pos"),
-    ):
-        (tmp_path / "imdb" / "train.jsonl").write_text(content, encoding="utf-8")
-        with pytest.raises(AttendropError, match=message):
-            load(tmp_path)
-
-
-def load(folder: Path) -> Any:
-    from attendrop.tasks.registry import load_task
-
-    return load_task("imdb", data_dir=folder)

@@ -16,7 +16,7 @@ from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
-from attendrop.tasks.heads.registry import saved_model_class
+from attendrop.tasks.heads.model_classes import saved_model_class
 
 # Heads to build a model with if its configuration names no class, in order of preference.
 _HEADS = (

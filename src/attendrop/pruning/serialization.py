@@ -37,7 +37,7 @@ def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
         name: Name of the class.
         config: Configuration of the model.
     """
-    from attendrop.tasks.heads.registry import saved_model_class  # needs packages that pruning does not
+    from attendrop.tasks.heads.model_classes import saved_model_class  # needs packages that pruning does not
 
     found = saved_model_class(str(name), config.get("model_type", ""))
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):

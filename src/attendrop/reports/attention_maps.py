@@ -114,11 +114,10 @@ def assumed_targets(
         A target for each encoded row; the windows of a text have the same.
     """
     assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
-    targets = head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
-    if DOCUMENT not in encoded:
-        return targets
-    of_text = dict(zip(dict.fromkeys(encoded[DOCUMENT]), targets, strict=True))
-    return [of_text[number] for number in encoded[DOCUMENT]]
+    if DOCUMENT in encoded:
+        of_text = dict(zip(dict.fromkeys(encoded[DOCUMENT]), assumed, strict=True))
+        assumed = [of_text[number] for number in encoded[DOCUMENT]]
+    return head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
 
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient")

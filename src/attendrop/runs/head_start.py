@@ -23,7 +23,8 @@ from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.runs.small_data_recipe import contrastive_steps
-from attendrop.tasks.heads.base import Array, Head, LinearFit
+from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.heads.model_classes import is_encoder
 
 logger = logging.getLogger(__name__)

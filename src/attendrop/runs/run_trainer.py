@@ -26,6 +26,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import to_device
 from attendrop.model_support.trained_tensors import trained_tensors
@@ -175,8 +176,9 @@ class RunTrainer(RegularizedTrainer):
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if logits is not None:
             batch, unwrapped = to_device(inputs, self.args.device), self.accelerator.unwrap_model(model)
+            outputs = named_outputs(logits if isinstance(logits, tuple) else (logits,), batch)
             with torch.no_grad():
-                logits = self.head.trainer_outputs(unwrapped, batch, logits)
+                logits = self.head.raw_outputs(unwrapped, batch, outputs)
         return loss, logits, labels
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:

@@ -6,21 +6,20 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from attendrop.tasks.values import is_missing
 
-Array = np.ndarray[Any, np.dtype[Any]]
 # Offsets of a token that is not of the text.
 NOT_TEXT = [-1, -1]
 
 
-class SpanAnswer(NamedTuple):
+@dataclass(frozen=True)
+class SpanAnswer:
     """The best answer to a question.
 
     Attributes:
@@ -35,8 +34,10 @@ class SpanAnswer(NamedTuple):
     score: float
     none_score: float
 
-
-# In files -------------------------------------------------------------------------------------------------------------
+    @property
+    def scores(self) -> tuple[float, float]:
+        """Both scores."""
+        return self.score, self.none_score
 
 
 def read_answers(value: Any) -> dict[str, list[Any]] | None:
@@ -75,18 +76,6 @@ def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
     return None
 
 
-# Tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def groups(numbers: Sequence[int]) -> Iterator[slice]:
-    """Yield the places of each question's windows, given the number of the question of each window."""
-    first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[first]:
-            yield slice(first, place)
-            first = place
-
-
 def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return the first and the last token of the first answer in a window; ``[0, 0]`` if it is not all there.
 
@@ -106,15 +95,8 @@ def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Seque
     return [inside[0], inside[-1]]
 
 
-# Scores ---------------------------------------------------------------------------------------------------------------
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def words_of(answer: str) -> list[str]:
-    """Return the words that SQuAD compares: in lower case, without punctuation and articles."""
-    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
 @lru_cache(maxsize=100_000)
@@ -125,14 +107,18 @@ def answer_scores(answer: str, accepted: tuple[str, ...]) -> tuple[float, float]
         answer: The answer; empty: none.
         accepted: The accepted answers; none: there is no answer.
     """
-    given = words_of(answer)
-    pairs = [_scores(given, words_of(each)) for each in accepted or ("",)]
-    return max(match for match, _ in pairs), max(f1 for _, f1 in pairs)
+    given = _words(answer)
+    matches, f1s = zip(*(_scores(given, _words(each)) for each in accepted or ("",)), strict=True)
+    return max(matches), max(f1s)
+
+
+def _words(answer: str) -> list[str]:
+    """Return the words that SQuAD compares: in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
 def _scores(given: list[str], wanted: list[str]) -> tuple[float, float]:
     match = float(given == wanted)
     if not given or not wanted:
         return match, match
-    shared = sum((Counter(given) & Counter(wanted)).values())
-    return match, 2 * shared / (len(given) + len(wanted))
+    return match, 2 * sum((Counter(given) & Counter(wanted)).values()) / (len(given) + len(wanted))

@@ -1,8 +1,11 @@
-"""Texts that are longer than a model reads: their first tokens, their first and last, or windows over all of them."""
+"""Texts that are longer than a model reads: their first tokens, their first and last, or windows over all of them.
+
+Where a text is read in several windows, the encoded rows have the column "document", the number of the text of each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ _OVERLAP = 0.25
 
 def split_long(
     whole: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, long_texts: str
-) -> tuple[dict[str, list[Any]], list[int]]:
+) -> dict[str, list[Any]]:
     """Cut encoded texts, or split them into windows, each with the special tokens of a whole text.
 
     Args:
@@ -32,44 +35,43 @@ def split_long(
             overlap by a quarter at least.
 
     Returns:
-        The columns, with a row for each piece, and the number of the text of each piece.
+        The columns, with a row for each piece, and "document".
     """
     first, last = special_tokens(tokenizer)
-    rows: dict[str, list[Any]] = {name: [] for name in whole}
-    documents = []
+    rows: dict[str, list[Any]] = {name: [] for name in (*whole, DOCUMENT)}
     for number, ids in enumerate(whole["input_ids"]):
         for tokens in _pieces(len(ids) - first - last, max_length - first - last, long_texts):
             kept = [*range(first), *(first + token for token in tokens), *range(len(ids) - last, len(ids))]
             for name, values in whole.items():
                 rows[name].append([values[number][token] for token in kept])
-            documents.append(number)
-    return rows, documents
+            rows[DOCUMENT].append(number)
+    return rows
+
+
+def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
+    """Yield the places of the encoded rows of each text, which follow one another."""
+    documents, first = encoded[DOCUMENT][:], 0
+    for place in range(1, len(documents) + 1):
+        if place == len(documents) or documents[place] != documents[first]:
+            yield slice(first, place)
+            first = place
 
 
 def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """Average the rows of each text; rows that are whole texts stay as they are."""
-    starts = _starts(encoded)
-    if starts is None:
+    if DOCUMENT not in encoded:
         return raw
     import numpy as np
 
+    starts = [rows.start for rows in document_slices(encoded)]
     counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
     means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
     return means.astype(raw.dtype)
 
 
-def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> list[Any]:
+def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> Sequence[Any]:
     """Return the value of each text, of values that all rows of a text have."""
-    starts = _starts(encoded)
-    return list(values) if starts is None else [values[start] for start in starts]
-
-
-def _starts(encoded: Mapping[str, Any]) -> list[int] | None:
-    """Find the first row of each text; None if rows are whole texts."""
-    if DOCUMENT not in encoded:
-        return None
-    documents = encoded[DOCUMENT][:]
-    return [row for row, number in enumerate(documents) if row == 0 or number != documents[row - 1]]
+    return values if DOCUMENT not in encoded else [values[rows.start] for rows in document_slices(encoded)]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:

@@ -82,32 +82,24 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         return dataset, None
     if len(dataset) < 2:
         raise AttendropError(f"{len(dataset)} row cannot be split; hold out a fraction of 0, or add data.")
-    texts = _numbered(task.head.texts(dataset))
-    if max(texts) == 0:
+    numbers: dict[Hashable, int] = {}
+    texts = [numbers.setdefault(text, len(numbers)) for text in task.head.texts(dataset)]  # equal texts are one number
+    if len(numbers) == 1:
         raise AttendropError(
             f"{len(dataset)} rows of the same {task.head.input_name} cannot be split; hold out a fraction of 0, or add "
             "data."
         )
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
+    held = None
     if len(task.head.strata) > 1:
         held = _stratified(task.head.strata_of(dataset), texts, count, seed)
-    else:
-        held = _unstratified(texts, count, seed)
+    if held is None:
+        held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts)
     return take(dataset, (row for row in range(len(dataset)) if row not in held)), take(dataset, held)
 
 
-def _numbered(texts: Sequence[Hashable]) -> list[int]:
-    """Return a number for each text, from 0, the same for equal texts."""
-    numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(text, len(numbers)) for text in texts]
-
-
-def _unstratified(texts: Sequence[int], count: int, seed: int) -> set[int]:
-    return _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts)
-
-
-def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: int) -> set[int]:
-    """Sample about ``count`` rows, stratified by class if possible, otherwise unstratified with a warning."""
+def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: int) -> set[int] | None:
+    """Sample about ``count`` rows, stratified by class; None, with a warning, if that is not possible."""
     classes_of = _classes_of(labels, texts)
     sizes = Counter(label for classes in classes_of.values() for label in classes)
     divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
@@ -120,7 +112,7 @@ def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: i
             "they were sampled without stratification.",
             stacklevel=3,
         )
-        return _unstratified(texts, count, seed)
+        return None
     kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
     return _whole_texts([*held, *kept], enough, labels, texts)
 

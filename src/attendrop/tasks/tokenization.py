@@ -32,27 +32,22 @@ def encode(
 
     Returns:
         What the head makes of the rows (:meth:`Head.tokenize`), "labels" (if there are labels) and "length", in
-        tokens, without the raw columns. Where the task does more with long texts than to truncate them, "document", the
-        number of the row in the data set, of which there are several for a text in windows.
+        tokens, without the raw columns. Where a row can become several, as texts in windows do, "document", the number
+        of the row in the data set.
 
     Raises:
         AttendropError: ``max_length`` leaves no room for the texts; the head leaves out all rows; or a row of a token
             column does not have one entry for each token before truncation.
     """
     limit = task.head.length_limit(tokenizer, max_length, dataset.column_names)
-
-    def tokenise(columns: dict[str, list[Any]], rows: list[int]) -> dict[str, Any]:
-        return encode_columns(columns, task, tokenizer, limit, token_columns, first_row=rows[0])
-
-    # Rows in memory have no use for a fingerprint, for which the whole tokenizer would be hashed in seconds.
-    fingerprint = None if dataset.cache_files else uuid4().hex
     encoded = dataset.map(
-        tokenise,
+        lambda columns, rows: encode_columns(columns, task, tokenizer, limit, token_columns, first_row=rows[0]),
         batched=True,
         with_indices=True,
         remove_columns=dataset.column_names,
         desc="tokenising",
-        new_fingerprint=fingerprint,
+        # Rows in memory have no use for a fingerprint, for which the whole tokenizer would be hashed in seconds.
+        new_fingerprint=None if dataset.cache_files else uuid4().hex,
     )
     if not len(encoded):
         raise AttendropError(f"none of {len(dataset)} rows has a token that the model knows.")
@@ -77,18 +72,19 @@ def encode_columns(
 
     ``first_row`` is the number of the first row among all rows.
     """
-    head, windows = task.head, task.long_texts != HEAD
-    if windows and token_columns:
+    head, whole = task.head, task.long_texts == HEAD
+    if token_columns and not whole:
         raise AttendropError(
             f"column {token_columns[0].name!r}, which the method reads, has an entry for each token of a whole text; "
             f"use long-texts {HEAD!r}."
         )
-    cut = head.tokenize(columns, tokenizer, None if windows else max_length)
-    encoded, documents = split_long(cut, tokenizer, max_length, task.long_texts) if windows else (dict(cut), None)
+    tokens = head.tokenize(columns, tokenizer, max_length if whole else None)
+    encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)
     if token_columns:
-        encoded |= head.align(token_columns, columns, cut, tokenizer)
+        encoded |= head.align(token_columns, columns, tokens, tokenizer)
     encoded["length"] = head.lengths(encoded)
+    documents = encoded.get(DOCUMENT)
     if "label" in columns:
         labels = columns["label"] if documents is None else [columns["label"][row] for row in documents]
-        encoded["labels"] = head.targets(labels, cut, tokenizer)
+        encoded["labels"] = head.targets(labels, tokens, tokenizer)
     return encoded if documents is None else encoded | {DOCUMENT: [first_row + row for row in documents]}

@@ -137,9 +137,14 @@ def json_list(text: str) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
+def listed(value: Any) -> list[Any] | None:
+    """Return a list, also one in JSON; None for anything else."""
+    return json_list(value) if isinstance(value, str) else value if isinstance(value, list) else None
+
+
 def read_list(value: Any) -> list[str] | None:
     """Read words or tags, a missing one as an empty text; return None if a value is neither a list nor a text."""
-    found = value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
+    found = listed(value)
     if found is None:
         return value.split() if isinstance(value, str) else None
     return ["" if item is None else str(item) for item in found]
@@ -155,11 +160,6 @@ def list_problem(items: list[str] | None, what: str) -> str | None:
 
 # The letters of choices, of which a question has no more than these.
 LETTERS = ascii_uppercase
-
-
-def listed(value: Any) -> list[Any] | None:
-    """Return a list of choices, also as JSON; None for anything else."""
-    return value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
 
 
 def read_choices(values: Sequence[Any]) -> list[str]:

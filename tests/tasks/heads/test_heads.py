@@ -159,7 +159,7 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
     "translation": (["un doi trei mare", "si un caine"], [WrittenText("un doi trei mare"), WrittenText("si un caine")]),
-    "masked-language-modeling": ([[7], [5, 8]], [PredictedTokens((7,), text="7"), PredictedTokens((5, 8), text="5 8")]),
+    "masked-language-modeling": ([[7], [5, 8]], [PredictedTokens("7", ids=(7,)), PredictedTokens("5 8", ids=(5, 8))]),
     "text-generation": (["one", "two"], [WrittenText("one", 0.0, 1), WrittenText("two", 0.0, 1)]),
 }
 
@@ -191,7 +191,7 @@ DIVERGED: dict[str, Any] = {
     "multiple-choice": np.array([np.nan, 0.0]),
     "translation": WrittenText("a", math.nan, 1),
     "text-generation": WrittenText("a", math.inf, 1),
-    "masked-language-modeling": PredictedTokens((7,), math.nan, 1),
+    "masked-language-modeling": PredictedTokens("", math.nan, 1, (7,)),
 }
 
 

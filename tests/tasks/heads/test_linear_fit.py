@@ -7,8 +7,8 @@ import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads import sequence
-from attendrop.tasks.heads.sequence import fit_logistic_regression, fit_ridge_regression
+from attendrop.tasks.heads import linear_models
+from attendrop.tasks.heads.linear_models import fit_logistic_regression, fit_ridge_regression
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))
@@ -88,7 +88,7 @@ def test_ridge_regression_of_sparse_features_is_that_of_all_columns() -> None:
 
 def test_many_rows_are_not_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     rotated = fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3)
-    monkeypatch.setattr(sequence, "_ROTATED_ROWS", 10)
+    monkeypatch.setattr(linear_models, "_ROTATED_ROWS", 10)
     plain, numbers = (
         fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3),
         fit_ridge_regression(SPARSE, SPARSE_NUMBERS.tolist()),

@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import arrays
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.heads.multi_label import MultiLabel
-from attendrop.tasks.heads.sequence import fit_logistic_regressions
 
 HEAD = MultiLabel(("art", "music", "sport"))
 

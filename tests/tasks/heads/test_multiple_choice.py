@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.methods.core.base import Method
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.model_classes import find_choice_class
+from attendrop.tasks.heads.model_classes import choice_class
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.tokenization import encode_columns
 
@@ -33,7 +33,7 @@ def model() -> Any:
 
 
 def hiding(model: Any) -> Any:
-    model.__class__ = find_choice_class(type(model).__name__)
+    model.__class__ = choice_class(type(model).__name__)
     return model.train()
 
 

@@ -51,10 +51,10 @@ def test_every_word_of_a_long_text_is_in_a_window_and_answers_keep_their_place(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     windows = encoded(tokenizer).to_list()
-    numbers = [window["question_number"] for window in windows]
-    assert numbers[0] == 5 and numbers[-1] == 8 and numbers.count(7) > 3
+    numbers = [window["document"] for window in windows]
+    assert numbers[0] == 0 and numbers[-1] == 2 and numbers.count(1) > 3
     assert all(window["length"] <= LENGTH for window in windows)
-    covered = {tuple(span) for window in windows if window["question_number"] == 7 for span in window["offsets"]}
+    covered = {tuple(span) for window in windows if window["document"] == 1 for span in window["offsets"]}
     assert len(covered - {(-1, -1)}) == len(WORDS)
     assert text_of(windows[0], windows[0]["labels"]) == "dog"
     found = [text_of(window, window["labels"]) for window in windows[1:-1] if window["labels"] != [0, 0]]

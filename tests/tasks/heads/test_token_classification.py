@@ -210,9 +210,7 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path, seed: int) -> Non
 def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
     head = TokenClassification(("DET", "NOUN", "VERB", "X", "Y"))
     gold, found = [[0, 1], [2, 1, 0]], [[0, 3], [2, 1, 0]]  # X is predicted, and nobody has it; Y is nowhere
-    outputs = head.label_array([0, 0])
-    for row, tags in enumerate(found):
-        outputs[row] = np.eye(5)[tags]
+    outputs = row_array([np.eye(5)[tags] for tags in found])
     score, tags = head.metrics["f1_macro"].score, head.label_array(gold)
     expected = f1_score([*chain(*gold)], [*chain(*found)], average="macro")
     assert score(tags, outputs) == pytest.approx(expected) == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)

@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
+from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
-from attendrop.tasks.long_texts import DOCUMENT, HEAD, of_documents
+from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
 from attendrop.tasks.values import text_problem, value_problem
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
+
+    from attendrop.tasks.heads.linear_models import LinearFit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
+Tokenizer = PreTrainedTokenizerBase
 _ATTRIBUTED = {
     CLASSES: "the logit of the predicted class",
     LABELS: "the log-likelihood of the predicted labels",
@@ -33,8 +39,6 @@ _ATTRIBUTED = {
     TOKENS: "the log-likelihood of the predicted tokens",
     SPAN: "the logits of the first and the last token of the predicted answer",
 }
-# Up to this many classes are listed; for more, only the smallest and the largest number of rows are shown.
-MOST_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -58,29 +62,10 @@ class Metric:
         """Make the fraction of rows that are right."""
         return cls(lambda labels, outputs: float(np.mean(right(labels, outputs))), right=right)
 
-
-@dataclass(frozen=True)
-class LinearFit:
-    """Linear model of features.
-
-    Attributes:
-        kind: Such as "logistic regression".
-        weight: ``(outputs, features)``.
-        bias: ``(outputs,)``.
-        settings: Chosen strength of the regularisation, such as ``{"C": 10.0}``.
-        score: Name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2.
-    """
-
-    kind: str
-    weight: Array
-    bias: Array
-    settings: dict[str, float]
-    score: tuple[str, float]
-
-    def outputs(self, features: Array) -> Array:
-        """Compute outputs ``(rows, outputs)`` of features ``(rows, features)``."""
-        outputs: Array = features @ self.weight.T + self.bias
-        return outputs
+    @classmethod
+    def of(cls, score: Callable[..., Any], read: Callable[[Array], Array], span: float = 1.0, **options: Any) -> Self:
+        """Make a score of scikit-learn, with options, of what a function reads from the outputs."""
+        return cls(lambda labels, outputs: float(score(labels, read(outputs), **options)), span)
 
 
 @dataclass(frozen=True)
@@ -100,80 +85,51 @@ class Head(ABC):
         label_names: The classes, in the order of their ids; empty if there are none.
         unknown_names: Labels of evaluation data that are none of these, so that the model cannot predict them; their
             ids follow.
-        kind: Name of the kind of task, ``Task.kind``.
-        label_type: Value of ``--label-type`` for labels of this kind.
-        output_kind: What the model predicts, one of ``OUTPUT_KINDS`` of :mod:`attendrop.attribution.predictions`, by
-            which its predictions are attributed, and those of several passes compared.
-        inputs: Columns of a data set that the head can read.
-        input_name: What an input is called in messages.
-        least_inputs: Least number of ``--text-columns``, of which :meth:`read_texts` makes the inputs.
-        most_inputs: Greatest number of those.
-        needs_labels: Whether rows for training and scoring need a label.
-        auto_class: Class of transformers that loads models of this kind.
-        peft_task_type: Task type of models of this kind in PEFT; None: PEFT has none.
-        problem_type: ``problem_type`` of the model's configuration, which selects the loss.
-        pipeline_tag: Name of the task on the hub, for model cards.
-        preprocessor: Name, class and further arguments of what makes inputs, in the code of model cards.
-        tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
-        pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
-        one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
-        has_pooling: Whether there is a choice of that vector.
-        has_class_weights: Whether the loss supports class weights.
-        long_texts: What can be done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
-        training_columns: Columns of encoded rows that :meth:`training_collator` reads, and no model.
-        no_token_columns: Why columns with an entry for each token are refused, a part of a sentence, if they are.
-        padding: Value with which raw outputs of batches are padded to one size.
-        in_sequence: Whether rows are parts of running text, so that neighbours are alike.
-        reads_labels: Whether raw outputs depend on the labels, if there are any.
-        rewarded_by_loss: Whether methods are not rewarded by scores, because these are not of the logits of one pass.
-        answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
-        has_probabilities: Whether predictions can come with the probabilities of all classes.
-        keeps_unknown: Whether there can be ``unknown_names``.
-        default_metrics: Metrics of custom files; models are selected by the first.
-        metric_aliases: Alternative names of metrics.
-        fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
-        most_fit_rows: Number of training rows on which the fit of a trained model is measured, at most.
-        baselines: Baselines without fine-tuning that are defined for this kind of task.
-        refused: Commands that do not work for this kind of task, with the reason, a part of a sentence.
     """
 
     label_names: tuple[str, ...] = ()
     unknown_names: tuple[str, ...] = ()
 
-    kind: ClassVar[str]
-    label_type: ClassVar[str]
-    output_kind: ClassVar[str]
-    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")
-    input_name: ClassVar[str] = "text"
-    least_inputs: ClassVar[int] = 1
+    # The task, and its data
+    kind: ClassVar[str]  # ``Task.kind``
+    label_type: ClassVar[str]  # value of ``--label-type``
+    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
+    input_name: ClassVar[str] = "text"  # what an input is called in messages
+    least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
-    needs_labels: ClassVar[bool] = True
-    auto_class: ClassVar[str]
-    peft_task_type: ClassVar[str | None] = None
-    problem_type: ClassVar[Any] = None
-    pipeline_tag: ClassVar[str]
-    preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")
-    tokenizer_options: ClassVar[Mapping[str, Any]] = {}
-    pretrained: ClassVar[bool] = False
-    one_vector: ClassVar[bool] = False
-    has_pooling: ClassVar[bool] = False
-    has_class_weights: ClassVar[bool] = False
-    long_texts: ClassVar[tuple[str, ...]] = (HEAD,)
-    training_columns: ClassVar[tuple[str, ...]] = ()
-    no_token_columns: ClassVar[str] = ""
-    padding: ClassVar[float] = 0
-    in_sequence: ClassVar[bool] = False
-    reads_labels: ClassVar[bool] = False
-    rewarded_by_loss: ClassVar[bool] = False
-    answer_column: ClassVar[str] = "label"
-    has_probabilities: ClassVar[bool] = False
-    keeps_unknown: ClassVar[bool] = False
-    default_metrics: ClassVar[tuple[str, ...]]
-    metric_aliases: ClassVar[Mapping[str, str]] = {}
-    fitted_at: ClassVar[tuple[str, float] | None] = None
-    most_fit_rows: ClassVar[int] = 1000
-    baselines: ClassVar[tuple[str, ...]] = ()
-    refused: ClassVar[Mapping[str, str]] = {}
+    needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
+    keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
+    in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
+    long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
+    no_token_columns: ClassVar[str] = ""  # why columns with an entry for each token are refused, if they are
+    refused: ClassVar[Mapping[str, str]] = {}  # commands that do not work, with the reason, a part of a sentence
+    baselines: ClassVar[tuple[str, ...]] = ()  # baselines without fine-tuning that are defined
+
+    # The model
+    output_kind: ClassVar[str]  # one of ``OUTPUT_KINDS``, by which predictions are attributed and compared
+    auto_class: ClassVar[str]  # class of transformers that loads models of this kind
+    peft_task_type: ClassVar[str | None] = None  # task type in PEFT, if it has one
+    problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
+    pipeline_tag: ClassVar[str]  # name of the task on the hub, for model cards
+    preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")  # name, class, further arguments
+    tokenizer_options: ClassVar[Mapping[str, Any]] = {}  # arguments with which the tokenizer is loaded
+    pretrained: ClassVar[bool] = False  # whether pre-trained models have the head's weights, as language models do
+    one_vector: ClassVar[bool] = False  # whether models read one vector for the input: a linear model can be fitted
+    has_pooling: ClassVar[bool] = False  # whether there is a choice of that vector
+    has_class_weights: ClassVar[bool] = False  # whether the loss supports class weights
+    training_columns: ClassVar[tuple[str, ...]] = ()  # encoded columns that `training_collator` reads, and no model
+
+    # Outputs and scores
+    padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
+    reads_labels: ClassVar[bool] = False  # whether raw outputs depend on the labels, if there are any
+    reference_column: ClassVar[str] = "labels"  # encoded column of which references are made
+    rewarded_by_loss: ClassVar[bool] = False  # whether methods are rewarded by the loss: scores need several passes
+    answer_column: ClassVar[str] = "label"  # column of the prediction, ``predicted_...`` beside columns of the input
+    has_probabilities: ClassVar[bool] = False  # whether predictions can come with the probabilities of all classes
+    default_metrics: ClassVar[tuple[str, ...]]  # metrics of custom files; models are selected by the first
+    metric_aliases: ClassVar[Mapping[str, str]] = {}  # alternative names of metrics
+    fitted_at: ClassVar[tuple[str, float] | None] = None  # metric, and its least value on rows that have been fitted
+    most_fit_rows: ClassVar[int] = 1000  # number of training rows on which the fit is measured, at most
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -189,6 +145,27 @@ class Head(ABC):
     def options(self) -> dict[str, Any]:
         """Return the options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if "range" in each.metadata}
+
+    def refuse(self, command: str) -> None:
+        """Raise AttendropError if a command does not work for this kind of task."""
+        if command in self.refused:
+            raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
+
+    def fits(self, other: Head) -> bool:
+        """Tell whether outputs of a model with this head can be read as those of another head."""
+        return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
+
+    # Names of labels --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
+        return 0
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
+        return (*self.label_names, *self.unknown_names)
 
     def with_unknown(self, labels: Sequence[Any]) -> Self:
         """Return the head with those of some labels that it does not know among its ``unknown_names``.
@@ -211,22 +188,6 @@ class Head(ABC):
         counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
         named = enumerate(self.unknown_names, start=len(self.label_names))
         return {name: counts[number] for number, name in named if counts[number]}
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
-        return (*self.label_names, *self.unknown_names)
-
-    def refuse(self, command: str) -> None:
-        """Raise AttendropError if a command does not work for this kind of task."""
-        if command in self.refused:
-            raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
-
-    def fits(self, other: Head) -> bool:
-        """Tell whether outputs of a model with this head can be read as those of another head."""
-        return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
-
-    # In words ---------------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -327,13 +288,13 @@ class Head(ABC):
         """
         return cls()
 
-    def label_problem(self, value: Any) -> str | None:
-        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
-        return None
-
     def unknown_labels(self, value: Any) -> list[str]:
         """List the classes or tags in a label that has no :meth:`value_problem` which the head does not know."""
         return []
+
+    def label_problem(self, value: Any) -> str | None:
+        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
+        return None
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         """Describe in what a row's values, as of :meth:`read_texts`, and its label do not fit, or return None."""
@@ -353,12 +314,8 @@ class Head(ABC):
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
         """Make the head of a saved model that :meth:`recognizes` accepts: by default, with its classes."""
-        return cls(saved_classes(config))
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
-        return 0
+        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
+        return cls(tuple(names[number] for number in sorted(names)))
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -370,16 +327,6 @@ class Head(ABC):
         import transformers
 
         return getattr(transformers, self.auto_class)
-
-    @classmethod
-    def saved_class(cls, name: str, model_type: str) -> Any:
-        """Return the class of this library that loads a saved model; None for another kind, or a class of transformers.
-
-        Args:
-            name: Name of the class with which it was saved.
-            model_type: As in its configuration.
-        """
-        return None
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Set the class, the size, the names and the loss of the head in a model's configuration.
@@ -398,27 +345,20 @@ class Head(ABC):
         """Return the name of the class of transformers for a configuration; None if its family has none."""
         import transformers
 
-        mapping = getattr(transformers, cls.auto_class)._model_mapping
-        if type(config) not in mapping:
-            return None
-        found = mapping[type(config)]
-        return str((found[0] if isinstance(found, tuple) else found).__name__)
+        found = getattr(transformers, cls.auto_class)._model_mapping.get(type(config), None)
+        return None if found is None else str((found[0] if isinstance(found, tuple) else found).__name__)
 
     def load_preprocessor(self, place: str) -> Any:
-        """Load the tokenizer of a model, or what takes its place.
-
-        Args:
-            place: Folder or hub id of the model.
-        """
+        """Load the tokenizer of a model, or what takes its place, given the model's folder or hub id."""
         return load_tokenizer(place, **self.tokenizer_options)
 
     def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
-        """Adapt a model and its tokenizer, or what takes its place, to each other.
+        """Adapt a model and what :meth:`load_preprocessor` returned to each other.
 
         Args:
             name: Name of the model, for messages.
             model: The model.
-            tokenizer: What :meth:`load_preprocessor` returned.
+            tokenizer: Its tokenizer, or what takes its place.
 
         Raises:
             AttendropError: They do not belong together.
@@ -426,7 +366,7 @@ class Head(ABC):
         set_padding(name, model, tokenizer)
         limit_to_positions(model, tokenizer)
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set what the options ask for in a loaded model and its tokenizer.
 
         Raises:
@@ -475,11 +415,6 @@ model = {load}(folder)
         """List the columns that the head reads, of those that rows have."""
         return [name for name in cls.inputs if name in columns]
 
-    @classmethod
-    def joins_pairs(cls, columns: Collection[str]) -> bool:
-        """Tell whether rows with these columns are tokenized as pairs of texts."""
-        return len(cls.inputs_in(columns)) > 1
-
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         """Return rows without what is to be predicted."""
         return {name: values for name, values in columns.items() if name != "label"}
@@ -488,34 +423,29 @@ model = {load}(folder)
         """Return training rows as :meth:`tokenize` is to see them."""
         return rows
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
-        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
+        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation.
+
+        A head that makes several encoded rows of one adds the column "document": the number of the row of each.
+        """
         texts = [columns[name] for name in self.inputs_in(columns)]
         encoding: BatchEncoding = tokenizer(*texts, **truncation(max_length))
         return encoding
 
-    def length_limit(self, tokenizer: PreTrainedTokenizerBase, max_length: int, columns: Collection[str]) -> int:
+    def length_limit(self, tokenizer: Tokenizer, max_length: int, columns: Collection[str]) -> int:
         """Return the number of tokens to which rows with these columns are truncated, given the one that was asked for.
 
         Raises:
             AttendropError: It leaves no room for text.
         """
-        return length_limit(tokenizer, max_length, pair=self.joins_pairs(columns))
+        return length_limit(tokenizer, max_length, pair=len(self.inputs_in(columns)) > 1)
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         """Return the length of each row, in tokens."""
         return [len(ids) for ids in encoded["input_ids"]]
 
-    def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
-        """Count the rows that were truncated to a limit, given their lengths: those that fill it and are longer."""
-        full = [row for row, length in enumerate(lengths) if length >= limit]
-        if not full:
-            return 0
-        whole = self.tokenize(rows.select(full).to_dict(), tokenizer, None)
-        return sum(length > limit for length in self.lengths(whole))
-
     def input_report(
-        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Tokenizer, limit: int
     ) -> dict[str, int]:
         """Count what encoding lost, for the report on data.
 
@@ -529,12 +459,13 @@ model = {load}(folder)
             ``truncated`` (rows longer than the limit) and ``unknown`` (see :meth:`unknown_rows`); empty for inputs that
             can be neither.
         """
-        return {
-            "truncated": self.truncated(rows, of_documents(encoded["length"], encoded), tokenizer, limit),
-            "unknown": self.unknown_rows(encoded, tokenizer),
-        }
+        lengths = of_documents(encoded["length"], encoded)
+        full = [row for row, length in enumerate(lengths) if length >= limit]
+        whole = self.lengths(self.tokenize(rows.select(full).to_dict(), tokenizer, None)) if full else []
+        truncated = sum(length > limit for length in whole)
+        return {"truncated": truncated, "unknown": self.unknown_rows(encoded, tokenizer)}
 
-    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> int:
         """Count the rows that have no token known to the tokenizer."""
         special, rows = set(tokenizer.all_special_ids), self.row_numbers(encoded)
         known = {row for row, ids in zip(rows, self.token_ids(encoded), strict=True) if set(ids) - special}
@@ -553,7 +484,7 @@ model = {load}(folder)
         token_columns: Sequence[TokenColumn],
         columns: Columns,
         encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
     ) -> dict[str, list[Any]]:
         """Make columns with an entry for each token of the encoded rows, from those of the rows.
 
@@ -573,18 +504,18 @@ model = {load}(folder)
             )
         return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)
 
-    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-        """Make the ``labels`` of the model, without padding: by default, class ids."""
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[Any]:
+        """Make the ``labels`` of the model, without padding, from those of the encoded rows: by default, class ids."""
         return [int(label) for label in labels]
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
         from transformers import DataCollatorWithPadding
 
         return DataCollatorWithPadding(tokenizer)
 
     def training_collator(
-        self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
+        self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
     ) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one.
 
@@ -599,18 +530,18 @@ model = {load}(folder)
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
         """Compute the raw outputs of a model for a batch; called without gradients."""
-        logits: Array = model(**batch).logits.float().cpu().numpy()
-        return logits
+        raw: Array = self.raw_outputs(model, batch, model(**batch)).float().cpu().numpy()
+        return raw
 
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Any:
-        """Return the raw outputs that a trainer keeps for scoring, as tensors.
+    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        """Return what is kept of a pass for decoding and scoring, one row per encoded row: by default, the logits.
 
         Args:
             model: The model, in evaluation mode; called without gradients.
-            batch: The batch, with labels.
-            logits: What the model returned for it, beside the loss.
+            batch: Its inputs.
+            outputs: What it returned for them, with names.
         """
-        return logits[0] if isinstance(logits, tuple) else logits  # some models return more than logits
+        return logits_of(outputs)
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
         """Concatenate the raw outputs of several batches, padded to the largest."""
@@ -620,8 +551,10 @@ model = {load}(folder)
         pairs = zip(arrays, padding, strict=True)
         return np.concatenate([np.pad(array, pad, constant_values=self.padding) for array, pad in pairs])
 
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Convert raw outputs to outputs, one entry per row of the data, that can be decoded and scored.
+
+        By default, the outputs of a text in windows are their mean.
 
         Args:
             raw: Raw outputs of all encoded rows, in their order.
@@ -629,11 +562,12 @@ model = {load}(folder)
                 method is rewarded, only "labels".
             tokenizer: The tokenizer.
         """
-        return raw
+        return document_means(raw, encoded)
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         """Return what outputs are scored against, one entry per row of the data; as for :meth:`row_outputs`."""
-        return self.label_array(encoded["labels"][:])
+        column = self.reference_column if self.reference_column in encoded else "labels"
+        return self.label_array(of_documents(encoded[column][:], encoded))
 
     def label_array(self, labels: Sequence[Any]) -> Array:
         """Convert labels of rows to references."""
@@ -655,9 +589,10 @@ model = {load}(folder)
         return outputs
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its outputs are what a model can return that did not diverge."""
-        good: Array = np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
-        return good
+        """Tell of each row whether its outputs, or the ``scores`` of an object, are what no diverged model returns."""
+        if outputs.dtype == object:
+            return np.array([np.isfinite(getattr(row, "scores", row)).all() for row in outputs])
+        return np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
 
     @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
@@ -726,12 +661,6 @@ model = {load}(folder)
         return []
 
 
-def saved_classes(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return the classes in the configuration of a saved model, in the order of their ids."""
-    names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
-    return tuple(names[number] for number in sorted(names))
-
-
 def truncation(max_length: int | None) -> dict[str, Any]:
     """Return the arguments of a tokenizer that truncate to a number of tokens, or with None do not."""
     return {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
@@ -743,33 +672,3 @@ def row_array(rows: Sequence[Any]) -> Array:
     for number, row in enumerate(rows):  # not at once: rows of the same length would become a dimension
         found[number] = row
     return found
-
-
-def count_names(numbers: Sequence[int] | Array, names: Sequence[str]) -> dict[str, int]:
-    """Count the numbers that have a name, by name; names that occur only."""
-    counts = Counter(np.asarray(numbers, dtype=int).tolist())
-    return {name: counts[number] for number, name in enumerate(names) if counts[number]}
-
-
-def count_lines(counts: Sequence[Mapping[str, int]], title: str, form: str = "{} to {}") -> list[list[str]]:
-    """Return the lines of a table with the counts of each class in each part.
-
-    Args:
-        counts: Counts by class, of each part.
-        title: Title of a line with the smallest and the largest, instead of a line for each of more than 12 classes.
-        form: Form of these two.
-    """
-    if len(counts[0]) <= MOST_LISTED:
-        return [[f"  {name}", *(str(part[name]) for part in counts)] for name in counts[0]]
-    return [[title, *(form.format(min(part.values()), max(part.values())) for part in counts)]]
-
-
-def word_counts(texts: Sequence[str]) -> dict[str, Any]:
-    """Summarize the numbers of words of texts, for :func:`word_line`."""
-    words = [len(text.split()) for text in texts]
-    return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
-
-
-def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the line of a table with the mean and the largest number of words of each part."""
-    return [[title, *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]

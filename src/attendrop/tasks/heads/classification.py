@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,72 +20,75 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, LinearFit, Metric, count_lines, count_names
-from attendrop.tasks.heads.sequence import SequenceHead, fit_logistic_regression
-from attendrop.tasks.table import COUNT_AS_WRONG, Table
+from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression
+from attendrop.tasks.heads.named_labels import NamedLabels
+from attendrop.tasks.heads.sequence import SequenceHead
+from attendrop.tasks.table import Table
 from attendrop.tasks.values import joined_labels, number_form, written
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
 
 
-def _of_classes(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
-    """Make a score of the predicted classes."""
-    return lambda labels, logits: float(score(labels, logits.argmax(axis=1), **options))
+def predicted_classes(logits: Array) -> Array:
+    """Return the class of each row of logits ``(rows, classes)``."""
+    classes: Array = logits.argmax(axis=1)
+    return classes
 
 
-def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Array], float]:
-    return _of_classes(score, average=average, zero_division=0.0)
+def _averaged(score: Callable[..., float], average: str) -> Metric:
+    return Metric.of(score, predicted_classes, average=average, zero_division=0.0)
 
 
-def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
+def _of_second(score: Callable[..., float]) -> Metric:
+    """Make a score of the predictions of the second class."""
+    return Metric(lambda labels, logits: float(score(labels == 1, predicted_classes(logits) == 1, zero_division=0.0)))
+
+
+def _ranking(score: Callable[..., float]) -> Metric:
     """Make a score of the ranking of the second class above the first; 0.5 if there is only one class."""
 
     def of_second(labels: Array, logits: Array) -> float:
         second = (labels == 1).astype(int)
         return float(score(second, logits[:, 1] - logits[:, 0])) if np.ptp(second) else 0.5
 
-    return of_second
-
-
-def _of_second(score: Callable[..., float]) -> Callable[[Array, Array], float]:
-    """Make a score of the predictions of the second class."""
-    return lambda labels, logits: float(score(labels == 1, logits.argmax(axis=1) == 1, zero_division=0.0))
+    return Metric(of_second)
 
 
 _METRICS = {
-    "accuracy": Metric.counting(lambda labels, logits: logits.argmax(axis=1) == labels),
-    "balanced_accuracy": Metric(_of_classes(balanced_accuracy_score)),
-    "matthews_correlation": Metric(_of_classes(matthews_corrcoef), span=2.0),
-    "cohen_kappa": Metric(_of_classes(cohen_kappa_score), span=2.0),
-    "f1_macro": Metric(_averaged(f1_score, "macro")),
-    "f1_micro": Metric(_averaged(f1_score, "micro")),
-    "f1_weighted": Metric(_averaged(f1_score, "weighted")),
-    "precision_macro": Metric(_averaged(precision_score, "macro")),
-    "recall_macro": Metric(_averaged(recall_score, "macro")),
+    "accuracy": Metric.counting(lambda labels, logits: predicted_classes(logits) == labels),
+    "balanced_accuracy": Metric.of(balanced_accuracy_score, predicted_classes),
+    "matthews_correlation": Metric.of(matthews_corrcoef, predicted_classes, span=2.0),
+    "cohen_kappa": Metric.of(cohen_kappa_score, predicted_classes, span=2.0),
+    "f1_macro": _averaged(f1_score, "macro"),
+    "f1_micro": _averaged(f1_score, "micro"),
+    "f1_weighted": _averaged(f1_score, "weighted"),
+    "precision_macro": _averaged(precision_score, "macro"),
+    "recall_macro": _averaged(recall_score, "macro"),
 }
 # Scores of the second of two classes: of its predictions, and of the difference of the logits.
 _BINARY_METRICS = {
-    "f1": Metric(_of_second(f1_score)),
-    "precision": Metric(_of_second(precision_score)),
-    "recall": Metric(_of_second(recall_score)),
-    "roc_auc": Metric(_ranking(roc_auc_score)),
-    "average_precision": Metric(_ranking(average_precision_score)),
+    "f1": _of_second(f1_score),
+    "precision": _of_second(precision_score),
+    "recall": _of_second(recall_score),
+    "roc_auc": _ranking(roc_auc_score),
+    "average_precision": _ranking(average_precision_score),
 }
 
 
-class Classification(SequenceHead):
+class Classification(NamedLabels, SequenceHead):
     """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
     label_type = "class"
+    label_noun = ("label", "class", "classes")
     output_kind = CLASSES
     problem_type = "single_label_classification"
     default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
@@ -113,10 +115,6 @@ class Classification(SequenceHead):
     def predicts(self) -> str:
         return f"{len(self.label_names)} classes"
 
-    @property
-    def answers(self) -> tuple[str, ...]:
-        return self.label_names
-
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept any model that no other head recognizes; loading one without a trained head says what is missing."""
@@ -134,32 +132,28 @@ class Classification(SequenceHead):
         """
         source = tables.get("train") or tables["dev"]
         names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
-        if not asked:
+        if not asked and len(names) > _MANY_CLASSES:
             _refuse_doubtful(source, column, names)
         if "train" in tables and len(names) < 2:
             raise AttendropError(f"{source.path} has only one class, {names[0]!r}; training needs at least two.")
         return cls(tuple(names))
 
-    def label_problem(self, value: Any) -> str | None:
-        if not self.unknown_labels(value):
-            return None
-        hint = did_you_mean(written(value), self.label_names) or f"; the classes are {_shortened(self.label_names)}."
-        return f"the label {written(value)!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
+    @cached_property
+    def label_ids(self) -> dict[str, int]:
+        """The ids of classes, by name, of whole numbers also without ``.0``."""
+        return {_class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
 
-    def unknown_labels(self, value: Any) -> list[str]:
-        name = _class_name(value)
-        return [] if name in self._ids or written(value) in self._ids else [name]
+    def names_in(self, value: Any) -> list[str]:
+        name = written(value)
+        return [name if name in self.label_ids else _class_name(value)]
+
+    def ids_in(self, label: int) -> list[int]:
+        return [label]
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
-        ids = self._ids
-        return [ids[name] if (name := written(value)) in ids else ids[_class_name(value)] for value in values]
+        return [self.label_ids[name] for value in values for name in self.names_in(value)]
 
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        names = list(enumerate(self.all_names))
-        return {_class_name(name): number for number, name in names} | {name: number for number, name in names}
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         return self.without_unknown(super().collator(tokenizer))
 
     def without_unknown(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -177,16 +171,15 @@ class Classification(SequenceHead):
         return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
 
     def decode(self, outputs: Array) -> list[int]:
-        return [int(label) for label in outputs.argmax(axis=1)]
+        classes: list[int] = predicted_classes(outputs).tolist()
+        return classes
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
         rows = []
         for row in softmax(outputs, axis=1):
-            best = int(row.argmax())
-            of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
-            answer = {"label": self.label_names[best], "probability": round(float(row[best]), 6)}
-            rows.append(answer | (of_all if probabilities else {}))
+            answer = {"label": self.label_names[row.argmax()], "probability": round(float(row.max()), 6)}
+            rows.append(answer | (named_probabilities(self.label_names, row) if probabilities else {}))
         return rows
 
     @property
@@ -197,9 +190,6 @@ class Classification(SequenceHead):
         most = int(np.bincount(train).argmax())
         return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(references), 1))
 
-    def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        return count_names(outputs.argmax(axis=1), self.label_names)
-
     @property
     def strata(self) -> tuple[str, ...]:
         return tuple(f"class {name!r}" for name in self.label_names)
@@ -207,38 +197,24 @@ class Classification(SequenceHead):
     def strata_of(self, rows: Dataset) -> Sequence[int]:
         return rows["label"][:]  # type: ignore[no-any-return]
 
-    def shown_label(self, label: Any) -> Any:
-        return self.all_names[label]
-
-    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        counts = Counter(rows["label"][:])
-        return {"classes": {name: counts[number] for number, name in enumerate(self.label_names)}}
-
-    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        return count_lines([part["classes"] for part in parts], "rows of a class")
-
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
         """Warn of classes without rows, and of one that joins others."""
-        missing = [name for name, count in train["classes"].items() if count == 0]
         joined = joined_labels(self.label_names)
-        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing] + (
-            [] if joined is None else [f"The class {joined}."]
-        )
+        return super().label_warnings(train) + ([] if joined is None else [f"The class {joined}."])
 
     def similar_classes(self) -> list[list[str]]:
-        seen: dict[str, str] = {}
-        pairs = []
-        for name in self.label_names:
-            key = " ".join(name.casefold().split())
-            if key in seen:
-                pairs.append([seen[key], name])
-            seen.setdefault(key, name)
-        return pairs
+        first: dict[str, str] = {}
+        keys = [(name, " ".join(name.casefold().split())) for name in self.label_names]
+        return [[first[key], name] for name, key in keys if first.setdefault(key, name) != name]
+
+
+def named_probabilities(names: Sequence[str], row: Array) -> dict[str, float]:
+    """Return the columns of the probabilities of all classes, or labels, of a row."""
+    return {f"probability_{name}": round(float(p), 6) for name, p in zip(names, row, strict=True)}
 
 
 def _refuse_doubtful(source: Table, column: str, names: Sequence[str]) -> None:
-    if len(names) <= _MANY_CLASSES:
-        return
+    """Raise AttendropError if many different labels are probably not classes."""
     where = f"{source.path}, column {column!r}"
     if all(number_form(name) == "whole" for name in names):
         raise AttendropError(
@@ -261,7 +237,3 @@ def _class_name(value: Any) -> str:
 def _class_order(name: str) -> tuple[bool, int, str]:
     whole = number_form(name) == "whole"
     return not whole, int(name) if whole else 0, name
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Columns
+from attendrop.tasks.heads.base import Columns, Tokenizer
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.images import check_image, check_images, class_folders, is_image, read_image
 from attendrop.tasks.long_texts import HEAD
@@ -22,7 +22,7 @@ from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem, value_problem
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 PIXELS = "pixel_values"
 # Names of folders that are parts of a data set rather than classes.
@@ -178,11 +178,7 @@ logits = model(**inputs).logits"""
                 )
         return super().from_labels(tables, column, asked=True)
 
-    @classmethod
-    def joins_pairs(cls, columns: Any) -> bool:
-        return False
-
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Keep the paths, under the name of the model's input, and the hashes."""
         return BatchEncoding({PIXELS: columns["image"], "sha256": columns["sha256"]})
 
@@ -194,13 +190,11 @@ logits = model(**inputs).logits"""
         """Return 1 for each row: all images have the same number of patches."""
         return [1] * len(encoded[PIXELS])
 
-    def input_report(
-        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
-    ) -> dict[str, int]:
+    def input_report(self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Any, limit: int) -> dict[str, int]:
         """Return nothing: no image is cut or unknown."""
         return {}
 
-    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: Any) -> int:
         return 0
 
     def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:

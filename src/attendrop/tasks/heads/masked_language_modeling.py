@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,14 +16,15 @@ from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array, word_counts, word_line
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
+from attendrop.tasks.heads.label_tables import word_counts, word_line
 from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WrittenText
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 # Names of the column of texts where these are packed, and where their masks are to be filled.
@@ -34,22 +34,16 @@ _SCORED = "scored"
 
 
 @dataclass(frozen=True)
-class PredictedTokens:
-    """Output for a row.
+class PredictedTokens(WrittenText):
+    """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random.
 
     Attributes:
         ids: The most likely token at each masked position.
-        log_likelihood: Log-likelihood of the hidden tokens.
-        tokens: Number of hidden tokens.
-        text: The text with its masks filled; empty if tokens were hidden at random.
         written: The predicted tokens as they are written; None for a mask beyond the maximum length.
         probabilities: Probability of each of these.
     """
 
-    ids: tuple[int, ...]
-    log_likelihood: float = 0.0
-    tokens: int = 0
-    text: str = ""
+    ids: tuple[int, ...] = ()
     written: tuple[str | None, ...] = ()
     probabilities: tuple[float | None, ...] = ()
 
@@ -119,7 +113,7 @@ class MaskedLanguageModeling(Head):
             )
         super().configure(config)
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Check that tokens can be masked."""
         if tokenizer.mask_token is None:
             raise AttendropError(
@@ -169,7 +163,7 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         """Name the texts as those to pack, if they are packed."""
         return rows.rename_column("text", _PACKED) if self.pack else rows
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize and mask texts; add ``labels``, and ``cut``, whether a text was cut off, unless they are packed.
 
         Texts without a token to hide are left out. Texts with masks to fill are not changed: ``labels`` are at their
@@ -182,31 +176,32 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         pack = _PACKED in columns
         rows = token_rows(columns[_PACKED if pack else "text"], tokenizer, max_length, pack=pack)
         masks = TokenMasks(tokenizer, self.mask_probability)
-        found: dict[str, list[Any]] = {"input_ids": [], "attention_mask": [], "labels": [], "words": [], "cut": []}
-        for row in rows:
-            if masks.any_to_choose(row.ids):
-                ids, labels = masks.mask(row.ids, _SCORED, row.words if self.whole_words else None)
-                values = (ids, [1] * len(ids), labels, row.words, row.cut)
-                for column, value in zip(found.values(), values, strict=True):
-                    column.append(value)
-        unused = [*([] if self.whole_words else ["words"]), *(["cut"] if pack else [])]
-        return BatchEncoding({name: values for name, values in found.items() if name not in unused})
+        rows = [row for row in rows if masks.any_to_choose(row.ids)]
+        masked = [masks.mask(row.ids, _SCORED, row.words if self.whole_words else None) for row in rows]
+        found: dict[str, list[Any]] = {
+            "input_ids": [ids for ids, _ in masked],
+            "attention_mask": [[1] * len(ids) for ids, _ in masked],
+            "labels": [labels for _, labels in masked],
+        }
+        if self.whole_words:
+            found["words"] = [row.words for row in rows]
+        if not pack:
+            found["cut"] = [row.cut for row in rows]
+        return BatchEncoding(found)
 
     def input_report(
-        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Tokenizer, limit: int
     ) -> dict[str, int]:
         """Count the texts that were cut off, and those that were left out; of packed texts, neither is known."""
         if "cut" not in encoded:
             return {"truncated": 0, "unknown": 0}
         return {"truncated": sum(encoded["cut"][:]), "unknown": len(rows) - len(encoded["cut"])}
 
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[int]]:
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         found: list[list[int]] = encoded["labels"]
         return found
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad labels with -100; words are for training alone."""
         from transformers import DataCollatorForTokenClassification
 
@@ -214,43 +209,32 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return lambda rows: pad([{name: row[name] for name in row if name != "words"} for row in rows])
 
     def training_collator(
-        self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
+        self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
     ) -> MaskingCollator:
         return MaskingCollator(collate, TokenMasks(tokenizer, self.mask_probability), seed)
 
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        inputs = {name: values for name, values in batch.items() if name != "labels"}
-        found: Array = self.trainer_outputs(model, batch, model(**inputs).logits).cpu().numpy()
-        return found
-
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
+    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """Compute the likelihoods of hidden tokens, and the most likely ones, from the logits of all positions."""
         import torch
 
-        labels, logits = batch["labels"], logits[0] if isinstance(logits, tuple) else logits
-        hidden = labels != IGNORED
-        likelihoods = logits[hidden].float().log_softmax(-1)
+        hidden = batch["labels"] != IGNORED
+        likelihoods = outputs.logits[hidden].float().log_softmax(-1)
         best, ids = likelihoods.max(-1)
-        of_labels = likelihoods.gather(-1, labels[hidden][:, None]).squeeze(-1)
+        of_labels = likelihoods.gather(-1, batch["labels"][hidden][:, None]).squeeze(-1)
         found = torch.stack([of_labels, ids.float(), best.exp()], dim=-1)
         rows = torch.split(found, hidden.sum(1).tolist())
         return pad_sequence(list(rows), batch_first=True, padding_value=IGNORED)
 
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Collect the predicted tokens of each row; fill in the masks of texts that have their own."""
         rows = [row[row[:, 1] != IGNORED].astype(float) for row in raw]
         if "texts" not in encoded:
-            return row_array([PredictedTokens(_ids(row), float(row[:, 0].sum()), len(row)) for row in rows])
+            return row_array([PredictedTokens("", float(row[:, 0].sum()), len(row), _ids(row)) for row in rows])
         return row_array([_filled(text, row, tokenizer) for text, row in zip(encoded["texts"][:], rows, strict=True)])
 
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        return self.label_array([[token for token in row if token != IGNORED] for row in encoded["labels"][:]])
-
     def label_array(self, labels: Sequence[Any]) -> Array:
-        return row_array([np.asarray(row, dtype=int) for row in labels])
-
-    def finite(self, outputs: Array) -> Array:
-        return np.array([math.isfinite(each.log_likelihood) for each in outputs])
+        """Make an array of the ids of the hidden tokens of each row."""
+        return row_array([np.array([token for token in row if token != IGNORED], dtype=int) for row in labels])
 
     def decode(self, outputs: Array) -> list[list[int]]:
         return [list(each.ids) for each in outputs]
@@ -303,7 +287,7 @@ def _is_blank(text: Any) -> bool:
     return isinstance(text, str) and not text.strip()
 
 
-def _with_masks(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+def _with_masks(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
     """Tokenize texts that have masks to fill, with labels at these."""
     mask = tokenizer.mask_token
     if not any(mask in text for text in texts):
@@ -320,13 +304,14 @@ def _ids(row: Array) -> tuple[int, ...]:
     return tuple(row[:, 1].astype(int).tolist())
 
 
-def _filled(text: str, row: Array, tokenizer: PreTrainedTokenizerBase) -> PredictedTokens:
+def _filled(text: str, row: Array, tokenizer: Tokenizer) -> PredictedTokens:
     """Fill the masks of a text with predicted tokens, raw outputs of the text."""
     ids = _ids(row)
     beyond = text.count(tokenizer.mask_token) - len(ids)
     written = (*(shown_token(token, tokenizer) for token in ids), *[None] * beyond)
     probabilities = (*(round(float(each), 6) for each in row[:, 2]), *[None] * beyond)
-    return PredictedTokens(ids, 0.0, 0, fill(text, written, tokenizer.mask_token), written, probabilities)
+    filled = fill(text, written, tokenizer.mask_token)
+    return PredictedTokens(filled, ids=ids, written=written, probabilities=probabilities)
 
 
 def _accuracy(references: Array, outputs: Array) -> float:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attendrop.attribution.label_positions import IGNORED
+from attendrop.tasks.heads.base import Tokenizer
 from attendrop.tasks.long_texts import special_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,7 @@ class TokenRow:
     cut: bool
 
 
-def token_rows(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int | None, *, pack: bool
-) -> list[TokenRow]:
+def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
     """Tokenize texts, each to a row.
 
     Args:
@@ -63,7 +58,7 @@ def token_rows(
 _Stream = tuple[list[int], list[int]]
 
 
-def _tokens(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[_Stream]:
+def _tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Stream]:
     """Return the ids of each text, and the word of each token."""
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
     found = []
@@ -102,7 +97,7 @@ class TokenMasks:
         probability: Probability of each token, or word, to be chosen. If none is, one of them is chosen.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, probability: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
         self.probability = probability
         self.mask_token: int = tokenizer.mask_token_id
         self._special = np.array(tokenizer.all_special_ids)
@@ -146,7 +141,7 @@ def unmasked(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
 _CONTINUES = "##"
 
 
-def shown_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+def shown_token(token: int, tokenizer: Tokenizer) -> str:
     """Write a token without the spaces around it; the marker of one that continues a word is kept."""
     name = str(tokenizer.convert_ids_to_tokens(token))
     return name if name.startswith(_CONTINUES) else str(tokenizer.decode([token])).strip()

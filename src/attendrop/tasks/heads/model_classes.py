@@ -116,16 +116,7 @@ def mean_pooling_class(config: PreTrainedConfig) -> Any:
     """Return the class for a configuration that asks for the mean; None if a class of transformers does it."""
     if pooling_of(config) != "mean" or _has_option(config):
         return None
-    return _class(_encoder_class(config))
-
-
-def find_mean_pooling_class(name: str, model_type: str) -> Any:
-    """Find the class with which a model was saved; None if the name is not of this module's."""
-    if not name.endswith(_SUFFIX) or model_type not in CONFIG_MAPPING:
-        return None
-    config = CONFIG_MAPPING[model_type]()
-    found = _class(_encoder_class(config)) if is_encoder(config) else None
-    return found if found is not None and found.__name__ == name else None
+    return _mean_pooling(_encoder_class(config))
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -151,7 +142,7 @@ def _encoder_class(config: PreTrainedConfig) -> Any:
 
 
 @cache
-def _class(encoder: Any) -> Any:
+def _mean_pooling(encoder: Any) -> Any:
     """Make the class for an encoder, beside its other classes: a subclass of what these have in common."""
     family = next(cls for cls in encoder.__mro__ if "base_model_prefix" in vars(cls))
     name = encoder.__name__.removesuffix("Model") + _SUFFIX
@@ -165,7 +156,7 @@ def _class(encoder: Any) -> Any:
 
 
 def _forward(encoder: Any) -> Any:
-    """Make a forward method with the inputs of the encoder and ``labels`` in its signature, where the trainer looks."""
+    """Make a forward method with the inputs of the encoder and ``labels`` in its signature."""
 
     def forward(self: Any, *args: Any, **inputs: Any) -> Any:
         return self.classify(*args, **inputs)
@@ -177,8 +168,13 @@ def _forward(encoder: Any) -> Any:
         for parameter in inspect.signature(encoder.forward).parameters.values()
         if parameter.name not in names
     ]
+    return _signed(forward, inspect.Signature([*own, *others]))
+
+
+def _signed(forward: Any, signature: inspect.Signature) -> Any:
+    """Return a forward method, which may also return a tuple, with a signature, where the trainer looks for inputs."""
     either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
-    either.__signature__ = inspect.Signature([*own, *others])
+    either.__signature__ = signature
     return either
 
 
@@ -218,23 +214,14 @@ class HidesPaddedChoices:
         )
 
 
-def find_choice_class(name: str) -> Any:
+@cache
+def choice_class(name: str | None) -> Any:
     """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
     import transformers
 
-    known = name in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
-    return choice_class(getattr(transformers, name)) if known else None
-
-
-@cache
-def choice_class(stock: Any) -> Any:
-    """Make a class that hides padded choices, from a class of transformers for multiple choice."""
-    parts = {"__module__": __name__, "__doc__": stock.__doc__, "forward": _choice_forward(stock)}
-    return type(stock.__name__, (HidesPaddedChoices, stock), parts)
-
-
-def _choice_forward(stock: Any) -> Any:
-    """Make a forward method with the signature of the class of transformers, where the trainer looks."""
+    if name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        return None
+    stock = getattr(transformers, name)
     signature = inspect.signature(stock.forward)
 
     def forward(self: Any, *args: Any, **inputs: Any) -> Any:
@@ -242,6 +229,20 @@ def _choice_forward(stock: Any) -> Any:
         named = dict(zip(names, args, strict=False)) | inputs
         return self.choose(named.pop("attention_mask", None), named.pop("labels", None), **named)
 
-    either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
-    either.__signature__ = signature
-    return either
+    parts = {"__module__": __name__, "__doc__": stock.__doc__, "forward": _signed(forward, signature)}
+    return type(name, (HidesPaddedChoices, stock), parts)
+
+
+def saved_model_class(name: str, model_type: str) -> Any:
+    """Return the class of this library, otherwise that of transformers, that a saved model names; None if unknown.
+
+    Args:
+        name: Name of the class.
+        model_type: As in the model's configuration.
+    """
+    import transformers
+
+    found = choice_class(name)
+    if name.endswith(_SUFFIX) and model_type in CONFIG_MAPPING and is_encoder(config := CONFIG_MAPPING[model_type]()):
+        found = _mean_pooling(_encoder_class(config))
+    return found if found is not None and found.__name__ == name else getattr(transformers, name, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -18,52 +17,54 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, LinearFit, Metric, count_lines
-from attendrop.tasks.heads.sequence import SequenceHead, fit_logistic_regressions
+from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.classification import named_probabilities
+from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
+from attendrop.tasks.heads.named_labels import NamedLabels
+from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, written
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig
 
 
-def _of_answers(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
-    """Make a score of the predicted labels."""
-    return lambda labels, logits: float(score(labels, logits > 0, **options))
+def predicted_labels(logits: Array) -> Array:
+    """Tell which labels are predicted, of logits ``(rows, labels)``."""
+    return logits > 0
 
 
-def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Array], float]:
-    return _of_answers(score, average=average, zero_division=0.0)
+def _averaged(score: Callable[..., float], average: str) -> Metric:
+    return Metric.of(score, predicted_labels, average=average, zero_division=0.0)
 
 
-def _ranking(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+def _ranking(score: Callable[[Array, Array], float]) -> Metric:
     """Make the mean score of the rankings of rows by each label that some rows have and some have not; 0 if none."""
 
     def mean(labels: Array, logits: Array) -> float:
         defined = [column for column in range(labels.shape[1]) if np.ptp(labels[:, column])]
         return float(np.mean([score(labels[:, i], logits[:, i]) for i in defined])) if defined else 0.0
 
-    return mean
+    return Metric(mean)
 
 
 _METRICS = {
-    "f1_micro": Metric(_averaged(f1_score, "micro")),
-    "f1_macro": Metric(_averaged(f1_score, "macro")),
-    "f1_weighted": Metric(_averaged(f1_score, "weighted")),
-    "f1_samples": Metric(_averaged(f1_score, "samples")),
-    "precision_micro": Metric(_averaged(precision_score, "micro")),
-    "recall_micro": Metric(_averaged(recall_score, "micro")),
-    "jaccard_samples": Metric(_averaged(jaccard_score, "samples")),
-    "accuracy": Metric.counting(lambda labels, logits: ((logits > 0) == labels).all(axis=1)),
-    "average_precision": Metric(_ranking(average_precision_score)),
-    "roc_auc": Metric(_ranking(roc_auc_score)),
+    "f1_micro": _averaged(f1_score, "micro"),
+    "f1_macro": _averaged(f1_score, "macro"),
+    "f1_weighted": _averaged(f1_score, "weighted"),
+    "f1_samples": _averaged(f1_score, "samples"),
+    "precision_micro": _averaged(precision_score, "micro"),
+    "recall_micro": _averaged(recall_score, "micro"),
+    "jaccard_samples": _averaged(jaccard_score, "samples"),
+    "accuracy": Metric.counting(lambda labels, logits: (predicted_labels(logits) == labels).all(axis=1)),
+    "average_precision": _ranking(average_precision_score),
+    "roc_auc": _ranking(roc_auc_score),
 }
 
 
-class MultiLabel(SequenceHead):
+class MultiLabel(NamedLabels, SequenceHead):
     """Head that predicts labels independently of each other, each if its probability is above one half.
 
     Labels and targets are rows of zeros and ones, one for each label, outputs logits ``(rows, labels)``.
@@ -71,6 +72,7 @@ class MultiLabel(SequenceHead):
 
     kind = "multi-label-classification"
     label_type = "labels"
+    label_noun = ("label", "label", "labels")
     output_kind = LABELS
     problem_type = "multi_label_classification"
     default_metrics = ("f1_micro", "f1_macro", "accuracy")
@@ -91,10 +93,6 @@ class MultiLabel(SequenceHead):
     def predicts(self) -> str:
         return f"any of {len(self.label_names)} labels"
 
-    @property
-    def answers(self) -> tuple[str, ...]:
-        return self.label_names
-
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept models configured for several labels."""
@@ -110,7 +108,7 @@ class MultiLabel(SequenceHead):
 
     @classmethod
     def may_label(cls, label: Any) -> bool:
-        return isinstance(label, list) or (isinstance(label, str) and json_list(label) is not None)
+        return listed(label) is not None
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -132,27 +130,20 @@ class MultiLabel(SequenceHead):
             raise AttendropError(f"{source.path}, column {column!r}, has {found}; training needs at least two.")
         return cls(tuple(names))
 
-    def label_problem(self, value: Any) -> str | None:
-        unknown = [name for name in _items(value) if name not in self._ids]
-        if not unknown:
-            return None
-        hint = did_you_mean(unknown[0], self.label_names) or f"; the labels are {', '.join(self.label_names[:10])}"
-        return f"the label {unknown[0]!r} is not among those of training{hint.removesuffix('.')}"
+    def names_in(self, value: Any) -> list[str]:
+        return _items(value)
+
+    def ids_in(self, label: Sequence[int]) -> Array:
+        return np.flatnonzero(label)
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
         rows = np.zeros((len(values), len(self.label_names)), dtype=int)
         for row, value in zip(rows, values, strict=True):
-            row[[self._ids[name] for name in _items(value)]] = 1
+            row[[self.label_ids[name] for name in _items(value)]] = 1
         found: list[list[int]] = rows.tolist()
         return found
 
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.label_names)}
-
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[float]]:
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[float]]:
         """Return zeros and ones as floats, which the loss needs."""
         return [[float(number) for number in row] for row in labels]
 
@@ -161,52 +152,33 @@ class MultiLabel(SequenceHead):
         return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        found: list[list[int]] = (outputs > 0).astype(int).tolist()
+        found: list[list[int]] = predicted_labels(outputs).astype(int).tolist()
         return found
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
         rows = []
         for answer, row in zip(self.decode(outputs), expit(outputs), strict=True):
-            of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
-            rows.append({"labels": self._names(answer)} | (of_all if probabilities else {}))
+            names = [self.label_names[number] for number in self.ids_in(answer)]
+            rows.append({"labels": names} | (named_probabilities(self.label_names, row) if probabilities else {}))
         return rows
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the labels that more than half of the rows of training have, otherwise the most common one."""
         share = train.mean(axis=0)
         chosen = share > min(0.5, share.max() - 1e-9)
-        return ", ".join(self._names(chosen)), np.tile(np.where(chosen, 1.0, -1.0), (len(references), 1))
-
-    def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        counts = (outputs > 0).sum(axis=0)
-        return {name: int(count) for name, count in zip(self.label_names, counts, strict=True) if count}
-
-    def shown_label(self, label: Any) -> str:
-        return ", ".join(self._names(label))
-
-    def _names(self, row: Sequence[Any]) -> list[str]:
-        return [name for name, has in zip(self.label_names, row, strict=True) if has]
+        return self.shown_label(chosen), np.tile(np.where(chosen, 1.0, -1.0), (len(references), 1))
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        labels = self.label_array(rows["label"][:])
-        counts = {name: int(count) for name, count in zip(self.label_names, labels.sum(axis=0), strict=True)}
-        return {"labels": counts, "without": int((labels.sum(axis=1) == 0).sum())}
+        return super().describe_labels(rows) | {"without": sum(not any(label) for label in rows["label"][:])}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        without = ["  no label", *(str(part["without"]) for part in parts)]
-        return [*count_lines([part["labels"] for part in parts], "rows of a label"), without]
-
-    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        missing = [repr(name) for name, count in train["labels"].items() if count == 0]
-        if not missing:
-            return []
-        return [f"No row of train has one of these labels, which cannot be learnt: {', '.join(missing)}."]
+        return [*super().label_lines(parts), ["  no label", *(str(part["without"]) for part in parts)]]
 
 
 def _items(value: Any) -> list[str]:
     """Return the names in a label of a file: a list, a list in JSON, or a text with separators."""
-    found = value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
+    found = listed(value)
     if found is None:
         text = written(value)
         found = LABEL_SEPARATORS.split(text) if text else []

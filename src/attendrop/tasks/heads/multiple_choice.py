@@ -15,8 +15,8 @@ from transformers import BatchEncoding
 
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array
-from attendrop.tasks.heads.model_classes import PADDED, find_choice_class
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
+from attendrop.tasks.heads.model_classes import PADDED, choice_class
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import (
     LETTERS,
@@ -30,7 +30,7 @@ from attendrop.tasks.values import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
 
 class MultipleChoice(Head):
@@ -67,9 +67,6 @@ class MultipleChoice(Head):
     def answers(self) -> tuple[str, ...]:
         return (f"up to {len(self.label_names)} choices",)
 
-    def fits(self, other: Head) -> bool:
-        return self.kind == other.kind
-
     def _name(self, choice: int) -> str:
         return LETTERS[choice] if self._has_letters else str(choice)
 
@@ -85,11 +82,7 @@ class MultipleChoice(Head):
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers, extended so that padded choices are hidden."""
-        return find_choice_class(self._class_name(config) or "") or super().model_class(config)
-
-    @classmethod
-    def saved_class(cls, name: str, model_type: str) -> Any:
-        return find_choice_class(name)
+        return choice_class(self._class_name(config)) or super().model_class(config)
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         return f"""{self.loading(stock=stock)}
@@ -174,7 +167,7 @@ answer = choices[logits.argmax()]"""
     def read_labels(self, values: Sequence[Any]) -> list[int]:
         return [choice_number(value) or 0 for value in values]
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize the question with each choice: each column has a list for each choice of a row."""
         choices = columns["choices"]
         questions = [text for text, row in zip(columns["question"], choices, strict=True) for _ in row]
@@ -193,7 +186,7 @@ answer = choices[logits.argmax()]"""
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         return [list(chain(*row)) for row in encoded["input_ids"]]
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
         pad = super().collator(tokenizer)
 
@@ -209,13 +202,10 @@ answer = choices[logits.argmax()]"""
 
         return collate
 
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         if "input_ids" not in encoded:
             return row_array(list(raw))
         return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
-
-    def finite(self, outputs: Array) -> Array:
-        return np.array([np.isfinite(row).all() for row in outputs])
 
     def decode(self, outputs: Array) -> list[int]:
         return [int(np.argmax(row)) for row in outputs]

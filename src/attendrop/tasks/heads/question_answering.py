@@ -8,24 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 
-from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, SPAN, best_spans
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import ANSWER_MASK
-from attendrop.tasks.answers import (
-    NOT_TEXT,
-    SpanAnswer,
-    answer_scores,
-    answer_tokens,
-    groups,
-    misplaced,
-    read_answers,
-)
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array, saved_classes
+from attendrop.tasks.answers import NOT_TEXT, SpanAnswer, answer_scores, answer_tokens, misplaced, read_answers
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
+from attendrop.tasks.long_texts import DOCUMENT, document_slices
 from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig
 
 # Names of the model's outputs: where each question has an answer in its text, and where some have none.
 ALWAYS, SOMETIMES = ("start", "end"), ("start or none", "end or none")
@@ -36,10 +28,9 @@ _QUESTION, _OVERLAP = 3, 4
 class QuestionAnswering(Head):
     """Head that predicts the first and the last token of the answer.
 
-    Long texts are read in windows that overlap. A row of the encoded data is a window, with the number of its question;
-    the outputs of all windows of a question become its one :class:`SpanAnswer`. Labels are the accepted answers,
-    ``text`` and ``answer_start``; targets the two tokens in a window, both 0 where it has no answer. References are the
-    texts of the answers.
+    Long texts are read in windows that overlap, each an encoded row; the outputs of all windows of a question become
+    its one :class:`SpanAnswer`. Labels are the accepted answers, ``text`` and ``answer_start``; targets the two tokens
+    in a window, both 0 where it has no answer. References are the texts of the answers.
     """
 
     kind = "question-answering"
@@ -55,6 +46,7 @@ class QuestionAnswering(Head):
     metric_aliases: ClassVar = {"em": "exact_match"}
     fitted_at = ("f1", 0.9)
     answer_column = "answer"
+    reference_column = "answers"
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and texts are read in windows"}
     tokenizer_options: ClassVar = {"padding_side": "right"}
     predicts = "an answer in a text"
@@ -68,13 +60,11 @@ class QuestionAnswering(Head):
     def _may_be_none(self) -> bool:
         return self.label_names == SOMETIMES
 
-    def fits(self, other: Head) -> bool:
-        return self.kind == other.kind
-
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
         """Make the head; a model that does not say that there may be no answer always gives one."""
-        return cls(SOMETIMES if saved_classes(config) == SOMETIMES else ALWAYS)
+        found = super().from_config(config)
+        return found if found.label_names == SOMETIMES else cls(ALWAYS)
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that answers a question from a text of one window."""
@@ -118,8 +108,8 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
     def read_labels(self, values: Sequence[Any]) -> list[Any]:
         return [read_answers(value) for value in values]
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
-        """Tokenize windows; each has its ``question_number``, ``context``, ``offsets`` and, if known, ``answers``.
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
+        """Tokenize windows; each has its ``document``, ``context``, ``offsets`` and, if known, ``answers``.
 
         Methods read ``answer_mask``, see :func:`attendrop.attribution.predictions.answer_tokens`: the tokens of the
         text, and the first token, with which models say that there is no answer, if there may be none.
@@ -129,49 +119,37 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
                 f"{type(tokenizer).__name__} does not tell where tokens are in a text, so answers cannot be found; use "
                 "a model with a fast tokenizer."
             )
-        questions, limits = list(columns["question"]), {}
+        questions, contexts, limits = list(columns["question"]), list(columns["context"]), {}
         if max_length is not None:
             questions = _shortened(questions, tokenizer, max_length // _QUESTION)
             limits = {"truncation": "only_second", "max_length": max_length, "stride": max_length // _OVERLAP}
             limits["return_overflowing_tokens"] = True
-        encoded: BatchEncoding = tokenizer(
-            questions, list(columns["context"]), return_offsets_mapping=True, verbose=False, **limits
-        )
-        rows = encoded.pop("overflow_to_sample_mapping", range(len(questions)))
+        encoded: BatchEncoding = tokenizer(questions, contexts, return_offsets_mapping=True, verbose=False, **limits)
+        rows = list(encoded.pop("overflow_to_sample_mapping", range(len(questions))))
         encoded["offsets"] = [
             [list(span) if text == 1 else NOT_TEXT for span, text in zip(spans, encoded.sequence_ids(row), strict=True)]
             for row, spans in enumerate(encoded.pop("offset_mapping"))
         ]
-        numbers = columns.get("index", range(len(questions)))
         encoded[ANSWER_MASK] = [
             [int(first >= 0 or (self._may_be_none and token == 0)) for token, (first, _) in enumerate(offsets)]
             for offsets in encoded["offsets"]
         ]
-        encoded["question_number"] = [numbers[row] for row in rows]
-        encoded["context"] = [columns["context"][row] for row in rows]
+        encoded[DOCUMENT] = rows
+        encoded["context"] = [contexts[row] for row in rows]
         if "label" in columns:
             encoded["answers"] = [columns["label"][row] for row in rows]
         return encoded
 
-    def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
-        """Return 0: texts are not truncated, but read in windows."""
-        return 0
+    def input_report(
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Tokenizer, limit: int
+    ) -> dict[str, int]:
+        """Count no text as truncated: they are read in windows."""
+        return {"truncated": 0, "unknown": self.unknown_rows(encoded, tokenizer)}
 
-    def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
-        return encoded["question_number"][:]  # type: ignore[no-any-return]
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
+        return list(map(answer_tokens, labels, encoded["context"], encoded["offsets"]))
 
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[int]]:
-        contexts, offsets = encoded["context"], encoded["offsets"]
-        places = groups(encoded["question_number"])
-        return [
-            answer_tokens(label, contexts[window], offsets[window])
-            for label, place in zip(labels, places, strict=True)
-            for window in range(place.start, place.stop)
-        ]
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad windows, and name the two targets as models do."""
         pad = super().collator(tokenizer)
 
@@ -184,36 +162,18 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
         return collate
 
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the start and end logits, ``(windows, tokens, 2)``."""
-        found: Array = logits_of(model(**batch)).float().cpu().numpy()
-        return found
-
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Any:
-        """Join the start and end logits, which models return first."""
-        import torch
-
-        return torch.stack(logits[:2], dim=-1)
-
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        numbers, contexts, offsets = (encoded[name][:] for name in ("question_number", "context", "offsets"))
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
+        contexts, offsets = encoded["context"][:], encoded["offsets"][:]
         return row_array(
             [
-                _best_answer(contexts[place.start], offsets[place], np.asarray(raw[place], dtype=np.float64))
-                for place in groups(numbers)
+                _best_answer(contexts[windows.start], offsets[windows], np.asarray(raw[windows], dtype=np.float64))
+                for windows in document_slices(encoded)
             ]
         )
-
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        answers = encoded["answers"][:]
-        return self.label_array([answers[place.start] for place in groups(encoded["question_number"][:])])
 
     def label_array(self, labels: Sequence[Any]) -> Array:
         """Make an array of the texts of each question's answers."""
         return row_array([tuple(label["text"]) for label in labels])
-
-    def finite(self, outputs: Array) -> Array:
-        return np.array([np.isfinite((answer.score, answer.none_score)).all() for answer in outputs])
 
     def decode(self, outputs: Array) -> list[Any]:
         """Return the answers as labels: none where that has the greater score, and there may be none."""
@@ -259,7 +219,7 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return [[f"  {title}", *(str(part["answers"][name]) for part in parts)] for name, title in titles.items()]
 
 
-def _shortened(questions: list[str], tokenizer: PreTrainedTokenizerBase, most: int) -> list[str]:
+def _shortened(questions: list[str], tokenizer: Tokenizer, most: int) -> list[str]:
     """Cut questions to a number of tokens."""
     offsets = tokenizer(
         questions, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True

@@ -32,14 +32,6 @@ def head_of_model(config: PreTrainedConfig, *, command: str | None = None) -> He
     return next(head for head in HEADS if head.recognizes(config) and command not in head.refused).from_config(config)
 
 
-def saved_model_class(name: str, model_type: str) -> Any:
-    """Return the class of this library, otherwise that of transformers, that a saved model names; None if unknown."""
-    import transformers
-
-    own = (head.saved_class(name, model_type) for head in HEADS)
-    return next((found for found in own if found is not None), getattr(transformers, name, None))
-
-
 def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) -> tuple[type[Head], ...]:
     """Return the kinds of heads that labels of a type may be for; those of "auto" check texts and labels alike.
 

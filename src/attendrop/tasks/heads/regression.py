@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -13,20 +14,22 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from attendrop.attribution.predictions import NUMBER
-from attendrop.tasks.heads.base import Array, LinearFit, Metric
-from attendrop.tasks.heads.sequence import SequenceHead, fit_ridge_regression
+from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.linear_models import LinearFit, fit_ridge_regression
+from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import are_numbers, number_problem, written
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedConfig
 
 
-def _of_numbers(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
-    return lambda labels, outputs: float(score(labels, outputs.reshape(-1)))
+def predicted_numbers(outputs: Array) -> Array:
+    """Return the number of each row of outputs ``(rows,)`` or ``(rows, 1)``."""
+    return outputs.reshape(-1)
 
 
-def _correlation(correlate: Callable[[Array, Array], Any]) -> Callable[[Array, Array], float]:
+def _correlation(correlate: Callable[[Array, Array], Any]) -> Metric:
     """Make a correlation that is 0 where undefined: for fewer than two rows, or if one side is constant."""
 
     def score(labels: Array, predictions: Array) -> float:
@@ -34,22 +37,20 @@ def _correlation(correlate: Callable[[Array, Array], Any]) -> Callable[[Array, A
             return 0.0
         return float(correlate(labels, predictions).statistic)
 
-    return _of_numbers(score)
+    return Metric.of(score, predicted_numbers, span=2.0)
+
+
+def _of_numbers(score: Callable[[Array, Array], float]) -> Metric:
+    return Metric.of(score, predicted_numbers, span=math.inf)
 
 
 _METRICS = {
-    "pearson": Metric(_correlation(pearsonr), span=2.0),
-    "spearman": Metric(_correlation(spearmanr), span=2.0),
-    "r2": Metric(
-        _of_numbers(lambda labels, predictions: r2_score(labels, predictions) if len(labels) > 1 else 0.0), math.inf
-    ),
-    "neg_mean_squared_error": Metric(
-        _of_numbers(lambda labels, predictions: -mean_squared_error(labels, predictions)), math.inf
-    ),
-    "neg_mean_absolute_error": Metric(
-        _of_numbers(lambda labels, predictions: -mean_absolute_error(labels, predictions)), math.inf
-    ),
-    "mse": Metric(_of_numbers(mean_squared_error), math.inf, selects=False),
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
+    "r2": _of_numbers(lambda labels, predictions: r2_score(labels, predictions) if len(labels) > 1 else 0.0),
+    "neg_mean_squared_error": _of_numbers(lambda labels, predictions: -mean_squared_error(labels, predictions)),
+    "neg_mean_absolute_error": _of_numbers(lambda labels, predictions: -mean_absolute_error(labels, predictions)),
+    "mse": replace(_of_numbers(mean_squared_error), selects=False),
 }
 
 
@@ -88,14 +89,14 @@ class Regression(SequenceHead):
     def read_labels(self, values: Sequence[Any]) -> list[float]:
         return [float(written(value)) for value in values]
 
-    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[float]:
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[float]:
         return [float(label) for label in labels]
 
     def fit_linear(self, features: Array, targets: Sequence[float], *, balanced: bool) -> LinearFit:
         return fit_ridge_regression(features, targets)
 
     def decode(self, outputs: Array) -> list[float]:
-        return [float(number) for number in outputs.reshape(-1)]
+        return [float(number) for number in predicted_numbers(outputs)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         return [{"score": number} for number in self.decode(outputs)]

@@ -1,36 +1,19 @@
-"""What heads with one prediction for a text share: the model class, and linear models of fixed features."""
+"""What heads with one prediction for a text share."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from scipy import sparse
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.metrics import f1_score
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
-
-from attendrop.tasks.heads.base import Array, Head, LinearFit
-from attendrop.tasks.long_texts import LONG_TEXTS, document_means, of_documents
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.long_texts import LONG_TEXTS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-# Inverse strengths of the regularisation, for features of norm 1. With fewer rows of a class than this, the default,
-# for the choice is noisy then: with five rows per class of Banking77, 10 is up to 0.01 more accurate than 100.
-_CS, _DEFAULT_C, _FOLDS, _LEAST_ROWS = (1.0, 10.0, 100.0), 10.0, 3, 10
-# Sparse features of up to so many rows are rotated, which takes the cube of the number of rows.
-_ROTATED_ROWS = 3000
-_ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+    from transformers import PreTrainedConfig
 
 
 class SequenceHead(Head):
-    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all.
-
-    Of a text in windows, outputs are the mean over these.
-    """
+    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
 
     auto_class = "AutoModelForSequenceClassification"
     peft_task_type: ClassVar[str | None] = "SEQ_CLS"
@@ -50,119 +33,8 @@ class SequenceHead(Head):
         """Accept anything but lists; what is no label is refused later."""
         return not isinstance(label, list)
 
-    @classmethod
-    def saved_class(cls, name: str, model_type: str) -> Any:
-        from attendrop.tasks.heads.model_classes import find_mean_pooling_class
-
-        return find_mean_pooling_class(name, model_type)
-
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers; for the mean, where that has no such option, one of this library."""
         from attendrop.tasks.heads.model_classes import mean_pooling_class
 
         return mean_pooling_class(config) or super().model_class(config)
-
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        return document_means(raw, encoded)
-
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        return self.label_array(of_documents(encoded["labels"][:], encoded))
-
-
-def fit_logistic_regression(
-    features: Array, labels: Sequence[int], num_classes: int, *, balanced: bool = False
-) -> LinearFit | None:
-    """Fit a logistic regression with a penalty on the squared weights; None if all rows are of one class.
-
-    The features are divided by one number, their mean norm, which the weights make up for. The strength ``C`` has the
-    best likelihood in cross-validation over 1, 10 and 100; it is 10 where a class has fewer than ten rows.
-
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        labels: Class of each row.
-        num_classes: Number of classes; one without rows gets weights of zero and the lowest bias.
-        balanced: Whether classes have equal weight, instead of rows.
-    """
-    counts = Counter(labels)
-    if len(counts) < 2:
-        return None
-    scaled, restored = _scaled(features)
-    model = _logistic_regression(balanced)
-    if min(counts.values()) >= _LEAST_ROWS:
-        folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-        model = GridSearchCV(model, {"C": _CS}, cv=folds, scoring="neg_log_loss").fit(scaled, labels).best_estimator_
-    else:
-        model.fit(scaled, labels)
-    weight, bias = model.coef_, model.intercept_
-    if len(weight) == 1:  # of two classes, scikit-learn gives the difference
-        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    all_weights, all_biases = np.zeros((num_classes, features.shape[1])), np.full(num_classes, bias.min())
-    all_weights[model.classes_], all_biases[model.classes_] = restored(weight), bias
-    accuracy = float(model.score(scaled, labels))
-    return LinearFit("logistic regression", all_weights, all_biases, {"C": model.C}, ("accuracy", accuracy))
-
-
-def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool = False) -> LinearFit | None:
-    """Fit a logistic regression for each label; None if no label varies.
-
-    Features are scaled as in :func:`fit_logistic_regression`; ``C`` is 10.
-
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        targets: ``(rows, labels)``, zeros and ones. A label that does not vary gets weights of zero, and as its bias
-            the log-odds of its rows, with half a row of each kind added.
-        balanced: Whether rows with and without a label have equal weight, instead of all rows.
-    """
-    varying = np.flatnonzero(np.ptp(targets, axis=0))
-    if not len(varying):
-        return None
-    scaled, restored = _scaled(features)
-    rows, with_label = len(targets), targets.sum(axis=0)
-    biases = np.log((with_label + 0.5) / (rows - with_label + 0.5))
-    weights = np.zeros((targets.shape[1], features.shape[1]))
-    for label in varying:
-        model = _logistic_regression(balanced)
-        model.fit(scaled, targets[:, label])
-        weights[label], biases[label] = restored(model.coef_)[0], model.intercept_[0]
-    answers = (features @ weights.T + biases) > 0
-    f1 = float(f1_score(targets, answers, average="micro", zero_division=0.0))
-    return LinearFit("logistic regression", weights, biases, {"C": _DEFAULT_C}, ("f1_micro", f1))
-
-
-def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit:
-    """Fit a ridge regression; features are scaled as in :func:`fit_logistic_regression`.
-
-    The strength has the least squared error when each row in turn is left out; with sparse features, each fifth.
-
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        numbers: The number of each row.
-    """
-    scaled, restored = _scaled(features)
-    model = RidgeCV(_ALPHAS, cv=min(5, len(numbers)) if sparse.issparse(scaled) else None).fit(scaled, numbers)
-    score = ("r2", float(model.score(scaled, numbers)))
-    bias = np.array([model.intercept_])
-    return LinearFit("ridge regression", restored(model.coef_[None]), bias, {"alpha": float(model.alpha_)}, score)
-
-
-def _logistic_regression(balanced: bool) -> Any:
-    return LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight="balanced" if balanced else None)
-
-
-def _scaled(features: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Divide features by their mean norm; return them, and a function that converts weights to those of the original.
-
-    Sparse features with more columns than rows are rotated into the space of their rows: with a penalty on the squared
-    weights the fit is the same, and many times faster.
-    """
-    features = features.astype(np.float64)
-    norms = sparse.linalg.norm(features, axis=1) if sparse.issparse(features) else np.linalg.norm(features, axis=1)
-    scale = float(norms.mean()) or 1.0
-    scaled, (rows, columns) = features / scale, features.shape
-    if not sparse.issparse(scaled) or not rows < columns or rows > _ROTATED_ROWS:
-        return scaled, lambda weight: weight / scale
-    products: Any = scaled @ scaled.T
-    values, vectors = np.linalg.eigh(products.toarray())
-    kept = values > values[-1] * 1e-10
-    roots, vectors = np.sqrt(values[kept]), vectors[:, kept]
-    return vectors * roots, lambda weight: (weight / roots @ vectors.T) @ scaled / scale

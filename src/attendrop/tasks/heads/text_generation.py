@@ -12,12 +12,13 @@ from torch import Tensor
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Metric, word_counts
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, raw_outputs
+from attendrop.tasks.heads.base import Columns, Metric, Tokenizer
+from attendrop.tasks.heads.label_tables import word_counts
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
 from attendrop.tasks.values import json_list, text_problem
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel
 
 # A prompt: a text, or the messages of a chat, with their roles and contents.
 Prompt = str | list[dict[str, str]]
@@ -35,7 +36,6 @@ class TextGeneration(WritingHead):
     kind = "text-generation"
     label_type = "completion"
     inputs = ("prompt",)
-    most_inputs = 1
     needs_labels = False
     auto_class = "AutoModelForCausalLM"
     peft_task_type = "CAUSAL_LM"
@@ -98,7 +98,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         return {**super().without_answers(columns), "prompt": [prompt for prompt, _ in _pairs(columns)]}
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize prompts and completions one after the other; add ``labels`` and ``references`` if these are known.
 
         Where both are longer than ``max_length``, the prompt keeps at least the last half of it, and the completion is
@@ -121,23 +121,22 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
                 found["labels"].append([IGNORED] * len(before) + after)
         return BatchEncoding(found)
 
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[int]]:
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         found: list[list[int]] = encoded["labels"]
         return found
 
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the likelihoods of completions, if they are known; otherwise generate them."""
-        if "labels" in batch:
-            raw = self.trainer_outputs(model, batch, model(**batch).logits)
-        else:
-            raw = raw_outputs(_generate(model, batch["input_ids"], batch["attention_mask"]))
-        return raw.cpu().numpy()
+    def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        """Generate from prompts that are padded on the right; returns the new tokens."""
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        width = ids.shape[1]
+        shifts = (width - mask.sum(1))[:, None]
+        places = (torch.arange(width, device=ids.device) - shifts) % width  # padding moves to the left
+        found: Tensor = model.generate(input_ids=ids.gather(1, places), attention_mask=mask.gather(1, places))
+        return found[:, width:]
 
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
-        logits = logits[0] if isinstance(logits, tuple) else logits
-        return log_likelihoods(logits[:, :-1], batch["labels"][:, 1:])
+    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        """Compute the likelihoods of completions; nothing is generated where these are known."""
+        return log_likelihoods(outputs.logits[:, :-1], batch["labels"][:, 1:])
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         prompts = [prompt for prompt, _ in _pairs(rows.to_dict())]
@@ -148,7 +147,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
 
 
 def _read(value: Any) -> Any:
-    """Return the list of a text in JSON; anything else as it is."""
+    """Return the list of messages of a text in JSON; anything else as it is."""
     found = json_list(value) if isinstance(value, str) else None
     return found if found is not None and all(isinstance(each, dict) for each in found) else value
 
@@ -173,7 +172,7 @@ def _pairs(columns: Columns) -> list[tuple[Prompt, str | None]]:
     ]
 
 
-def _tokens(prompt: Prompt, completion: str | None, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _tokens(prompt: Prompt, completion: str | None, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Tokenize a prompt and its completion, with the end of the text."""
     if not isinstance(prompt, str):
         return _chat_tokens(prompt, completion, tokenizer)
@@ -186,7 +185,7 @@ def _tokens(prompt: Prompt, completion: str | None, tokenizer: PreTrainedTokeniz
 
 
 def _chat_tokens(
-    messages: list[dict[str, str]], reply: str | None, tokenizer: PreTrainedTokenizerBase
+    messages: list[dict[str, str]], reply: str | None, tokenizer: Tokenizer
 ) -> tuple[list[int], list[int]]:
     """Tokenize a chat up to the reply, and the reply, by the tokenizer's chat template."""
     if not tokenizer.chat_template:
@@ -206,14 +205,5 @@ def _chat_tokens(
     return _plain_tokens(before, tokenizer), _plain_tokens(whole.removeprefix(before), tokenizer)
 
 
-def _plain_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _plain_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _generate(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """Generate from prompts that are padded on the right; returns the new tokens."""
-    width = ids.shape[1]
-    shifts = (width - mask.sum(1))[:, None]
-    places = (torch.arange(width, device=ids.device) - shifts) % width  # padding moves to the left
-    generated: Tensor = model.generate(input_ids=ids.gather(1, places), attention_mask=mask.gather(1, places))
-    return generated[:, width:]

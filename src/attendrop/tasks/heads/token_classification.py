@@ -12,21 +12,12 @@ import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import (
-    MOST_LISTED,
-    Array,
-    Columns,
-    Head,
-    Metric,
-    count_lines,
-    count_names,
-    row_array,
-    truncation,
-)
+from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, row_array, truncation
+from attendrop.tasks.heads.label_tables import MOST_LISTED, count_lines
+from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.heads.tag_metrics import (
     NO_TOKEN,
     OUTSIDE,
@@ -37,15 +28,15 @@ from attendrop.tasks.heads.tag_metrics import (
     tag_metrics,
     to_iob2,
 )
-from attendrop.tasks.table import COUNT_AS_WRONG, Table
+from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, spread
-from attendrop.tasks.values import json_list, list_problem, read_list
+from attendrop.tasks.values import list_problem, listed, read_list
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers import BatchEncoding
 
 
-class TokenClassification(Head):
+class TokenClassification(NamedLabels):
     """Head that predicts a tag for each word.
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the
@@ -59,6 +50,7 @@ class TokenClassification(Head):
     kind = "token-classification"
     in_sequence = True
     label_type = "tags"
+    label_noun = ("tag", "tag", "tags")
     output_kind = TOKENS
     inputs = ("tokens",)
     most_inputs = 1
@@ -72,6 +64,7 @@ class TokenClassification(Head):
         "macro_f1": "f1_macro",
     }
     answer_column = "tags"
+    reference_column = "word_labels"
     has_probabilities = True
     keeps_unknown = True
     baselines = ("majority",)
@@ -104,7 +97,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
         """Accept lists, also as JSON in CSV files."""
-        return any(isinstance(text, list) or (isinstance(text, str) and json_list(text) is not None) for text in texts)
+        return any(listed(text) is not None for text in texts)
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -132,32 +125,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         key = _entity_order if are_entity_tags(names) else str
         return cls(tuple(sorted(names, key=key)))
 
-    def label_problem(self, value: Any) -> str | None:
-        unknown = self.unknown_labels(value)
-        if not unknown:
-            return None
-        hint = did_you_mean(unknown[0], self.label_names) or f"; the tags are {', '.join(self.label_names)}"
-        return f"the tag {unknown[0]!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
-
-    def unknown_labels(self, value: Any) -> list[str]:
-        return [tag for tag in self._tags(value) if tag not in self._ids]
-
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        words, tags = len(inputs[0]), len(self._tags(label))
+        words, tags = len(inputs[0]), len(self.names_in(label))
         return None if words == tags else f"{words} words, but {tags} tags; give one for each word"
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        return [[self._ids[tag] for tag in self._tags(value)] for value in values]
+        return [[self.label_ids[tag] for tag in self.names_in(value)] for value in values]
 
-    def _tags(self, value: Any) -> list[str]:
+    def names_in(self, value: Any) -> list[str]:
         tags = read_list(value) or []
         return to_iob2(tags) if self._entity_types else tags
 
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.all_names)}
+    def ids_in(self, label: Sequence[int]) -> Sequence[int]:
+        return label
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize words; add ``word_starts``, the first token of each (-1: truncated), and ``word_labels``."""
         if not tokenizer.is_fast:
             raise AttendropError(
@@ -176,7 +158,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         token_columns: Sequence[TokenColumn],
         columns: Columns,
         encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
     ) -> dict[str, list[Any]]:
         """Give each token the entries of its word, see :func:`attendrop.tasks.token_columns.spread`.
 
@@ -186,9 +168,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         words = [encoded.word_ids(row) for row in range(len(columns["tokens"]))]
         return spread(token_columns, columns, words, [len(row) for row in columns["tokens"]])
 
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[int]]:
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         """Put the tag of each word at its first token, if the model knows it, and -100 elsewhere."""
         found = []
         for tags, starts, ids in zip(labels, encoded["word_starts"], encoded["input_ids"], strict=True):
@@ -199,23 +179,20 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found.append(row)
         return found
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         from transformers import DataCollatorForTokenClassification
 
         return DataCollatorForTokenClassification(tokenizer)
 
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
+        """Take the logits at the first token of each word; without these, at the tokens that have a label."""
         starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
         rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
         return row_array([np.where((row == NO_TOKEN)[:, None], -np.inf, logits[row]) for logits, row in rows])
 
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        if "word_labels" in encoded:
-            return self.label_array(encoded["word_labels"][:])
-        return self.label_array([row[_labelled(row)] for row in encoded["labels"]])
-
     def label_array(self, labels: Sequence[Any]) -> Array:
-        return row_array([np.asarray(row, dtype=int) for row in labels])
+        """Make an array of the tag ids of each row; of targets, those of words."""
+        return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
 
     def finite(self, outputs: Array) -> Array:
         """Accept minus infinity, the logits of truncated words."""
@@ -252,15 +229,18 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        return tag_metrics(self.label_names, self.unknown_names, self.decode)
+        """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
+        absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
+
+        def decode(outputs: Array) -> list[list[int]]:
+            return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
+
+        return tag_metrics(self.all_names, decode, entities=bool(self._entity_types))
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         most = int(np.bincount(flat(train)).argmax())
         logits = np.eye(len(self.label_names))[most]
         return self.label_names[most], row_array([np.tile(logits, (len(row), 1)) for row in references])
-
-    def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        return count_names(flat(self.decode(outputs)), self.label_names)
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
@@ -270,9 +250,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
-        counts = Counter(chain(*labels))
-        found: dict[str, Any] = {"words": sum(counts.values())}
-        found["tags"] = {name: counts[number] for number, name in enumerate(self.label_names)}
+        found = {"words": sum(map(len, labels))} | super().describe_labels(rows)
         if self._entity_types:
             begun = Counter(of for row in labels for of, *_ in entities(tuple(self.all_names[tag] for tag in row)))
             found["entities"] = {name: begun[name] for name in self._entity_types}
@@ -280,15 +258,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         """Show the number of words; and of entities of each type, or of words with each tag if there are not many."""
-        lines = [["words", *(str(part["words"]) for part in parts)]]
         shown = "entities" if self._entity_types else "tags"
-        return lines + count_lines([part[shown] for part in parts], f"  {shown}", "{} to {} of each")
-
-    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        missing = [repr(name) for name, count in train["tags"].items() if count == 0]
-        if not missing:
-            return []
-        return [f"No word of train has one of these tags, which cannot be learnt: {', '.join(missing)}."]
+        lines = count_lines([part[shown] for part in parts], f"  {shown}", "{} to {} of each")
+        return [["words", *(str(part["words"]) for part in parts)], *lines]
 
 
 def _entity_order(name: str) -> tuple[bool, str, str]:

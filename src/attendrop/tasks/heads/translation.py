@@ -6,20 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, option
-from attendrop.tasks.heads.base import Array, Columns, Metric, truncation
-from attendrop.tasks.heads.written_text import (
-    LIKELIHOOD_METRICS,
-    WritingHead,
-    log_likelihoods,
-    raw_outputs,
-)
+from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, truncation
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
 
@@ -57,7 +53,6 @@ class Translation(WritingHead):
     in_sequence = True
     label_type = "text"
     inputs = ("text",)
-    most_inputs = 1
     auto_class = "AutoModelForSeq2SeqLM"
     peft_task_type = "SEQ_2_SEQ_LM"
     pipeline_tag = "translation"
@@ -79,7 +74,7 @@ class Translation(WritingHead):
         "patterns --probe": "the probe scores one pass for each row, and translations are generated",
     }
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the languages of the tokenizer, the token with which generation begins, and the options of generation."""
         super().prepare(model, tokenizer)
         given = {"src_lang": self.source_lang, "tgt_lang": self.target_lang}
@@ -95,7 +90,7 @@ class Translation(WritingHead):
 inputs = tokenizer({text}, truncation=True, max_length={max_length}, return_tensors="pt")
 translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments()})[0], skip_special_tokens=True)"""
 
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""
         limits = truncation(max_length)
         prefix = self.source_prefix or ""
@@ -109,28 +104,21 @@ translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments
         texts = encoded["input_ids"]
         return [max(map(len, pair)) for pair in zip(texts, encoded.get("target_ids", texts), strict=True)]
 
-    def targets(
-        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-    ) -> list[list[int]]:
-        found: list[list[int]] = (
-            encoded["target_ids"] if "target_ids" in encoded else tokenizer(text_target=list(labels))["input_ids"]
-        )
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
+        known = encoded.get("target_ids")
+        found: list[list[int]] = tokenizer(text_target=list(labels))["input_ids"] if known is None else known
         return found
 
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        logits = model(**batch).logits if "labels" in batch else None
-        return self._raw(model, batch, logits).cpu().numpy()
+    def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
+        return found
 
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
-        return self._raw(model, batch, logits[0] if isinstance(logits, tuple) else logits)
-
-    def _raw(self, model: Any, batch: Mapping[str, Any], logits: Tensor | None) -> Tensor:
-        texts = {name: values for name, values in batch.items() if name != "labels"}
-        generated = model.generate(**texts)
-        return raw_outputs(generated, None if logits is None else log_likelihoods(logits, batch["labels"]))
+    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        likelihoods = log_likelihoods(outputs.logits, batch["labels"])
+        return torch.cat([likelihoods, self.generate(model, batch)], dim=1)
 
 
-def _set_language(tokenizer: PreTrainedTokenizerBase, name: str, code: str) -> None:
+def _set_language(tokenizer: Tokenizer, name: str, code: str) -> None:
     """Set ``src_lang`` or ``tgt_lang`` of a tokenizer, with which it is also saved."""
     if not hasattr(tokenizer, name):
         raise AttendropError(
@@ -144,7 +132,7 @@ def _set_language(tokenizer: PreTrainedTokenizerBase, name: str, code: str) -> N
     tokenizer.init_kwargs[name] = code
 
 
-def _begin_with(model: Any, tokenizer: PreTrainedTokenizerBase, code: str) -> None:
+def _begin_with(model: Any, tokenizer: Tokenizer, code: str) -> None:
     """Make generation begin with a language: as the first token, or where labels end with it, as the decoder's start.
 
     Labels of mBART-50, NLLB and M2M100 begin with the language; those of the first mBART end with it, and the model

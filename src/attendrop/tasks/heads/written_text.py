@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -18,11 +18,12 @@ from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
-from attendrop.tasks.heads.base import Array, Head, Metric, row_array, word_counts, word_line
+from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
+from attendrop.tasks.heads.label_tables import word_counts, word_line
 from attendrop.tasks.values import text_problem
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Of models that do not say themselves how much they write.
 DEFAULT_NEW_TOKENS = 128
@@ -41,6 +42,11 @@ class WrittenText:
     text: str
     log_likelihood: float = 0.0
     tokens: int = 0
+
+    @property
+    def scores(self) -> float:
+        """The log-likelihood, which is finite unless the model diverged."""
+        return self.log_likelihood
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class WritingHead(Head):
     output_kind = TOKENS
     rewarded_by_loss = True
     reads_labels = True
+    reference_column = "references"  # the whole texts, of which the model may have seen a part
+    most_inputs = 1
     most_fit_rows = 100
     output_names = ()
 
@@ -70,7 +78,7 @@ class WritingHead(Head):
     def from_config(cls, config: PreTrainedConfig) -> Self:
         return cls()
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the options of generation, with which the model is also saved."""
         generation = model.generation_config
         if generation is None:
@@ -89,26 +97,28 @@ class WritingHead(Head):
     def value_problem(value: Any) -> str | None:
         return text_problem(value)
 
-    def read_labels(self, values: Sequence[Any]) -> list[str]:
-        return [str(value) for value in values]
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad on the right, whatever the tokenizer does, labels with -100."""
         padding = {"input_ids": tokenizer.pad_token_id, "labels": IGNORED}
 
-        def collate(rows: list[Any]) -> dict[str, Tensor]:
-            return {
-                name: pad_sequence(
-                    [torch.as_tensor(row[name]) for row in rows],
-                    batch_first=True,
-                    padding_value=padding.get(name, 0),
-                )
-                for name in rows[0]
-            }
+        def padded(name: str, rows: list[Any]) -> Tensor:
+            values = [torch.as_tensor(row[name]) for row in rows]
+            return pad_sequence(values, batch_first=True, padding_value=padding.get(name, 0))
 
-        return collate
+        return lambda rows: {name: padded(name, rows) for name in rows[0]}
 
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+    @abstractmethod
+    def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        """Generate the tokens of each row, ``(rows, tokens)``."""
+
+    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
+        """Compute the raw outputs; without labels, generate alone."""
+        if "labels" in batch:
+            return super().predict(model, batch)
+        generated = self.generate(model, batch).cpu()
+        return torch.cat([torch.zeros(len(generated), 2), generated], dim=1).numpy()
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Decode the generated tokens, as they are: a completion may begin with a space."""
         found = []
         for likelihood, tokens, *ids in raw.tolist():
@@ -116,15 +126,8 @@ class WritingHead(Head):
             found.append(WrittenText(str(text), likelihood, int(tokens)))
         return row_array(found)
 
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        """Return the whole texts, of which the model may have seen a part."""
-        return self.label_array(encoded["references"][:])
-
     def label_array(self, labels: Sequence[Any]) -> Array:
         return row_array(labels)
-
-    def finite(self, outputs: Array) -> Array:
-        return np.array([math.isfinite(each.log_likelihood) for each in outputs])
 
     def decode(self, outputs: Array) -> list[str]:
         return [each.text for each in outputs]
@@ -137,13 +140,6 @@ class WritingHead(Head):
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         return word_line(f"{self.answer_column}, words", parts)
-
-
-def raw_outputs(generated: Tensor, likelihoods: Tensor | None = None) -> Tensor:
-    """Join generated tokens ``(rows, tokens)`` with the :func:`log_likelihoods` of references, if these are known."""
-    if likelihoods is None:
-        likelihoods = torch.zeros(len(generated), 2, device=generated.device)
-    return torch.cat([likelihoods, generated.float()], dim=1)
 
 
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:

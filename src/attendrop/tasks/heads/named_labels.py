@@ -1,0 +1,85 @@
+"""What heads share whose labels are names that training defines: classes, labels or tags."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+from datasets import Dataset
+
+from attendrop.argument_checks import did_you_mean
+from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.label_tables import count_lines
+from attendrop.tasks.table import COUNT_AS_WRONG
+
+# Number of names that an error lists.
+_SHOWN = 10
+
+
+class NamedLabels(Head):
+    """Head whose labels are made of names, ``label_names``: one or several for each row.
+
+    Attributes:
+        label_noun: What a value in a file is called, a name, and several names.
+    """
+
+    label_noun: ClassVar[tuple[str, str, str]]
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        return self.label_names
+
+    @cached_property
+    def label_ids(self) -> dict[str, int]:
+        """The ids of names."""
+        return {name: number for number, name in enumerate(self.all_names)}
+
+    @abstractmethod
+    def names_in(self, value: Any) -> list[str]:
+        """Return the names in a label of a file that has no :meth:`value_problem`."""
+
+    @abstractmethod
+    def ids_in(self, label: Any) -> Iterable[int]:
+        """Return the ids of the names in a label."""
+
+    def unknown_labels(self, value: Any) -> list[str]:
+        return [name for name in self.names_in(value) if name not in self.label_ids]
+
+    def label_problem(self, value: Any) -> str | None:
+        unknown = self.unknown_labels(value)
+        if not unknown:
+            return None
+        (value_noun, _, several), names, others = self.label_noun, self.label_names, len(self.label_names) - _SHOWN
+        known = ", ".join(map(repr, names[:_SHOWN])) + (f" and {others} more" if others > 0 else "")
+        hint = did_you_mean(unknown[0], names) or f"; the {several} are {known}"
+        counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
+        return f"the {value_noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
+
+    def counted(self, labels: Iterable[Any]) -> dict[str, int]:
+        """Count each of ``label_names`` in labels."""
+        counts = Counter(map(int, chain.from_iterable(map(self.ids_in, labels))))
+        return {name: counts[number] for number, name in enumerate(self.label_names)}
+
+    def predicted_counts(self, outputs: Array) -> dict[str, int]:
+        return {name: count for name, count in self.counted(self.decode(outputs)).items() if count}
+
+    def shown_label(self, label: Any) -> str:
+        return ", ".join(self.all_names[number] for number in self.ids_in(label))
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        return {self.label_noun[-1]: self.counted(rows["label"][:])}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        _, one, several = self.label_noun
+        return count_lines([part[several] for part in parts], f"rows of a {one}")
+
+    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
+        """Warn of names that no row has."""
+        several = self.label_noun[-1]
+        missing = ", ".join(repr(name) for name, count in train[several].items() if count == 0)
+        what = f"No row of train has one of these {several}, which cannot be learnt"
+        return [f"{what}: {missing}."] if missing else []
