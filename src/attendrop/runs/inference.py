@@ -15,11 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
+from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import hold_run_folders, own_files, read_run
+from attendrop.runs.run_folder import check_whole, hold_run_folders, own_files, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns, files_of
@@ -68,7 +69,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
         if not encoded["length"]:
             continue  # the head left all rows out
-        outputs.append(run.outputs(encoded, rows, source, on_progress))
+        outputs.append(run.outputs(chunk.columns, encoded, rows, source, on_progress))
         references.append(run.head.references(encoded))
         for name, values in groups.items():
             values += chunk.columns[name]
@@ -126,7 +127,7 @@ def predict(
         ) as writer:
             for chunk in rows.chunks:
                 encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
-                outputs = run.outputs(encoded, rows, source, on_progress)
+                outputs = run.outputs(chunk.columns, encoded, rows, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
             rows.check_known()
             writer.leave_out(rows.done + len(rows.bad.skipped))
@@ -170,7 +171,7 @@ class _Run:
     """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
 
     folder: str
-    model: PreTrainedModel
+    model: PreTrainedModel | BaselineModel
     tokenizer: PreTrainedTokenizerBase
     head: Head
     options: dict[str, Any]
@@ -181,7 +182,12 @@ class _Run:
         return encode_columns(columns, task, self.tokenizer, limit)
 
     def outputs(
-        self, encoded: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
+        self,
+        columns: dict[str, list[Any]],
+        encoded: dict[str, list[Any]],
+        rows: _Rows,
+        source: Source,
+        on_progress: OnProgress | None,
     ) -> Array:
         before = rows.done
 
@@ -191,7 +197,10 @@ class _Run:
                 on_progress(rows.done, rows.total)
 
         size, device = source.batch_size, source.device
-        found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
+        if isinstance(self.model, BaselineModel):
+            found = self.model.outputs(columns, encoded, size, device, count)
+        else:
+            found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
         rows.done = before + len(found)  # a row may be encoded as several
         rows.unknown += self.head.unknown_rows(encoded, self.tokenizer)
         return read_as(found, rows.reading, rows.task.num_labels)
@@ -265,9 +274,14 @@ def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
     check_finished(run_dir)
     folder = Path(run_dir)
     run = read_run(folder)
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
     options = run["config"] if run is not None else {}
-    head = head_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
+    task_options = {**options.get("task_options", {}), **task_options}
+    if is_baseline(folder):
+        check_whole(folder)
+        baseline = load_baseline(folder)
+        return _Run(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
     return _Run(run_dir, model, tokenizer, head, options)
 

@@ -70,10 +70,11 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
-def holds_run(folder: Path, config: RunConfig, data_sha256: str) -> bool:
+def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
     """Tell whether a folder holds a run with these options, wherever it was, and with these training rows."""
-    run = read_run(folder)
-    return run is not None and run["config"] == _comparable(config) and run["data_sha256"] == data_sha256
+    run = read_run(folder) or {}
+    held = (run.get("config"), run.get("data_sha256"), run.get("baseline"))
+    return held == (_comparable(config), data_sha256, baseline)
 
 
 def keeps_model(folder: str | Path) -> bool:
