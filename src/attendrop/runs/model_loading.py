@@ -6,9 +6,8 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from transformers import (
@@ -35,8 +34,7 @@ logger = logging.getLogger(__name__)
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """Loaded model.
 
     Attributes:
@@ -54,8 +52,7 @@ def load_model_and_tokenizer(
     name: str, task: Task | None, pooling: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer as :func:`load_for` does."""
-    loaded = load_for(name, task, pooling)
-    return loaded.model, loaded.tokenizer
+    return load_for(name, task, pooling)[:2]
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
