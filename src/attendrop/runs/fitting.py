@@ -172,11 +172,13 @@ def fit(
             begin()
         note_in_run(place, head_start=head_start)
 
-    own = [*_callbacks(run.config, encoded, checkpoint_seconds), *callbacks]
+    own = _callbacks(run.config, encoded, checkpoint_seconds)
     own += [StopAfter(stop_after)] if stop_after is not None else []
     own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
     in_memory = checkpoint_seconds is not None and run.chooses_epoch
-    trainer = _trainer(BestInMemoryTrainer if in_memory else RunTrainer, run, loaded, encoded, arguments, own)
+    trainer = _trainer(
+        BestInMemoryTrainer if in_memory else RunTrainer, run, loaded, encoded, arguments, [*own, *callbacks]
+    )
     trainer.head_start = head_start
     if run.config.max_steps == 0:
         note()

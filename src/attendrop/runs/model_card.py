@@ -221,7 +221,6 @@ def baseline_card(metrics: Mapping[str, Any], head: Head) -> str:
         metrics: The content of the folder's ``metrics.json``.
         head: Head of the task.
     """
-    scores = _scores(metrics | {"baseline": {}})
     return f"""---
 library_name: attendrop
 pipeline_tag: {head.pipeline_tag}
@@ -240,7 +239,7 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 ## Scores
 
-{scores}
+{_scores(metrics)}
 
 ## Method
 

@@ -34,14 +34,14 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
+from attendrop.runs.run_metrics import scored_run, set_scores
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
+from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
 
 
@@ -117,53 +117,22 @@ def _check_defined(name: str, task: Task) -> None:
 
 def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
     """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
-    config, task, parts = run.config, run.task, run.parts
-    fits = _Fits(run, name)
-    selects_on_dev = config.protocol == "paper"
-    own = parts.train
-    if not selects_on_dev and parts.selection is not None:
+    task, parts, fits = run.task, run.parts, _Fits(run, name)
+    own, selection_score = parts.train, None
+    if parts.selection is not None and run.config.protocol != "paper":
         own = concatenate_datasets([parts.train, parts.selection])
     start = time.monotonic()
     fit = fits.named(own)
     seconds = time.monotonic() - start
-    outputs = {part: fit.predict(rows) for part, rows in parts.report.items()}
-    scores = {part: fits.scores(outputs[part], rows) for part, rows in parts.report.items()}
-    dev = parts.report.get("dev")
-    by_row = {
-        part: row_scores(task, outputs[part], fits.references(parts.report[part]), parts.report[part])
-        for part in ROWS_KEPT
-        if part in outputs
+    scores = {
+        part: set_scores(run, part, fit.predict(rows), fits.references(rows)) for part, rows in parts.report.items()
     }
-    selection_score = None
     if parts.selection is not None:
-        selection_score = fits.scores(fits.named(parts.train).predict(parts.selection), parts.selection)[task.metric]
-    metrics = {
-        "task": task.name,
-        "model": config.model,
-        "method": name,
-        "options": {},
-        "seed": config.seed,
-        "protocol": config.protocol,
-        "metric": task.metric,
-        "selection_score": selection_score,
-        "score": scores["dev"][task.metric] if "dev" in scores else None,
-        "all_scores": scores,
-        "row_scores": None if (of_dev := by_row.get("dev")) is None else of_dev.as_dict(),
-        "shifted": shifted_scores(scores["shifted"][task.metric], by_row["shifted"]) if "shifted" in scores else None,
-        "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
-        "train_seconds": round(seconds, 3),
-        "data": {
-            "source": run.data.source,
-            "text_columns": list(task.text_columns),
-            "classes": list(task.label_names),
-            "selected_on": None,
-            "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
-        },
-        "config": run.given.as_dict(),
-        "output_dir": config.output_dir,
-        "versions": versions(),
-    }
-    return metrics, None if dev is None else task.head.decode(task.head.checked(outputs["dev"])), fit.model
+        outputs = fits.named(parts.train).predict(parts.selection)
+        selection_score = compute_scores(task, outputs, fits.references(parts.selection))[task.metric]
+    metrics = scored_run(run, name, {}, scores, {"train": len(own)}, selection_score=selection_score)
+    predictions = scores["dev"].predictions if "dev" in scores else None
+    return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
 
 
 @dataclass(frozen=True)
@@ -200,9 +169,6 @@ class _Fits:
 
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))
-
-    def scores(self, outputs: Array, rows: Dataset) -> dict[str, float]:
-        return compute_scores(self.run.task, outputs, self.references(rows))
 
     def majority(self, train: Dataset) -> _Fit:
         references = self.references(train)
