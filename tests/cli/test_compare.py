@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from helpers import tiny
 from helpers.command_line import assert_refused
@@ -12,6 +14,7 @@ from helpers.command_line import assert_refused
 from attendrop import AttendropError
 from attendrop.cli import main
 from attendrop.cli.compare import read_duration
+from attendrop.tasks.row_scores import PREDICTIONS
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,31 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
     assert found["methods"][0]["method"] == "finetune"
+
+
+def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{'good' if n % 2 else 'bad'} {tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in range(400)]
+    for name, own in (("train", rows[:80]), ("dev", rows[80:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *own]) + "\n", encoding="utf-8")
+    answer, dev = tmp_path / "answer", str(tmp_path / "dev.csv")
+    asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-start", "random")]
+    asked += ["--train-file", str(tmp_path / "train.csv"), "--eval-file", dev, "--output-dir", str(answer)]
+    assert main([*asked, "--baselines", "none"]) == 0  # another model is there first
+    assert main([*asked, "--baselines", "tfidf,frozen"]) == 0
+    assert "The model is in" in capsys.readouterr().out
+    found = json.loads((answer / "answer.json").read_text(encoding="utf-8"))
+    assert found["use"] == found["kept"] == "tfidf"
+    assert main(["predict", found["best"], "--predict-file", dev, "--output", str(tmp_path / "found.csv")]) == 0
+    with (tmp_path / "found.csv").open(encoding="utf-8") as lines:
+        predicted = [int(row["label"]) for row in csv.DictReader(lines)]
+    (run,) = (answer / "runs").glob("*-tfidf-seed0-*")
+    assert predicted == pyarrow.parquet.read_table(run / PREDICTIONS)["prediction"].to_pylist()
+    before = (answer / "best" / "metrics.json").stat().st_mtime_ns
+    assert main([*asked, "--baselines", "tfidf,frozen"]) == 0
+    assert (answer / "best" / "metrics.json").stat().st_mtime_ns == before
+    assert "In the comparison" in (answer / "best" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -270,17 +270,8 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     assert "encoder.1 0.600 0.400 0.200    0.0000  0.0000" in shown
     assert "far off" not in shown
     assert shown.splitlines()[-1] == (
-        f"attendrop train --model 'org/some model' --task cola --epochs 3 --seed 4 --bf16 --method scheduler "
-        f"--options {run}/scheduler.json"
+        f"attendrop train --config {run}/run.yaml --method scheduler --options {run}/scheduler.json"
     )
-
-
-def test_the_command_has_options_with_names(tmp_path: Path, capsys: Captured) -> None:
-    named = {"lora": {"r": 8, "targets": None}, "task_options": {"num_beams": 4}}
-    config = {"model": "m", "task": "cola", "options": {"layers": "all"}} | named
-    assert cli.main(["patterns", str(write_run(tmp_path / "run", config=config)), "--fit", "2"]) == 0
-    command = capsys.readouterr().out.splitlines()[-1]
-    assert " --task-set num_beams=4 " in command and " --lora r=8 " in command and "targets" not in command
 
 
 def test_json_and_files_of_ones_own(tmp_path: Path, capsys: Captured) -> None:

@@ -19,7 +19,7 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import SELECTION
-from attendrop.runs.run_trainer import LogEvery, SaveEvery
+from attendrop.runs.run_trainer import EverySteps
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -44,6 +44,11 @@ def argument(name: str) -> Look:
 
 def callback(kind: type[TrainerCallback], name: str) -> Look:
     return lambda trainer: [getattr(c, name) for c in trainer.callback_handler.callbacks if isinstance(c, kind)]
+
+
+def every(what: str) -> Look:
+    callbacks = lambda trainer: (c for c in trainer.callback_handler.callbacks if isinstance(c, EverySteps))  # noqa: E731
+    return lambda trainer: [c.steps for c in callbacks(trainer) if c.flag == f"should_{what}"]
 
 
 def rows(trainer: Any) -> int:
@@ -108,9 +113,9 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("selection_fraction", "0.25", held_out, 10, {}),
     ("refit", "", lambda trainer: Path(trainer.args.output_dir).name, SELECTION, {}),
     ("patience", "4", callback(EarlyStoppingCallback, "early_stopping_patience"), [4], HELD_OUT),
-    ("save_steps", "5", callback(SaveEvery, "steps"), [5], {}),
+    ("save_steps", "5", every("save"), [5], {}),
     ("report_to", "tensorboard", argument("report_to"), ["tensorboard"], {}),
-    ("logging_steps", "6", callback(LogEvery, "steps"), [6], {}),
+    ("logging_steps", "6", every("log"), [6], {}),
     ("seed", "7", argument("seed"), 7, {}),
     ("seed", "7", argument("data_seed"), 7, {}),
     ("device", "auto", argument("use_cpu"), False, {}),

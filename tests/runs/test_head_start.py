@@ -47,7 +47,7 @@ def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(config.seed)
     loaded = load_for(config.model, run.task, config.pooling)
     rows = encode_parts(config, run.task, run.parts, loaded.tokenizer).train
-    found = start_head(loaded.model, loaded.tokenizer, loaded.new, run.task.head, rows, config)
+    found = start_head(loaded, run.task.head, rows, config)
     outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, rows.to_dict(), 64, "cpu")
     return loaded.model, found, (outputs, np.array(rows["labels"][:]))
 

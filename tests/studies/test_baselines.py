@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from helpers import tiny
 
 from attendrop.errors import AttendropError
+from attendrop.runs.baseline_models import BaselineModel
 from attendrop.runs.config import RunConfig
+from attendrop.runs.export import export_run
 from attendrop.runs.finished_run import list_runs
+from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_source import Source
+from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.row_scores import PREDICTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -89,7 +98,7 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 
     def remembering(self: Any, rows: Any) -> Any:
         seen.append(rows["index"][:])
-        return lambda others: np.eye(4)[others["label"][:]]
+        return baselines._Fit(BaselineModel("majority", self.head, self.tokenizer, np.eye(4)[0]))
 
     monkeypatch.setattr(baselines._Fits, "majority", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")
@@ -194,3 +203,69 @@ def test_there_is_no_such_baseline(folder: Path) -> None:
     with pytest.raises(AttendropError, match="frozen"):
         run_baseline(config(folder, "unknown"), "frosen")
     assert not (folder / "unknown").exists() and BASELINES == ("majority", "tfidf", "frozen", "setfit")
+
+
+# Models --------------------------------------------------------------------------------------------------------------
+
+
+def kept_predictions(folder: Path, given: RunConfig, name: str, columns: str, output: str = "csv") -> Any:
+    """Keep a baseline; return its predictions of the evaluation rows in the comparison, and those of its folder."""
+    metrics = run_baseline(given, name, keep_model=True)
+    place, file = Path(given.output_dir), Path(given.output_dir).with_suffix(f".{output}")
+    scored = pyarrow.parquet.read_table(place / PREDICTIONS)["prediction"].to_pylist()
+    source = Source(file=given.eval_file, text_columns=given.text_columns, device="cpu")
+    predict(str(place), source, str(file))
+    found = evaluate(str(place), Source(file=given.eval_file, device="cpu"))
+    assert found["all_scores"] == pytest.approx(metrics["all_scores"]["dev"], rel=1e-6)
+    return scored, file
+
+
+@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("kind", ["label", "number"])
+def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: Path) -> None:
+    label = {"label_column": kind, "label_type": "class" if kind == "label" else "number"}
+    given = config(folder, f"kept-{kind}-{name}", **label)
+    scored, file = kept_predictions(folder, given, name, kind)
+    with file.open() as lines:
+        found = list(csv.DictReader(lines))
+    if kind == "label":
+        names = sorted(NAMES)
+        assert [row["label"] for row in found] == [names[number] for number in scored]
+    else:
+        assert [float(row["score"]) for row in found] == pytest.approx(scored, rel=1e-6)
+    card = (Path(given.output_dir) / "README.md").read_text()
+    assert f"Baseline {name}" in card and "dev: " in card
+
+
+def test_a_kept_model_of_a_decoder_needs_no_other_folder(folder: Path, tmp_path: Path) -> None:
+    tiny.save_tiny_gpt2(tmp_path / "model")
+    given = config(folder, str(tmp_path / "kept"), model=str(tmp_path / "model"))
+    scored, _ = kept_predictions(folder, given, "frozen", "label")
+    shutil.rmtree(tmp_path / "model")
+    found = evaluate(given.output_dir, Source(file=given.eval_file, device="cpu"))
+    assert sum(found["predicted"].values()) == len(scored)
+
+
+def test_kept_tags_are_the_most_common_one(folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text("the O\ncat B-X\nsees O\n\na O\ndog O\n\n" * 4)
+    files = {"train_file": str(tmp_path / "train.conll"), "eval_file": str(tmp_path / "dev.conll")}
+    given = config(folder, str(tmp_path / "kept"), **files, text_columns=(), label_column=None)
+    scored, file = kept_predictions(folder, given, "majority", "tags", "jsonl")
+    names = ["O", "B-X"]
+    assert [json.loads(line)["tags"] for line in file.open()] == [[names[tag] for tag in row] for row in scored]
+
+
+def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "kept")
+    run_baseline(config(folder, place), "tfidf", keep_model=True)
+    for refused in (
+        lambda: export_run(place, str(tmp_path / "exported")),
+        lambda: prune_run(place, str(tmp_path / "pruned")),
+        lambda: train(config(folder, str(tmp_path / "run"), model=place)),
+    ):
+        with pytest.raises(AttendropError, match=r"is no transformer but a baseline.*or a graph to export"):
+            refused()
+    (tmp_path / "kept" / "baseline.safetensors").unlink()
+    with pytest.raises(AttendropError, match=r"lacks baseline\.safetensors"):
+        evaluate(place, Source(file=str(folder / "dev.csv"), device="cpu"))

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str, RunConfig]:
+def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str | None, RunConfig]:
     """Choose the model of a comparison with these scores, and resolve its run as training would."""
     results = []
     for name, of_seeds in scores.items():
@@ -47,8 +47,9 @@ def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str
             unit = Unit(dataclasses.replace(own, seed=seed), baseline)
             results.append(Result(unit, Path(f"{name}-{seed}"), metrics, None))
     found = answer([each.metrics for each in results if each.metrics is not None])
-    label, wanted = best_model(found, results, config, resolve_run(config).task.head, Path(config.output_dir))
-    return label, resolve_run(wanted).config
+    wanted = best_model(found, results, config, resolve_run(config).task.head, Path(config.output_dir))
+    assert wanted.keep_model
+    return wanted.baseline, resolve_run(wanted.config).config
 
 
 def comparison_config(folder: Path, **options: Any) -> RunConfig:
@@ -57,29 +58,29 @@ def comparison_config(folder: Path, **options: Any) -> RunConfig:
 
 
 def test_a_recommended_method_is_trained_on_all_rows(folder: Path) -> None:
-    label, config = chosen(comparison_config(folder), {"finetune": LOW, "mixout": HIGH})
-    assert (label, config.method, config.seed, config.output_dir) == ("mixout", "mixout", 0, f"{folder}/answer/best")
+    baseline, config = chosen(comparison_config(folder), {"finetune": LOW, "mixout": HIGH})
+    assert (baseline, config.method, config.seed, config.output_dir) == (None, "mixout", 0, f"{folder}/answer/best")
     assert (config.test_fraction, config.selection_fraction, config.refit) == (0.0, 0.0, False)
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": {"r": 2}}, {"patience": 2}], ids=["plain", "lora", "patience"])
 def test_a_recommended_frozen_encoder_is_a_linear_model_on_it(folder: Path, options: dict[str, Any]) -> None:
-    label, config = chosen(comparison_config(folder, **options), {"finetune": LOW, "frozen": HIGH})
-    assert (label, config.max_steps, config.head_start, config.pooling) == ("frozen", 0, "frozen", "mean")
+    baseline, config = chosen(comparison_config(folder, **options), {"finetune": LOW, "frozen": HIGH})
+    assert (baseline, config.max_steps, config.head_start, config.pooling) == (None, 0, "frozen", "mean")
     assert config.lora is None and config.patience is None
 
 
 def test_a_recommended_setfit_model_is_a_linear_model_on_its_encoder(folder: Path) -> None:
-    label, config = chosen(comparison_config(folder, shift=True), {"finetune": LOW, "setfit": HIGH})
-    assert (label, config.max_steps, config.head_start, config.pooling) == ("setfit", 0, "contrastive", "mean")
+    baseline, config = chosen(comparison_config(folder, shift=True), {"finetune": LOW, "setfit": HIGH})
+    assert (baseline, config.max_steps, config.head_start, config.pooling) == (None, 0, "contrastive", "mean")
     assert (config.test_fraction, config.shift) == (0.0, None)
 
 
-@pytest.mark.parametrize(("model", "baseline"), [("model", "tfidf"), ("gpt2", "frozen")])
-def test_for_what_is_no_model_the_best_fine_tuned_one_is_kept(folder: Path, model: str, baseline: str) -> None:
-    config = comparison_config(folder, model=f"{folder}/{model}")
-    label, found = chosen(config, {"finetune": LOW, "r-drop": tuple(x - 0.1 for x in LOW), baseline: HIGH})
-    assert (label, found.method, found.max_steps) == ("finetune", "finetune", config.max_steps)
+@pytest.mark.parametrize(("model", "name"), [("model", "tfidf"), ("gpt2", "frozen")])
+def test_what_is_no_model_of_transformers_is_kept_as_a_baseline(folder: Path, model: str, name: str) -> None:
+    given = comparison_config(folder, model=f"{folder}/{model}", protocol="paper")
+    baseline, config = chosen(given, {"finetune": LOW, "r-drop": tuple(x - 0.1 for x in LOW), name: HIGH})
+    assert (baseline, config.test_fraction, config.protocol) == (name, 0.0, "honest")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,6 @@ def test_for_what_is_no_model_the_best_fine_tuned_one_is_kept(folder: Path, mode
     ],
 )
 def test_rows_that_a_run_needs_stay_held_out(folder: Path, method: str, options: dict[str, Any]) -> None:
-    label, config = chosen(comparison_config(folder, **options), {"finetune": LOW, method: HIGH})
-    assert label == config.method == method
+    baseline, config = chosen(comparison_config(folder, **options), {"finetune": LOW, method: HIGH})
+    assert (baseline, config.method) == (None, method)
     assert config.test_fraction == (0.25 if options.get("protocol") == "paper" else 0.0)

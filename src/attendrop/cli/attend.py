@@ -10,10 +10,9 @@ import typer
 from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import read_settings
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, write_text
+from attendrop.files.output_files import write_text
 from attendrop.runs.config import DEFAULT_METHOD
-from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_run, was_added
+from attendrop.runs.run_folder import adding, read_run, writable
 
 _FILE = "attention.html"
 
@@ -48,21 +47,15 @@ def attend(
     chosen = build_method(method or DEFAULT_METHOD, settings) if method is not None or settings else None
     folder = Path(model)
     is_run = folder.is_dir() and read_run(folder) is not None
-    file = Path(output or (folder / _FILE if is_run else _FILE))
-    if not file.parent.is_dir():
-        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
-    inputs = own_files(folder) if folder.is_dir() else []
-    check_output(file, inputs, overwrite=overwrite or (is_run and was_added(folder, file)))
+    file = writable(folder, output or (folder / _FILE if is_run else _FILE), overwrite=overwrite)
     with messages(quiet=quiet):
         stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), seed=seed, device=str(device))
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )
         page = attention_page(folder.name, stages, shown, attribution)
-    with hold_run_folders([file]):
+    with adding(folder, file):
         write_text(file, page)
-        if is_run:
-            add_files(folder, [file])
     found: dict[str, Any] = {
         "model": model,
         "output": str(file),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attendrop.runs.run_folder import is_main_process
+from attendrop.text_tables import aligned
 
 
 @contextmanager
@@ -57,10 +58,9 @@ def _warn(console: Console, message: str) -> None:
     console.print(Text.assemble(("Warning: ", "yellow"), message))
 
 
-def aligned(lines: Mapping[str, str]) -> str:
+def lines_of(values: Mapping[str, str]) -> str:
     """Format captions and values in two aligned columns."""
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {line}" for name, line in lines.items())
+    return "\n".join(aligned(list(values.items())))
 
 
 def size(count: int) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attendrop.cli.app import Json, app, show
-from attendrop.cli.console import aligned, messages
+from attendrop.cli.console import lines_of, messages
 
 
 @app.command()
@@ -33,5 +33,5 @@ def doctor(
     if found["not_run"]:
         names = found["not_run"]
         lines["not tried"] = f"{len(names)} layers, which the example input does not reach: {names[0]} ... {names[-1]}"
-    show(found, aligned(lines), as_json=as_json)
+    show(found, lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attendrop.cli.patterns_output import writable
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.drop_patterns import (
@@ -19,7 +18,7 @@ from attendrop.reports.drop_patterns import (
     plot_drops,
     record_run_drops,
 )
-from attendrop.runs.run_folder import add_files, hold_run_folders, read_metrics
+from attendrop.runs.run_folder import adding, read_metrics, writable
 from attendrop.text_tables import NAMES_LEFT, aligned
 from attendrop.wording import counted_rows
 
@@ -38,20 +37,9 @@ def show_drops(
     overwrite: bool = False,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Record what the method of a run drops, and write the table and the figure.
+    """Record what the method of a run drops on some rows, and write the ``table``, CSV, and a figure beside it, PNG.
 
-    Args:
-        run: Folder of a run.
-        source: Rows to repeat the method on.
-        table: The CSV file; the figure stands beside it, as PNG. None: ``drops.csv`` in the folder of the run.
-        overwrite: Replace existing files. Earlier outputs of this function in the run's folder are always replaced.
-        on_batch: See :func:`record_run_drops`.
-
-    Returns:
-        What was found, as plain values and as text. Without a dropped position no file is written.
-
-    Raises:
-        AttendropError: As :func:`record_run_drops` says; or a file cannot be written.
+    Returns what was found, as plain values and as text. Without a dropped position no file is written.
     """
     file = writable(run, table or f"{run}/drops.csv", overwrite=overwrite)
     picture = writable(run, str(file.with_suffix(".png")), overwrite=overwrite)
@@ -62,10 +50,9 @@ def show_drops(
     patterns = found.patterns
     assert found.method is not None
     title = f"{found.method.name} on {_rows(found)}: {found.run}"
-    with hold_run_folders([file]):
+    with adding(run, file, picture):
         write_text(file, patterns.csv())
         plot_drops(patterns, title, picture)
-        add_files(Path(run), [file, picture])
     values = {
         "run": run,
         "drops_in_attention": True,

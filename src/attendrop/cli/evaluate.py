@@ -24,7 +24,7 @@ from attendrop.cli.app import (
     show,
     split_columns,
 )
-from attendrop.cli.console import aligned, messages
+from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import read_mapping
 from attendrop.runs.model_source import Source
 from attendrop.wording import counted, counts_of
@@ -78,7 +78,7 @@ def evaluate(
     for groups in found["groups"].values():
         metric = found["metric"]
         lines |= {name: f"{group[metric]:.4f} ({counted(group['rows'], 'row')})" for name, group in groups.items()}
-    shown = aligned(lines)
+    shown = lines_of(lines)
     if report:
         from attendrop.cli.error_report import error_report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output
 from attendrop.methods.attend_out.effects import learnt
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.figures import run_title
 from attendrop.reports.learned_patterns import Fit, Patterns
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_metrics, was_added
+from attendrop.runs.run_file import RUN_FILE
+from attendrop.runs.run_folder import adding, read_metrics, writable
 from attendrop.text_tables import RIGHT, aligned
 from attendrop.wording import counted
 
@@ -34,21 +32,10 @@ def learns_patterns(run: str) -> bool:
 def show_patterns(
     run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Plot the patterns of a run, and fit a schedule to them if ``pieces`` is given.
+    """Plot the patterns of a run in ``output``, and fit a schedule to them, in the file ``options``.
 
-    Args:
-        run: Folder of a run.
-        pieces: Least number of linear pieces of the schedule, see ``close_fit``; None fits none.
-        output: File of the plot. None: ``patterns.png`` in the folder.
-        options: File of the schedule. None: ``scheduler.json`` in the folder.
-        overwrite: Replace existing files. Earlier outputs of this function in the run's folder are always replaced, the
-            run's own files never.
-
-    Returns:
-        What was found, as plain values and as text.
-
-    Raises:
-        AttendropError: The run has no patterns, the fit is not possible, or a file cannot be written.
+    Without ``pieces``, the least number of linear pieces (see ``close_fit``), none is fitted. Returns what was found,
+    as plain values and as text.
     """
     if options is not None and pieces is None:
         raise AttendropError(
@@ -61,34 +48,24 @@ def show_patterns(
     fitted = None if pieces is None else patterns.close_fit(found, pieces)
     picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
     schedule = writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
-    with hold_run_folders([picture]):
+    with adding(run, picture):
         patterns.plot(found, picture, fitted)
-        add_files(Path(run), [picture])
     values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
     values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
     values["period_shares"] = found.period_shares.tolist()
     text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
     if pieces is not None and fitted is not None:
         method = patterns.scheduler(found, fitted)
-        with hold_run_folders([schedule]):
+        with adding(run, schedule):
             patterns.write_options(schedule, method)
-            add_files(Path(run), [schedule])
-        command = _command(found.config, schedule)
+        again = ["--config", f"{run}/{RUN_FILE}", "--method", method.name, "--options", str(schedule)]
+        command = shlex.join(["attendrop", "train", *again])
         rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))
         largest = dict(zip(found.layers, fitted.largest.tolist(), strict=True))
         values["fit"] = {"file": str(schedule), "rms": rms, "largest_deviation": largest, "command": command}
         values["fit"] |= method.options()
         text += ["", *_reading(found, fitted, pieces), f"Wrote {schedule}. To train with it:", command]
     return values, "\n".join(text)
-
-
-def writable(run: str, file: str, *, overwrite: bool) -> Path:
-    """Check that a file can be written: it is new, or an earlier output in the run's folder, or is to be replaced."""
-    path, folder = Path(file), Path(run)
-    if path.is_dir() or not path.parent.is_dir():
-        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
-    check_output(path, own_files(folder), overwrite=overwrite or was_added(folder, path))
-    return path
 
 
 def _by_layer(found: Patterns, values: Any) -> dict[str, list[float | None]]:
@@ -130,9 +107,8 @@ def _show_effects(
         )
     effects, title = metrics["layer_effects"], run_title(metrics)
     picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
-    with hold_run_folders([picture]):
+    with adding(run, picture):
         patterns.plot_effects(title, effects, picture)
-        add_files(Path(run), [picture])
     rows = [["layer", "effect", "95 % interval", "p", "told from noise"]]
     for layer, seen in effects.items():
         known = seen["effect"] is not None
@@ -164,25 +140,3 @@ def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
     if fitted.far_off:
         lines.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
     return lines
-
-
-# Options of a run whose names on the command line differ.
-_FLAGS = {"task_options": "--task-set"}
-
-
-def _command(config: Mapping[str, Any], schedule: Path) -> str:
-    """Write the training command of a run with the schedule in place of its method."""
-    words = ["attendrop", "train"]
-    for field in dataclasses.fields(RunConfig):
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        value = config.get(field.name, default)
-        if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
-            continue
-        flag = next(iter(field.metadata["flags"]), f"--{field.name.replace('_', '-')}")
-        if isinstance(value, Mapping):
-            given = [f"{name}={each}" for name, each in value.items() if each is not None]
-            words += [word for each in given for word in (flag, each)]
-            continue
-        text = ",".join(value) if isinstance(value, list | tuple) else str(value)
-        words += [flag] if value is True else [flag, text]
-    return shlex.join([*words, "--method", "scheduler", "--options", str(schedule)])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from attendrop.cli.patterns_output import writable
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_text
 from attendrop.reports.drop_patterns import RowSource
 from attendrop.reports.probe import DIRECTIONS, ProbeResult, RunProbe, plot_probe, probe_run
-from attendrop.runs.run_folder import add_files, hold_run_folders
+from attendrop.runs.run_folder import adding, writable
 from attendrop.text_tables import NAMES_LEFT, aligned
 
 # The rate that the tables show, or the one next to it; the paper's prior experiment uses it.
@@ -36,31 +34,18 @@ def show_probe(
     overwrite: bool,
     on_pass: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Probe the model of a run, and write the table and the figure.
+    """Probe the model of a run, and write the ``table``, CSV, and a figure beside it, PNG.
 
-    Args:
-        run: Folder of a run.
-        rates: Fractions of each row of attention to drop.
-        source: How many rows of the run, and where; no file.
-        table: The CSV file; the figure stands beside it, as PNG. None: ``probe.csv`` in the folder of the run.
-        overwrite: Replace existing files.
-        on_pass: Called before each pass with the number of passes done, and of all.
-
-    Returns:
-        What was found, as plain values and as text.
-
-    Raises:
-        AttendropError: The model cannot be probed, or a file cannot be written.
+    Returns what was found, as plain values and as text.
     """
     if source.file is not None:
         raise AttendropError("--probe looks at the labelled rows of the run; omit --file.")
     file = writable(run, table or f"{run}/probe.csv", overwrite=overwrite)
     picture = writable(run, str(file.with_suffix(".png")), overwrite=overwrite)
     found = probe_run(run, source, rates, on_pass)
-    with hold_run_folders([file]):
+    with adding(run, file, picture):
         write_text(file, found.probe.csv(found.scores, found.metric))
         plot_probe(found, picture)
-        add_files(Path(run), [file, picture])
     values = {
         "run": run,
         "rows": found.probe.rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attendrop.cli.console import aligned, size
+from attendrop.cli.console import lines_of, size
 from attendrop.pruning.selection import IMPORTANCE
 from attendrop.runs.model_card import interval
 from attendrop.wording import counted
@@ -31,7 +31,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
     if pruned["chosen"] and pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]
-    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{aligned(lines)}"
+    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{lines_of(lines)}"
 
 
 def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:

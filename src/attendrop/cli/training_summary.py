@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from attendrop.cli.console import aligned, size
+from attendrop.cli.console import lines_of, size
 from attendrop.methods.core.registry import build_method, get_method
 from attendrop.runs.model_card import scored_once
 from attendrop.wording import counted
@@ -50,7 +50,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     lines["cost"] = f"{counted(metrics['steps'], 'step')}, {metrics['train_seconds']:.0f} s, {memory} at most"
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
-    return f"{title}\n{aligned(lines)}"
+    return f"{title}\n{lines_of(lines)}"
 
 
 def seeds_summary(summary: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def seeds_summary(summary: Mapping[str, Any]) -> str:
     title = (
         f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"
     )
-    return f"{title}\n{aligned(lines)}"
+    return f"{title}\n{lines_of(lines)}"
 
 
 def _moments(name: str, found: Mapping[str, Any]) -> str:

@@ -1,180 +1,20 @@
-"""Report on the data of a run, and what it logs before and after training."""
+"""What a run logs before and after training."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
-
-from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.runs.data import Parts
+from attendrop.runs.data_report import SKIPPED, report_table, report_warnings
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_metrics import SetScores
 from attendrop.runs.training_args import num_epochs
-from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.likeness import class_likeness
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
-from attendrop.tasks.table import skipped_places
-from attendrop.tasks.tokenization import columns_of
-from attendrop.wording import counted, counts_of
+from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
-
-_Text = tuple[str, ...]
-_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
-
-# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
-ALIKE = 0.15
-
-
-def data_report(
-    data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, Any]:
-    """Describe the rows of a run.
-
-    Args:
-        data: The loaded data.
-        parts: Their splits.
-        encoded: The same splits, tokenized.
-        tokenizer: The tokenizer of the model.
-        max_length: In tokens; longer texts were truncated, or split.
-
-    Returns:
-        Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what
-        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
-        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
-        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
-        ``skipped_places``, the files and lines of the first of them.
-
-    Raises:
-        AttendropError: No row of a part has a token that the model knows.
-    """
-    head = data.task.head
-    limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: head.texts(rows) for name, rows in _named(parts).items()}
-    tokens = _named(encoded)
-    described: dict[str, dict[str, Any]] = {}
-    for name, rows in _named(parts).items():
-        columns = columns_of(tokens[name])
-        described[name] = {
-            "rows": len(rows),
-            **head.describe_labels(rows),
-            **head.input_report(rows, columns, tokenizer, limit),
-            "duplicates": len(texts[name]) - len(set(texts[name])),
-        }
-        if described[name].get("unknown") == len(rows):
-            raise AttendropError(
-                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
-                "language, or one with its own tokenizer."
-            )
-        if head.unknown_names:
-            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
-        if name != "train":
-            known = set(texts["train"])
-            described[name]["in_train"] = sum(text in known for text in texts[name])
-    return {
-        "kind": data.task.kind,
-        "max_length": limit,
-        "long_texts": data.task.long_texts,
-        "parts": described,
-        "conflicts": _conflicts(texts["train"], parts.train, head),
-        "similar_classes": head.similar_classes(),
-        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
-        "skipped": len(data.skipped),
-        "skipped_places": skipped_places(data.skipped),
-    }
-
-
-def report_table(report: dict[str, Any], head: Head) -> str:
-    """Format the report as a table with a column for each part."""
-    parts = report["parts"]
-    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
-    lines += head.label_lines(list(parts.values()))
-    if "truncated" in parts["train"]:
-        cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
-        lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        [f"Data: {head.kind}, {head.labels_are}"]
-        + [
-            line[0].ljust(widths[0])
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))
-            for line in lines
-        ]
-    )
-
-
-def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
-    """Yield warnings about the data, one sentence each."""
-    parts, name_of_input = report["parts"], head.input_name
-    what = f"{'an' if name_of_input[0] in 'aeiou' else 'a'} {name_of_input}"
-    for first, second in report["similar_classes"]:
-        yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
-    yield from head.label_warnings(parts["train"])
-    for name, part in parts.items():
-        if unknown := part.get("unknown_labels"):
-            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} that train lacks"
-            yield f"{lacking} count as wrong: {counts_of(unknown)}."
-        if part.get("in_train"):
-            percent = 100 * part["in_train"] / part["rows"]
-            yield (
-                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have {what} that is in train, "
-                "too: the score on them is optimistic."
-            )
-    conflicts = report["conflicts"]
-    if conflicts["texts"]:
-        count = conflicts["texts"]
-        yield (
-            f"{counted(count, name_of_input)} of train {'has' if count == 1 else 'have'} several labels, in "
-            f"{conflicts['rows']} rows, such as {conflicts['example']}."
-        )
-    if count := parts["train"]["duplicates"]:
-        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the {name_of_input} of another row."
-    likeness = report["likeness"] if "shifted" not in parts else None
-    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
-        yield (
-            f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
-            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift scores it on such."
-        )
-    for name, part in parts.items():
-        if part.get("unknown"):
-            yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
-
-
-def _named(parts: Parts) -> dict[str, Dataset]:
-    """Name the parts, each set of rows once."""
-    others = {"selection": parts.selection, "reward": parts.reward} | parts.report
-    named: dict[str, Dataset] = {"train": parts.train}
-    for name, rows in reversed(others.items()):  # under protocol 'paper', "selection" is a second name of "dev"
-        if rows is not None and not any(rows is known for known in named.values()):
-            named[name] = rows
-    return {name: named[name] for name in ("train", *others) if name in named}
-
-
-def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, Any]:
-    labels_of: defaultdict[_Text, list[Any]] = defaultdict(list)
-    labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
-    for text, label in zip(texts, labels, strict=True):
-        labels_of[text].append(label)
-    conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
-    found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
-    for text, labels in list(conflicting.items())[:1]:
-        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
-        shown = " | ".join(head.titles(rows.select([texts.index(text)]))[0])
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-        found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
-    return found
-
-
-SKIPPED = "skipped_rows.jsonl"
 
 
 def announce_run(run: ResolvedRun, rows: int) -> None:
@@ -249,24 +89,15 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
         logger.warning("%s", warning)
 
 
-def announce_refit(rows: int, selected: Mapping[str, Any]) -> None:
-    """Log that the model is trained again on all rows."""
-    logger.info("Training again on all %d rows, for %s.", rows, counted(selected["steps"], "step"))
-
-
-def announce_fit(fit: Mapping[str, Any]) -> None:
-    """Warn of a model that has not fitted its training rows."""
+def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> None:
+    """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
+    for name, found in scores.items():
+        if len(found.predicted) == 1 and found.rows > 1:
+            answer = next(iter(found.predicted))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
     if not fit["fitted"]:
         logger.warning(
             "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate.",
             fit["metric"],
             fit["score"],
         )
-
-
-def announce_one_class(scores: Mapping[str, SetScores]) -> None:
-    """Warn of a model that predicts one class for all rows of a set."""
-    for name, found in scores.items():
-        if len(found.predicted) == 1 and found.rows > 1:
-            answer = next(iter(found.predicted))
-            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import EvalPrediction
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
@@ -37,21 +28,17 @@ from attendrop.runs.run_folder import is_main_process, note_in_run, read_run
 from attendrop.runs.run_trainer import (
     AfterFirstStep,
     BestInMemoryTrainer,
-    LogEvery,
+    EverySteps,
     Meter,
     RunTrainer,
     SaveBySeconds,
-    SaveEvery,
     StopAfter,
-    keep_in_folder,
-    silence,
 )
 from attendrop.runs.training_args import run_arguments
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import last_checkpoint
-from attendrop.training.trainer import RegularizedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -122,162 +109,130 @@ def load_model(run: ResolvedRun) -> Loaded:
     """
     set_seed(run.config.seed)
     loaded = load_for(run.config.model, run.task, run.config.pooling)
-    _check_method(loaded.model, run.method)
+    if run.method.info.uses_attention:
+        run.method.selected_layers(find_attention_layers(loaded.model))
     return loaded
 
 
-def _check_method(model: PreTrainedModel, method: Method) -> None:
-    if method.info.uses_attention:
-        method.selected_layers(find_attention_layers(model))
+def fit(
+    run: ResolvedRun,
+    loaded: Loaded,
+    encoded: Parts,
+    place: Path,
+    begin: Callable[[], None],
+    *,
+    begun: Mapping[str, Any],
+    checkpoints: Path | None = None,
+    stop_after: int | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    checkpoint_seconds: float | None = None,
+) -> RunTrainer:
+    """Train a model, or go on from its last checkpoint.
 
-
-@dataclass(frozen=True)
-class Fitted:
-    """Trained model, in its trainer.
-
-    Attributes:
-        trainer: The trainer.
-        seconds: Seconds that training took.
-        seconds_before: Those of them in earlier processes, before a resumption.
-        head_start: How the head started; None: at random.
-    """
-
-    trainer: RegularizedTrainer
-    seconds: float
-    seconds_before: float
-    head_start: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """How the models of a run are fitted: the same for the selection and for the final model.
-
-    Attributes:
+    Args:
+        run: The run, whose config and method are used.
+        loaded: The model.
+        encoded: Rows.
         place: Folder of the run.
-        begin: Writes the record of the run, after the first step, if there is none.
+        begin: Writes the record of the run; called after the first step, if there is none.
+        begun: Record of the run if this training may have begun before, otherwise empty.
+        checkpoints: Folder of checkpoints; None: that of the run.
+        stop_after: Number of steps after which to stop, if not after all.
         callbacks: Callbacks of the trainer.
         checkpoint_seconds: Seconds between checkpoints; None: a checkpoint after each epoch.
+
+    Returns:
+        The trainer with the trained model, and with how its head started.
     """
+    checkpoints = checkpoints or place
+    checkpoint = last_checkpoint(checkpoints) if begun else None
+    arguments = run_arguments(
+        run,
+        len(encoded.train),
+        checkpoints,
+        checkpoint,
+        save_epochs=checkpoint_seconds is None,
+        stop_after=stop_after,
+    )
+    if checkpoint is not None:
+        logger.info("Resuming from %s.", checkpoint)
+        head_start = begun.get("head_start")
+    else:
+        if begun:
+            logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+        if run.config.head_start == "contrastive":
+            _tune_contrastively(loaded, run)
+        run.method.prepare(loaded.model, run.config.seed)
+        head_start = start_head(loaded, run.task.head, encoded.train, run.config)
+    if run.config.adapter is not None:
+        loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, run.task.head, run.config.adapter))
 
-    place: Path
-    begin: Callable[[], None]
-    callbacks: Sequence[TrainerCallback] = ()
-    checkpoint_seconds: float | None = None
+    def note() -> None:
+        if read_run(place) is None:
+            begin()
+        note_in_run(place, head_start=head_start)
 
-    def fit(
-        self,
-        run: ResolvedRun,
-        loaded: Loaded,
-        encoded: Parts,
-        begun: Mapping[str, Any],
-        *,
-        checkpoints: Path | None = None,
-        stop_after: int | None = None,
-    ) -> Fitted:
-        """Train a model, or go on from its last checkpoint.
-
-        Args:
-            run: The run, whose config and method are used.
-            loaded: The model.
-            encoded: Rows.
-            begun: Record of the run if this training may have begun before, otherwise empty.
-            checkpoints: Folder of checkpoints; None: that of the run.
-            stop_after: Number of steps after which to stop, if not after all.
-        """
-        checkpoints = checkpoints or self.place
-        checkpoint = last_checkpoint(checkpoints) if begun else None
-        save_epochs = self.checkpoint_seconds is None
-        arguments = run_arguments(
-            run, len(encoded.train), checkpoints, checkpoint, save_epochs=save_epochs, stop_after=stop_after
-        )
-        if checkpoint is not None:
-            logger.info("Resuming from %s.", checkpoint)
-            head_start = begun.get("head_start")
-        else:
-            if begun:
-                logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
-            if run.config.head_start == "contrastive":
-                _tune_contrastively(loaded, run)
-            run.method.prepare(loaded.model, run.config.seed)
-            head_start = start_head(
-                loaded.model, loaded.tokenizer, loaded.new, run.task.head, encoded.train, run.config
-            )
-
-        def note() -> None:
-            if read_run(self.place) is None:
-                self.begin()
-            note_in_run(self.place, head_start=head_start)
-
-        own: list[TrainerCallback] = [] if stop_after is None else [StopAfter(stop_after)]
-        own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
-        if run.config.adapter is not None:
-            model = add_adapter(loaded.model, loaded.new, run.task.head, run.config.adapter)
-            loaded = replace(loaded, model=model)
-        trainer = self._trainer(run, loaded, encoded, arguments, own)
-        if run.config.max_steps == 0:
-            note()
-        else:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        refuse_diverged(run.config, *(parameter.detach() for parameter in loaded.model.parameters()))
-        meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
-        return Fitted(trainer, meter.seconds_so_far, meter.seconds_before, head_start)
-
-    def _trainer(
-        self,
-        run: ResolvedRun,
-        loaded: Loaded,
-        encoded: Parts,
-        arguments: TrainingArguments,
-        callbacks: Sequence[TrainerCallback],
-    ) -> RegularizedTrainer:
-        config, tokenizer = run.config, loaded.tokenizer
-        selection = {} if encoded.selection is None else columns_of(encoded.selection)
-        in_memory = self.checkpoint_seconds is not None and run.chooses_epoch
-        trainer = (BestInMemoryTrainer if in_memory else RunTrainer)(
-            loaded.model,
-            arguments,
-            regularizer=run.method,
-            train_dataset=encoded.train,
-            reward_dataset=encoded.reward,
-            eval_dataset=encoded.selection,
-            data_collator=run.task.head.collator(tokenizer),
-            processing_class=tokenizer,
-            compute_metrics=lambda found: _scores(config, run.task, found, selection, tokenizer),
-            compute_reward_metrics=lambda found: _scores(
-                config, run.task, found, {"labels": found.label_ids}, tokenizer
-            ),
-            compute_loss_func=run_loss(config, run.task, encoded.train["labels"][:]),
-            head=run.task.head,
-            callbacks=[*self._callbacks(config, encoded), *callbacks, *self.callbacks],
-        )
-        silence(trainer)
-        keep_in_folder(trainer)
-        return trainer
-
-    def _callbacks(self, config: RunConfig, encoded: Parts) -> list[TrainerCallback]:
-        """Make the callbacks that the options ask for."""
-        own: list[TrainerCallback] = [Meter()]
-        if config.patience is not None and encoded.selection is not None:
-            own.append(EarlyStoppingCallback(config.patience))
-        if config.save_steps is not None:
-            own.append(SaveEvery(config.save_steps))
-        if config.logging_steps is not None:
-            own.append(LogEvery(config.logging_steps))
-        if self.checkpoint_seconds is not None:
-            own.append(SaveBySeconds(self.checkpoint_seconds))
-        return own
+    own = _callbacks(run.config, encoded, checkpoint_seconds)
+    own += [StopAfter(stop_after)] if stop_after is not None else []
+    own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
+    in_memory = checkpoint_seconds is not None and run.chooses_epoch
+    trainer = _trainer(
+        BestInMemoryTrainer if in_memory else RunTrainer, run, loaded, encoded, arguments, [*own, *callbacks]
+    )
+    trainer.head_start = head_start
+    if run.config.max_steps == 0:
+        note()
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    refuse_diverged(run.config, *(parameter.detach() for parameter in loaded.model.parameters()))
+    return trainer
 
 
-def _scores(
-    config: RunConfig,
-    task: Task,
-    found: EvalPrediction,
-    encoded: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, float]:
-    refuse_diverged(config, found.predictions)
-    outputs = task.head.row_outputs(np.asarray(found.predictions), encoded, tokenizer)
-    return compute_scores(task, outputs, task.head.references(encoded))
+def _callbacks(config: RunConfig, encoded: Parts, checkpoint_seconds: float | None) -> list[TrainerCallback]:
+    """Make the callbacks that the options ask for."""
+    found: list[TrainerCallback] = [Meter()]
+    if config.patience is not None and encoded.selection is not None:
+        found.append(EarlyStoppingCallback(config.patience))
+    if config.save_steps is not None:
+        found.append(EverySteps(config.save_steps, "save"))
+    if config.logging_steps is not None:
+        found.append(EverySteps(config.logging_steps, "log"))
+    if checkpoint_seconds is not None:
+        found.append(SaveBySeconds(checkpoint_seconds))
+    return found
+
+
+def _trainer(
+    kind: type[RunTrainer],
+    run: ResolvedRun,
+    loaded: Loaded,
+    encoded: Parts,
+    arguments: TrainingArguments,
+    callbacks: list[TrainerCallback],
+) -> RunTrainer:
+    config, task, tokenizer = run.config, run.task, loaded.tokenizer
+    selection = {} if encoded.selection is None else columns_of(encoded.selection)
+
+    def scores(found: EvalPrediction, rows: Mapping[str, Any]) -> dict[str, float]:
+        refuse_diverged(config, found.predictions)
+        outputs = task.head.row_outputs(np.asarray(found.predictions), rows, tokenizer)
+        return compute_scores(task, outputs, task.head.references(rows))
+
+    return kind(
+        loaded.model,
+        arguments,
+        regularizer=run.method,
+        train_dataset=encoded.train,
+        reward_dataset=encoded.reward,
+        eval_dataset=encoded.selection,
+        data_collator=task.head.collator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=lambda found: scores(found, selection),
+        compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
+        compute_loss_func=run_loss(config, task, encoded.train["labels"][:]),
+        head=task.head,
+        callbacks=callbacks,
+    )
 
 
 def _tune_contrastively(loaded: Loaded, run: ResolvedRun) -> None:

@@ -18,7 +18,7 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
-from attendrop.runs.model_loading import without_report
+from attendrop.runs.model_loading import Loaded, without_report
 from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
@@ -30,22 +30,13 @@ from attendrop.tasks.heads.model_classes import is_encoder
 logger = logging.getLogger(__name__)
 
 
-def start_head(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    new: Collection[str],
-    head: Head,
-    rows: Dataset,
-    config: RunConfig,
-) -> dict[str, Any] | None:
+def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and start the model's last linear layer from it.
 
     Nothing is random, and no random number is taken from the model's: with the same rows, all methods start alike.
 
     Args:
-        model: The model, changed in place.
-        tokenizer: The tokenizer of the model.
-        new: Names of the parameters without trained values.
+        loaded: The model, changed in place.
         head: Head of the task.
         rows: Encoded training rows.
         config: Options of the run.
@@ -60,7 +51,7 @@ def start_head(
     if config.head_start == "random":
         return None
     try:
-        return _started(model, tokenizer, new, head, rows, config)
+        return _started(loaded, head, rows, config)
     except _NoStart as reason:
         if config.head_start in ("frozen", "contrastive"):
             raise AttendropError(f"head-start '{config.head_start}' is not possible: {reason}; use 'random'.") from None
@@ -71,14 +62,8 @@ class _NoStart(Exception):
     """Why the head cannot start from a linear model."""
 
 
-def _started(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    new: Collection[str],
-    head: Head,
-    rows: Dataset,
-    config: RunConfig,
-) -> dict[str, Any]:
+def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any]:
+    model, tokenizer, new = loaded
     if not head.one_vector:
         raise _NoStart(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
     linear = _new_linear_layer(model, new, strict=config.head_start == "auto")

@@ -16,13 +16,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
+from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import hold_run_folders, own_files, read_run
+from attendrop.runs.run_folder import check_whole, hold_run_folders, own_files, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
@@ -59,63 +60,62 @@ def evaluate(
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
         each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
-        see :func:`attendrop.tasks.metrics.group_scores`.
+        see :func:`attendrop.tasks.metrics.group_scores`; with ``report``, ``report``: see
+        :func:`attendrop.tasks.error_analysis.error_analysis`, with neighbours among the training rows if their files
+        are still there.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
     """
     with _outputs(run_dir, source, []):
-        return _evaluate(run_dir, source, on_progress, report)
-
-
-def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None, report: bool) -> dict[str, Any]:
-    run = _load_run(run_dir, source.task_options)
-    rows = _open_rows(run, source, "dev")
-    outputs, references, texts = [], [], []
-    groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
-    for chunk in rows.chunks:
-        rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
-        encoded = run.encode(chunk.columns, rows.task, source)
-        if "labels" not in encoded:
-            raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
-        if not encoded["length"]:
-            continue  # the head left all rows out
-        outputs.append(run.outputs(encoded, rows, source, on_progress))
-        references.append(run.head.references(encoded))
-        if report:
-            texts.append(Dataset.from_dict(dict(chunk.columns)))
-        for name, values in groups.items():
-            values += chunk.columns[name]
-    rows.check_known()
-    every, labels = np.concatenate(outputs), np.concatenate(references)
-    scores = compute_scores(rows.task, every, labels)
-    rows.write_skipped(source)
-    predicted = (run if rows.reading is None else rows.task).head.predicted_counts(every)
-    if len(predicted) == 1 and len(labels) > 1:
-        logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
-    return (
-        rows.found(run_dir)
-        | {
+        model = _load(run_dir, source.task_options)
+        rows = _open_rows(model, source, "dev")
+        outputs, references, loaded = [], [], []
+        groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
+        for chunk in rows.chunks:
+            rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
+            encoded = model.encode(chunk.columns, rows.task, source)
+            if "labels" not in encoded:
+                raise AttendropError(
+                    f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict."
+                )
+            if not encoded["length"]:
+                continue  # the head left all rows out
+            outputs.append(rows.outputs(model, chunk, encoded, source, on_progress))
+            references.append(model.head.references(encoded))
+            if report:
+                loaded.append(Dataset.from_dict(dict(chunk.columns)))
+            for name, values in groups.items():
+                values += chunk.columns[name]
+        rows.finish(source)
+        every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
+        scores = compute_scores(rows.task, every, labels)
+        predicted = (model.head if rows.reading is None else head).predicted_counts(every)
+        if len(predicted) == 1 and len(labels) > 1:
+            logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
+        analysis = {"report": _report(run_dir, model, rows.task, every, labels, loaded)} if report else {}
+        return rows.found(run_dir) | {
             "metric": rows.task.metric,
             "score": scores[rows.task.metric],
             "all_scores": scores,
             "predicted": predicted,
-            "unknown_labels": rows.task.head.unknown_counts(labels),
+            "unknown_labels": head.unknown_counts(labels),
             "groups": group_scores(rows.task, every, labels, groups),
+            **analysis,
         }
-        | ({"report": _report(run, rows.task, every, labels, texts)} if report else {})
-    )
 
 
-def _report(run: _Run, task: Task, outputs: Array, labels: Array, texts: list[Dataset]) -> dict[str, Any] | None:
+def _report(
+    run_dir: str, model: _Model, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]
+) -> dict[str, Any]:
     train = None
-    if run.options:
+    if model.options:
         try:
-            config = RunConfig(**run.options, output_dir=run.folder)
+            config = RunConfig(**model.options, output_dir=run_dir)
             train = divide(config, load_data(config)).train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
-    found = error_analysis(task, outputs, labels, concatenate_datasets(texts), train)
+    found = error_analysis(task, outputs, labels, concatenate_datasets(loaded), train)
     if found is None:
         raise AttendropError(f"report says what is wrong of classes and labels; omit it for {task.head.labels_are}.")
     return found
@@ -151,14 +151,14 @@ def predict(
     """
     format = output_format(output, format)
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
-        run = _load_run(run_dir, source.task_options)
-        rows = _open_rows(run, source, "test")
+        model = _load(run_dir, source.task_options)
+        rows = _open_rows(model, source, "test")
         with PredictionWriter(
             output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
         ) as writer:
             for chunk in rows.chunks:
-                encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
-                outputs = run.outputs(encoded, rows, source, on_progress)
+                encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source)
+                outputs = rows.outputs(model, chunk, encoded, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
             rows.check_known()
             writer.leave_out(rows.done + len(rows.bad.skipped))
@@ -198,11 +198,11 @@ def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | No
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Model:
     """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
 
     folder: str
-    model: PreTrainedModel
+    model: PreTrainedModel | BaselineModel
     tokenizer: PreTrainedTokenizerBase
     head: Head
     options: dict[str, Any]
@@ -212,27 +212,32 @@ class _Run:
         limit = self.head.length_limit(self.tokenizer, wanted, columns)
         return encode_columns(columns, task, self.tokenizer, limit)
 
-    def outputs(
-        self, encoded: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
-    ) -> Array:
-        before = rows.done
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the text columns that the model was trained on; empty if unknown."""
+        task = self.options.get("task")
+        return tuple(self.options.get("text_columns", ()) if task is None else get_task(task).text_columns)
 
-        def count(done: int) -> None:
-            rows.done += done
-            if on_progress is not None:
-                on_progress(rows.done, rows.total)
 
-        size, device = source.batch_size, source.device
-        found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
-        rows.done = before + len(found)  # a row may be encoded as several
-        rows.unknown += self.head.unknown_rows(encoded, self.tokenizer)
-        return read_as(found, rows.reading, rows.task.num_labels)
+def _load(run_dir: str, task_options: Mapping[str, Any]) -> _Model:
+    check_finished(run_dir)
+    folder = Path(run_dir)
+    options = (read_run(folder) or {"config": {}})["config"]
+    task_options = {**options.get("task_options", {}), **task_options}
+    if is_baseline(folder):
+        check_whole(folder)
+        baseline = load_baseline(folder)
+        return _Model(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    head = head_of_model(model.config).with_options(task_options)
+    head.prepare(model, tokenizer)
+    return _Model(run_dir, model, tokenizer, head, options)
 
-    def trained_on(self) -> tuple[str, ...]:
-        """List the text columns that the model was trained on; empty if unknown."""
-        if self.options.get("task") is not None:
-            return get_task(self.options["task"]).text_columns
-        return tuple(self.options.get("text_columns", ()))
+
+@dataclass(frozen=True)
+class _Chunk:
+    columns: dict[str, list[Any]]
+    table: Table | None = None
+    unknown_names: tuple[str, ...] = ()
 
 
 @dataclass
@@ -264,6 +269,35 @@ class _Rows:
             "skipped": len(self.bad.skipped),
         }
 
+    def outputs(
+        self,
+        model: _Model,
+        chunk: _Chunk,
+        encoded: dict[str, list[Any]],
+        source: Source,
+        on_progress: OnProgress | None,
+    ) -> Array:
+        """Compute the outputs of the model for a chunk, and count its rows."""
+        before = self.done
+
+        def count(done: int) -> None:
+            self.done += done
+            if on_progress is not None:
+                on_progress(self.done, self.total)
+
+        how: tuple[Any, ...] = (encoded, source.batch_size, source.device, count)
+        if isinstance(model.model, BaselineModel):
+            found = model.model.outputs(chunk.columns, *how)
+        else:
+            found = predict_outputs(model.model, model.tokenizer, model.head, *how)
+        self.done = before + len(found)  # a row may be encoded as several
+        self.unknown += model.head.unknown_rows(encoded, model.tokenizer)
+        return read_as(found, self.reading, self.task.num_labels)
+
+    def finish(self, source: Source) -> None:
+        self.check_known()
+        self.write_skipped(source)
+
     def check_known(self) -> None:
         """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
         if self.unknown >= self.done:
@@ -286,38 +320,20 @@ class _Rows:
         logger.warning("Skipped %s (%s); %s.", count, places, listed)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    columns: dict[str, list[Any]]
-    table: Table | None = None
-    unknown_names: tuple[str, ...] = ()
-
-
-def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
-    check_finished(run_dir)
-    folder = Path(run_dir)
-    run = read_run(folder)
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    options = run["config"] if run is not None else {}
-    head = head_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
-    head.prepare(model, tokenizer)
-    return _Run(run_dir, model, tokenizer, head, options)
-
-
-def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
-    task = source.task or (run.options.get("task") if source.file is None else None)
-    file = source.file or (run.options.get("eval_file") if split == "dev" and task is None else None)
+def _open_rows(model: _Model, source: Source, split: str) -> _Rows:
+    task = source.task or (model.options.get("task") if source.file is None else None)
+    file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
     if task is not None:
-        rows = _task_rows(run, source, task, source.split or split)
+        rows = _task_rows(model, source, task, source.split or split)
     elif file is not None:
-        rows = _file_rows(run, source, file, split)
+        rows = _file_rows(model, source, file, split)
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
-    _check_texts(run, rows.task.text_columns)
-    rows.task = rows.task.with_long_texts(source.long_texts or run.options.get("long_texts"))
-    if run.options.get("metric") is not None:
-        rows.task = with_metric(rows.task, run.options["metric"])
+    _check_texts(model, rows.task.text_columns)
+    rows.task = rows.task.with_long_texts(source.long_texts or model.options.get("long_texts"))
+    if model.options.get("metric") is not None:
+        rows.task = with_metric(rows.task, model.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
         raise AttendropError(f"{rows.source} has no valid row: {len(rows.bad.skipped)} were skipped.")
@@ -325,60 +341,60 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
     return rows
 
 
-def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
-    reading = reading_of(get_task(name), run.head)
+def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
+    reading = reading_of(get_task(name), model.head)
     if reading is None:
-        _check_head(get_task(name), run.head)
+        _check_head(get_task(name), model.head)
     if source.skip_bad_rows:
         raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
-    data = load_task(name, data_dir=_data_dir(run.options, source, name), splits=(split,))
-    task, dataset = replace(data.task, options=run.head.options()), data.splits[split]
+    data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
+    task, dataset = replace(data.task, options=model.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
     return _Rows(task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
 
 
-def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
+def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
     name = f"x.{source.input_format}" if file == STDIN else file
     texts, label = default_columns(name)
-    as_trained = tuple(run.options.get("text_columns", ()))
-    trained_label = run.options.get("label_column")
-    if texts and default_columns(run.options.get("train_file"))[0] != texts:
+    as_trained = tuple(model.options.get("text_columns", ()))
+    trained_label = model.options.get("label_column")
+    if texts and default_columns(model.options.get("train_file"))[0] != texts:
         as_trained, trained_label = (), None  # files of this format have columns of their own
     columns = source.text_columns or as_trained or texts
     if not columns:
         raise AttendropError(f"No text-columns are given; give some, comma-separated{_of_columns(file)}.")
     label = (source.label_column or trained_label or label) if split == "dev" else None
-    if split == "dev" and label is None and run.head.needs_labels:
+    if split == "dev" and label is None and model.head.needs_labels:
         raise AttendropError(f"No label-column is given; give one{_of_columns(file)}.")
-    unknown_labels = source.unknown_labels or run.options.get("unknown_labels")
+    unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
     bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
     chunks = stream_file(
         file,
         text_columns=columns,
-        head=run.head,
+        head=model.head,
         label_column=label,
         size=CHUNK_ROWS,
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
-    return _Rows(files_task(columns, run.head), split, file, read, None, bad)
+    return _Rows(files_task(columns, model.head), split, file, read, None, bad)
 
 
 def _of_columns(file: str) -> str:
     return "" if file == STDIN else f" of {', '.join(map(repr, column_names(file)))}"
 
 
-def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
+def _check_texts(model: _Model, columns: tuple[str, ...]) -> None:
     """Refuse another number of texts than in training, because predictions would be meaningless."""
-    trained_on = run.trained_on()
-    if trained_on and run.head.inputs_of(len(columns)) != run.head.inputs_of(len(trained_on)):
+    trained_on = model.text_columns()
+    if trained_on and model.head.inputs_of(len(columns)) != model.head.inputs_of(len(trained_on)):
         given, wanted = (
             f"{ {1: 'one text', 2: 'pairs of texts'}.get(len(names), f'{len(names)} texts') } ({', '.join(names)})"
             for names in (columns, trained_on)
         )
         raise AttendropError(
-            f"The model in '{run.folder}' was trained on {wanted}, not on {given}; name "
+            f"The model in '{model.folder}' was trained on {wanted}, not on {given}; name "
             f"{counted(len(trained_on), 'text column')}."
         )
 

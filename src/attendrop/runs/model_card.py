@@ -214,6 +214,39 @@ Layers were {chosen}.{unknown}
 """
 
 
+def baseline_card(metrics: Mapping[str, Any], head: Head) -> str:
+    """Write the card of a baseline that was kept: what it is, its data and scores, and how to use it.
+
+    Args:
+        metrics: The content of the folder's ``metrics.json``.
+        head: Head of the task.
+    """
+    return f"""---
+library_name: attendrop
+pipeline_tag: {head.pipeline_tag}
+tags:
+- attendrop
+- {metrics["method"]}
+---
+
+# Baseline {metrics["method"]} on {_data_name(metrics)}
+
+Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
+
+## Data
+
+{_data(metrics)}
+
+## Scores
+
+{_scores(metrics)}
+
+## Method
+
+`{metrics["method"]}`. `attendrop predict` and `attendrop evaluate` read this folder, transformers does not.
+"""
+
+
 def _speed(speed: Mapping[str, Any] | None) -> str:
     if speed is None:
         return ""

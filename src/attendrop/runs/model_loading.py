@@ -6,9 +6,8 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from transformers import (
@@ -24,6 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
+from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """Loaded model.
 
     Attributes:
@@ -53,8 +52,7 @@ def load_model_and_tokenizer(
     name: str, task: Task | None, pooling: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer as :func:`load_for` does."""
-    loaded = load_for(name, task, pooling)
-    return loaded.model, loaded.tokenizer
+    return load_for(name, task, pooling)[:2]
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
@@ -70,7 +68,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         AttendropError: The model cannot be found or loaded, lacks files, has pickled weights only, needs code of its
             own, or (with ``task=None``) has no trained head.
     """
-    check_whole(Path(name).expanduser())
+    _check_folder(name)
     if is_pruned(name) or is_adapter(name):
         return _load_finished(name, task)
     place = resolve_model(name)
@@ -110,7 +108,8 @@ def load_preprocessor(name: str, task: Task) -> PreTrainedTokenizerBase:
 
 
 def refuse_untrainable(name: str) -> None:
-    """Raise AttendropError for a pruned model, or an adapter instead of a model."""
+    """Raise AttendropError for the model of a baseline, a pruned model, or an adapter instead of a model."""
+    _check_folder(name)
     if is_adapter(name):
         raise AttendropError(
             f"The model {name!r} is an adapter of PEFT; save attendrop.load({name!r}), which merges it into its model, "
@@ -155,12 +154,21 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
 
 def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
-    check_whole(Path(name).expanduser())
+    _check_folder(name)
     with _load_errors(name):
         if is_adapter(name):
             return saved_config(Path(name))
         config: PreTrainedConfig = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
         return config
+
+
+def _check_folder(name: str) -> None:
+    check_whole(Path(name).expanduser())
+    if is_baseline(name):
+        raise AttendropError(
+            f"The model in '{name}' is no transformer but a baseline, without attention or a graph to export; "
+            "`attendrop predict` and `attendrop evaluate` read it."
+        )
 
 
 def _check_weights(folder: Path) -> None:

@@ -39,7 +39,7 @@ from attendrop.runs.folder_lock import new_folder
 from attendrop.runs.model_card import pruned_card
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
-from attendrop.runs.run_trainer import RunTrainer, silence
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.training_args import recovery_arguments
 from attendrop.tasks.metrics import compute_scores
@@ -289,7 +289,6 @@ def _recover(
             compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
             callbacks=list(callbacks),
         )
-        silence(trainer)
         trainer.train()
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import disk_errors, sha256, share_permissions, write_json, write_text
+from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
@@ -70,10 +70,11 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
-def holds_run(folder: Path, config: RunConfig, data_sha256: str) -> bool:
+def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
     """Tell whether a folder holds a run with these options, wherever it was, and with these training rows."""
-    run = read_run(folder)
-    return run is not None and run["config"] == _comparable(config) and run["data_sha256"] == data_sha256
+    run = read_run(folder) or {}
+    held = (run.get("config"), run.get("data_sha256"), run.get("baseline"))
+    return held == (_comparable(config), data_sha256, baseline)
 
 
 def keeps_model(folder: str | Path) -> bool:
@@ -145,19 +146,37 @@ def refuse_foreign(folder: Path, run: Mapping[str, Any], names: Iterable[str]) -
             )
 
 
-def add_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Record files that other commands than `train` wrote into the folder of a run; files elsewhere are ignored."""
-    run = read_run(folder)
-    added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
-    if run is not None and added:
-        write_json(folder / RUN, run | {"added": run.get("added", {}) | added})
+def writable(run: str | Path, file: str | Path, *, overwrite: bool) -> Path:
+    """Check that a command may write a file: a new one, its earlier output in the run's folder, or one to be replaced.
 
-
-def was_added(folder: Path, path: Path) -> bool:
-    """Tell whether a file was recorded by :func:`add_files`, and not changed since."""
-    run = read_run(folder) or {}
+    Raises:
+        AttendropError: It cannot be written, exists, or is one of the run's own files.
+    """
+    path, folder = Path(file), Path(run)
+    if path.is_dir() or not path.parent.is_dir():
+        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
+    record = (read_run(folder) if folder.is_dir() else None) or {}
     inside = path.resolve().parent == folder.resolve()
-    return inside and path.name in run.get("added", {}) and not foreign(path, run)
+    earlier = inside and path.name in record.get("added", {}) and not foreign(path, record)
+    check_output(path, own_files(folder) if folder.is_dir() else [], overwrite=overwrite or earlier)
+    return path
+
+
+@contextmanager
+def adding(run: str | Path, *paths: Path) -> Iterator[None]:
+    """Lock the folders of runs into which files are written, and record those in the folder of a run as added to it.
+
+    Args:
+        run: Folder of the run.
+        *paths: The files, :func:`writable`.
+    """
+    folder = Path(run)
+    with hold_run_folders(paths):
+        yield
+        record = read_run(folder) if folder.is_dir() else None
+        added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
+        if record is not None and added:
+            write_json(folder / RUN, record | {"added": record.get("added", {}) | added})
 
 
 def rewrite(path: Path, content: str) -> None:

@@ -17,25 +17,27 @@ from datasets import Dataset
 
 import attendrop
 from attendrop.methods.core.base import Method
+from attendrop.model_support.batches import to_device
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
-from attendrop.tasks.row_scores import RowScores, row_scores
+from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
-from attendrop.training.trainer import RegularizedTrainer
 
 # Sets whose score is kept by row.
-ROWS_KEPT = ("dev", "shifted")
+_ROWS_KEPT = ("dev", "shifted")
+_REWARD_ROWS = {"split": "reward", "selection": "selection", "eval": "dev", "rotating": "train"}
 
 
 @dataclass(frozen=True)
 class SetScores:
-    """Scores of a model on one set.
+    """Scores of a model on one set, as JSON values.
 
     Attributes:
         scores: All metrics of the task.
@@ -43,73 +45,116 @@ class SetScores:
             training rows, or their mean; None: the kind of task has no such answer.
         predicted: Number of predictions of each class; empty if there are no classes.
         rows: Number of rows of the set.
-        by_row: The score of the task's metric, divided among the rows; None unless rows were given.
-        predictions: Predicted labels of the rows; None unless rows were given.
-        report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None unless rows
-            were given, and for other kinds of predictions.
+        by_row: The score of the task's metric, divided among the rows; None of other sets than "dev" and "shifted".
+        predictions: Predicted labels of the rows; None as above.
+        report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
+            for predictions that are no classes or labels.
     """
 
     scores: dict[str, float]
     baseline: dict[str, Any] | None
     predicted: dict[str, int]
     rows: int
-    by_row: RowScores | None = None
+    by_row: dict[str, Any] | None = None
     predictions: list[Any] | None = None
     report: dict[str, Any] | None = None
 
 
-def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts: Parts) -> dict[str, SetScores]:
-    """Score the model on the reported sets, which the honest protocol uses only here.
-
-    Where there is none, on the selection split.
+def set_scores(
+    run: ResolvedRun, name: str, outputs: Array, references: Array, train_references: Array | None = None
+) -> SetScores:
+    """Score outputs for a set of a run.
 
     Args:
-        trainer: The trainer with the model.
-        task: The task.
-        encoded: The encoded rows.
-        parts: The rows as they were loaded.
+        run: The run.
+        name: Name of the set.
+        outputs: Outputs for its rows.
+        references: What they are scored against.
+        train_references: Those of the training rows, for the constant answer; None: it is not scored.
     """
-    if not encoded.report:
-        sets = {} if encoded.selection is None else {"selection": encoded.selection}
-        return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
+    task, head, by_row, predictions, report = run.task, run.task.head, None, None, None
+    if name in _ROWS_KEPT:
+        found = row_scores(task, outputs, references, run.parts.report[name])
+        by_row = None if found is None else found.as_dict()
+        predictions = head.decode(head.checked(outputs))
+        report = error_analysis(task, outputs, references, run.parts.report[name], run.parts.train)
+    constant = None if train_references is None else constant_scores(task, train_references, references)
+    baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
+    scores, predicted = compute_scores(task, outputs, references), head.predicted_counts(outputs)
+    return SetScores(scores, baseline, predicted, len(references), by_row, predictions, report)
+
+
+def scored_run(
+    run: ResolvedRun,
+    method: str,
+    options: Mapping[str, Any],
+    scores: Mapping[str, SetScores],
+    rows: Mapping[str, int],
+    *,
+    selection_score: float | None,
+    selected_on: str | None = None,
+) -> dict[str, Any]:
+    """Make what ``metrics.json`` holds of any run, of a method or of a baseline.
+
+    Args:
+        run: The run.
+        method: Name of the method or of the baseline.
+        options: Its options.
+        scores: Scores of the reported sets, or of the selection split where there are none.
+        rows: Number of rows by part.
+        selection_score: Score on the selection split.
+        selected_on: Rows on which the epoch was chosen.
+    """
+    config, task, shifted = run.config, run.task, scores.get("shifted")
     return {
-        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name in ROWS_KEPT else None, parts.train)
-        for name, rows in encoded.report.items()
+        "task": task.name,
+        "model": config.model,
+        "method": method,
+        "options": dict(options),
+        "seed": config.seed,
+        "protocol": config.protocol,
+        "metric": task.metric,
+        "selection_score": selection_score,
+        "score": scores["dev"].scores[task.metric] if "dev" in scores else None,
+        "all_scores": {name: found.scores for name, found in scores.items() if name in run.parts.report},
+        "row_scores": scores["dev"].by_row if "dev" in scores else None,
+        "shifted": shifted and {"score": shifted.scores[task.metric], "row_scores": shifted.by_row},
+        "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
+        "predicted": {name: found.predicted for name, found in scores.items()},
+        "report": scores["dev"].report if "dev" in scores else None,
+        "data": {
+            "source": run.data.source,
+            "text_columns": list(task.text_columns),
+            "classes": list(task.label_names),
+            "selected_on": selected_on,
+            "rows": dict(rows) | {name: len(part) for name, part in run.parts.report.items()},
+        },
+        "config": run.given.as_dict(),
+        "output_dir": config.output_dir,
+        "versions": versions(),
     }
 
 
-def shifted_scores(score: float, by_row: RowScores | None) -> dict[str, Any]:
-    """Return the score on rows that are unlike the training rows, and how it divides among them, as JSON values."""
-    return {"score": score, "row_scores": None if by_row is None else by_row.as_dict()}
+def score_model(
+    run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None
+) -> dict[str, SetScores]:
+    """Score the model on the reported sets, which the honest protocol uses only here.
+
+    Where there is none, on the selection split, or as :func:`selection_report` did before the final training.
+    """
+    if not encoded.report and selected is not None:
+        return {"selection": SetScores(**selected["scores"])}
+    sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
+    return {name: _score(run, trainer, encoded.train, rows, name) for name, rows in sets.items()}
 
 
-def _by_row(found: SetScores | None) -> dict[str, Any] | None:
-    return None if found is None or found.by_row is None else found.by_row.as_dict()
+def _score(run: ResolvedRun, trainer: RunTrainer, train: Dataset, rows: Dataset, name: str) -> SetScores:
+    head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
+    references, of_train = (head.references(columns_of(each)) for each in (rows, train))
+    return set_scores(run, name, outputs, references, of_train)
 
 
-def _score(
-    trainer: RegularizedTrainer,
-    task: Task,
-    train: Dataset,
-    rows: Dataset,
-    loaded: Dataset | None = None,
-    train_loaded: Dataset | None = None,
-) -> SetScores:
-    outputs, _ = _outputs(trainer, task, rows)
-    references = task.head.references(columns_of(rows))
-    by_row, predictions, report = None, None, None
-    if loaded is not None:
-        by_row = row_scores(task, outputs, references, loaded)
-        predictions = task.head.decode(task.head.checked(outputs))
-        report = error_analysis(task, outputs, references, loaded, train_loaded)
-    constant = constant_scores(task, task.head.references(columns_of(train)), references)
-    baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
-    predicted = task.head.predicted_counts(outputs)
-    found = compute_scores(task, outputs, references)
-    return SetScores(found, baseline, predicted, len(references), by_row, predictions, report)
-
-
-def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
+def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
     """Compute the outputs of the trained model for encoded rows, and its mean loss."""
     with replaced_attribute(trainer, "compute_metrics", None):
         found = trainer.predict(rows)
@@ -118,7 +163,7 @@ def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Ar
     return outputs, float((found.metrics or {})["test_loss"])
 
 
-def selection_report(run: ResolvedRun, trainer: RegularizedTrainer, encoded: Parts, seconds: float) -> dict[str, Any]:
+def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     """Report on a training with rows held out, before the final one on all rows, as JSON values.
 
     Returns:
@@ -135,18 +180,13 @@ def selection_report(run: ResolvedRun, trainer: RegularizedTrainer, encoded: Par
         "planned_steps": trainer.state.max_steps,
         "epoch": epoch,
         "score": score,
-        "scores": asdict(_score(trainer, run.task, encoded.train, encoded.selection)),
+        "scores": asdict(_score(run, trainer, encoded.train, encoded.selection, "selection")),
         "history": _history(log, run.method, run.data),
-        "seconds": round(seconds, 3),
+        "seconds": round(trainer.meter.seconds_so_far, 3),
     }
 
 
-def selection_scores(selected: Mapping[str, Any] | None) -> dict[str, SetScores]:
-    """Return the scores in a :func:`selection_report`, as those of a set."""
-    return {} if selected is None else {"selection": SetScores(**selected["scores"])}
-
-
-def _selection_score(run: ResolvedRun, trainer: RegularizedTrainer) -> float | None:
+def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
     """Return the score of the kept epoch on the selection split; None if there is none."""
     if run.parts.selection is None:
         return None
@@ -156,7 +196,7 @@ def _selection_score(run: ResolvedRun, trainer: RegularizedTrainer) -> float | N
     return float(found[-1])
 
 
-def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
+def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
     """Score the model in evaluation mode on its training rows, or a sample of them.
 
     Returns:
@@ -173,78 +213,65 @@ def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict
 def run_metrics(
     run: ResolvedRun,
     final: ResolvedRun,
-    trainer: RegularizedTrainer,
+    trainer: RunTrainer,
+    encoded: Parts,
     scores: Mapping[str, SetScores],
-    seconds: float,
     selected: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Make the content of ``metrics.json``.
+    """Make the content of ``metrics.json``, but for the report on the data and the time in all.
 
     Args:
         run: The run.
         final: The run that the model comes from: ``run``, or after a selection that on all rows.
         trainer: The trainer of the final run.
-        scores: From :func:`score_report`.
-        seconds: Time that the final training took.
+        encoded: Its rows.
+        scores: From :func:`score_model`.
         selected: From :func:`selection_report`; None without a selection before.
     """
-    config, method, data, parts = run.config, run.method, run.data, run.parts
-    history = _history(trainer.state.log_history, method, data)
+    config, method, parts, head = run.config, run.method, run.parts, run.task.head
+    history = _history(trainer.state.log_history, method, run.data)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)
     chosen = [
         entry["epoch"]
         for entry in history
-        if selected is None and run.chooses_epoch and entry["selection"][data.task.metric] == best
+        if selected is None and run.chooses_epoch and entry["selection"][run.task.metric] == best
     ]
-    selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
     held_out = parts.selection if config.protocol == "honest" else None
-    return {
-        "task": data.task.name,
-        "model": config.model,
-        "method": method.name,
-        "options": method.options(),
-        "seed": config.seed,
-        "protocol": config.protocol,
-        "metric": data.task.metric,
-        "selection_score": best,
-        "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
-        "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
-        "row_scores": _by_row(scores.get("dev")),
-        "shifted": shifted_scores(scores["shifted"].scores[data.task.metric], scores["shifted"].by_row)
-        if "shifted" in scores
-        else None,
-        "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
-        "predicted": {name: found.predicted for name, found in scores.items()},
-        "report": scores["dev"].report if "dev" in scores else None,
+    rows = {"train": len(final.parts.train)} | ({"selection": len(held_out)} if held_out is not None else {})
+    if config.rewarded_on == "split" and final.parts.reward:
+        rows["reward"] = len(final.parts.reward)
+    selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
+    started = "random" if trainer.head_start is None else "frozen"
+    if config.head_start == "contrastive" and trainer.head_start is not None:
+        started = "contrastive"
+    found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
+    found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
+    return found | {
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": method.dropout_steps(trainer.state.log_history),
-        "training": decided(config),
+        "training": decided(config) | {"head_start": None if head.pretrained and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,
-        "train_seconds": round(seconds + (0 if selected is None else selected["seconds"]), 3),
+        "train_seconds": round(trainer.meter.seconds_so_far + (selected["seconds"] if selected else 0), 3),
         "peak_memory_bytes": _peak_memory(trainer.args.device),
         "parameters": _parameters(trainer.accelerator.unwrap_model(trainer.model)),
-        "data": {
-            "source": data.source,
-            "text_columns": list(data.task.text_columns),
-            "classes": list(data.task.label_names),
-            "selected_on": selected_on,
-            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev", "rotating": "train"}.get(
-                config.rewarded_on or ""
-            ),
-            "rows": {"train": len(final.parts.train)}
-            | ({"selection": len(held_out)} if held_out is not None else {})
-            | ({"reward": len(final.parts.reward)} if config.rewarded_on == "split" and final.parts.reward else {})
-            | {name: len(rows) for name, rows in parts.report.items()},
-        },
-        "config": run.given.as_dict(),
-        "output_dir": config.output_dir,
         "world_size": trainer.args.world_size,
         "device": str(trainer.args.device),
-        "versions": versions(),
+        "head_start": trainer.head_start,
+        "train_fit": training_fit(trainer, run.task, encoded.train),
+        **_learnt(trainer, encoded),
     }
+
+
+def _learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
+    """Collect what the method learnt in the finished run."""
+    if trainer.method_state is None:
+        return {}
+    rows = encoded.train if encoded.selection is None else encoded.selection
+    batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
+    return trainer.method_state.final_report(batches)
 
 
 def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:

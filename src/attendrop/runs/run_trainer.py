@@ -1,10 +1,10 @@
-"""Trainer of runs and its callbacks: evaluation in the order of the rows, extra checkpoints and logs, tracking."""
+"""Trainer of runs, with predictions in the order of the rows; and callbacks for extra checkpoints and logs."""
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,6 @@ def check_integration(name: str) -> None:
         raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
 
 
-def keep_in_folder(trainer: Trainer) -> None:
-    """Let TensorBoard write into a fixed folder below the run's."""
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, TensorBoardCallback):
-            callback.logging_dir = str(Path(str(trainer.args.output_dir)) / TENSORBOARD)
-
-
 class Meter(TrainerCallback, ExportableState):
     """Timer of training, including the time before a run was resumed.
 
@@ -83,16 +76,20 @@ class Meter(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
 
 
-class SaveEvery(TrainerCallback):
-    """Save a checkpoint every ``steps`` optimizer steps."""
+class EverySteps(TrainerCallback):
+    """Save a checkpoint, or log, every ``steps`` optimizer steps, besides what each epoch's end does.
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    Args:
+        steps: Number of steps between.
+        what: ``"save"`` or ``"log"``.
+    """
+
+    def __init__(self, steps: int, what: str) -> None:
+        self.steps, self.flag = steps, f"should_{what}"
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        ends_epoch = float(state.epoch or 0).is_integer()  # has a checkpoint anyway, after its evaluation
-        if state.global_step % self.steps == 0 and not ends_epoch:
-            control.should_save = True
+        if state.global_step % self.steps == 0 and not float(state.epoch or 0).is_integer():
+            setattr(control, self.flag, True)
 
 
 class StopAfter(TrainerCallback):
@@ -102,20 +99,7 @@ class StopAfter(TrainerCallback):
         self.steps = steps
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step >= self.steps:
-            control.should_training_stop = True
-
-
-class LogEvery(TrainerCallback):
-    """Log every ``steps`` optimizer steps, besides the log at each epoch's end."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        ends_epoch = float(state.epoch or 0).is_integer()
-        if state.global_step % self.steps == 0 and not ends_epoch:
-            control.should_log = True
+        control.should_training_stop |= state.global_step >= self.steps
 
 
 class AfterFirstStep(TrainerCallback):
@@ -128,6 +112,24 @@ class AfterFirstStep(TrainerCallback):
         if self.do is not None:
             self.do()
             self.do = None
+
+
+class SaveBySeconds(TrainerCallback):
+    """Save a checkpoint at the first step that ends ``seconds`` or more after the last one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.last = time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if time.monotonic() - self.last >= self.seconds:
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = time.monotonic()
 
 
 def silence(trainer: Trainer) -> None:
@@ -146,17 +148,31 @@ class RunTrainer(RegularizedTrainer):
         *args: As for ``RegularizedTrainer``.
         head: Head of the task, which makes the predictions of what the model returns.
         **kwargs: As for ``RegularizedTrainer``.
+
+    Attributes:
+        head_start: How the head started, see :func:`attendrop.runs.head_start.start_head`; None: at random.
     """
+
+    head_start: dict[str, Any] | None = None
 
     def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head = head
         # The collator may give targets other names than columns have.
         self.kept_columns = ("labels", *head.training_columns)
+        silence(self)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
+                callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
         tokenizer: Any = self.processing_class
         self._training_collator: Any = head.training_collator(self.data_collator, tokenizer, self.args.seed)
         if head.rewarded_by_loss:
             self.compute_reward_metrics = None
+
+    @property
+    def meter(self) -> Meter:
+        """The timer among the callbacks, which runs have."""
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Meter))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the head's collator of training rows."""
@@ -198,23 +214,11 @@ class RunTrainer(RegularizedTrainer):
 
     def eval_sampler(self, rows: Any) -> Sampler[int]:
         """Begin with the longest rows."""
-        return _Order(self._longest_first(rows))
+        order: Any = self._longest_first(rows).tolist()  # any sized iterable of indices will do
+        return order  # type: ignore[no-any-return]
 
     def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.argsort(-np.asarray(self.head.lengths(columns_of(rows))), kind="stable")
-
-
-class _Order(Sampler[int]):
-    """Sampler of rows in a given order."""
-
-    def __init__(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.rows.tolist())
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
@@ -227,24 +231,6 @@ def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
 
 
 _BEST = "best_weights.safetensors"
-
-
-class SaveBySeconds(TrainerCallback):
-    """Save a checkpoint at the first step that ends ``seconds`` or more after the last one."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.last = time.monotonic()
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if time.monotonic() - self.last >= self.seconds:
-            control.should_save = True
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last = time.monotonic()
 
 
 class BestInMemoryTrainer(RunTrainer):

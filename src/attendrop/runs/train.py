@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,15 @@ from transformers import TrainerCallback
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
 from attendrop.files.output_files import write_json, write_text
-from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
-from attendrop.runs.announcements import (
-    SKIPPED,
-    announce_data,
-    announce_fit,
-    announce_one_class,
-    announce_refit,
-    announce_run,
-    data_report,
-)
+from attendrop.runs.announcements import announce_data, announce_run, announce_scores
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
-from attendrop.runs.fitting import Fitted, Fitting, load_model
-from attendrop.runs.model_card import model_card
+from attendrop.runs.data_report import SKIPPED, data_report
+from attendrop.runs.fitting import fit, load_model
+from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
@@ -52,20 +44,13 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import (
-    reset_peak_memory,
-    run_metrics,
-    score_report,
-    selection_report,
-    selection_scores,
-    training_fit,
-)
-from attendrop.runs.run_trainer import check_integration
+from attendrop.runs.run_metrics import reset_peak_memory, run_metrics, score_model, selection_report
+from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
-from attendrop.training.trainer import RegularizedTrainer
+from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +102,7 @@ def _train(
     began = time.monotonic()
     reset_peak_memory()
     check_integration(config.report_to)
+    # Resolve the options, and load the data.
     begun = (read_run(place) if resume else None) or {}
     run = resolve_run(config, begun.get("decided"))
     rows = fingerprint(run.parts)
@@ -126,6 +112,7 @@ def _train(
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
+    # Load the model.
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
@@ -133,72 +120,59 @@ def _train(
     announce_data(report, run.task.head)
     if not begun and is_main_process():
         clear_unfinished(place)
+    # Fit it; where it is to be trained on held-out rows, too, once without and once with them.
     begin = partial(begin_run, place, config, rows, decided=decided(run.config))
-    fitting = Fitting(place, begin, callbacks, checkpoint_seconds)
+    fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit:
         if selected is None:
-            selected, seconds_before = _select(fitting, run, loaded, encoded, begun)
+            selected, seconds_before = _select(fit_here, place, run, loaded, encoded, begun)
             begun, loaded = {}, load_model(run)
         else:
             seconds_before = float(selected["seconds"])
         final = run.on_all_rows(selected["planned_steps"])
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
-        announce_refit(len(final.parts.train), selected)
-    fitted = fitting.fit(final, loaded, encoded, begun, stop_after=(selected or {}).get("steps"))
-    metrics, predictions = _metrics(run, final, fitted, encoded, selected)
+        steps = counted(selected["steps"], "step")
+        logger.info("Training again on all %d rows, for %s.", len(final.parts.train), steps)
+    trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
+    # Score it, and write the results.
+    scores = score_model(run, trainer, encoded, selected)
+    metrics = run_metrics(run, final, trainer, encoded, scores, selected)
+    announce_scores(scores, metrics["train_fit"])
     metrics["data"]["report"] = report
-    metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + fitted.seconds_before, 3)
-    if fitted.trainer.is_world_process_zero():
-        _write(fitted.trainer, run, metrics, predictions, place, model=keep_model)
-    fitted.trainer.accelerator.wait_for_everyone()
+    metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + trainer.meter.seconds_before, 3)
+    if trainer.is_world_process_zero():
+        predictions = scores["dev"].predictions if "dev" in scores else None
+        _write(trainer, run, metrics, predictions, place, model=keep_model)
+    trainer.accelerator.wait_for_everyone()
     return metrics
 
 
 def _select(
-    fitting: Fitting, run: ResolvedRun, loaded: Loaded, encoded: Parts, begun: Mapping[str, Any]
+    fit_here: Callable[..., RunTrainer],
+    place: Path,
+    run: ResolvedRun,
+    loaded: Loaded,
+    encoded: Parts,
+    begun: Mapping[str, Any],
 ) -> tuple[dict[str, Any], float]:
     """Train with rows held out, to find out after which epoch the training on all rows ends.
 
     Returns:
         :func:`selection_report`, and the seconds of this training in earlier processes.
     """
-    checkpoints = fitting.place / SELECTION
-    fitted = fitting.fit(run, loaded, encoded, begun, checkpoints=checkpoints)
-    trainer = fitted.trainer
-    selected = selection_report(run, trainer, encoded, fitted.seconds)
+    trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / SELECTION)
+    selected = selection_report(run, trainer, encoded)
     if trainer.is_world_process_zero():
-        note_in_run(fitting.place, selected=selected)
+        note_in_run(place, selected=selected)
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    return selected, fitted.seconds_before
-
-
-def _metrics(
-    run: ResolvedRun, final: ResolvedRun, fitted: Fitted, encoded: Parts, selected: dict[str, Any] | None
-) -> tuple[dict[str, Any], list[Any] | None]:
-    """Score the trained model.
-
-    Returns:
-        ``metrics.json``, but for the report on the data and the time in all; the predicted labels of the evaluation
-        rows, None if there are none.
-    """
-    trainer = fitted.trainer
-    scores = score_report(trainer, run.task, encoded, run.parts) or selection_scores(selected)
-    announce_one_class(scores)
-    fit = training_fit(trainer, run.task, encoded.train)
-    announce_fit(fit)
-    metrics = run_metrics(run, final, trainer, scores, fitted.seconds, selected)
-    metrics |= {"head_start": fitted.head_start, "train_fit": fit}
-    random_head = None if run.task.head.pretrained else "random"
-    fitted_head = "contrastive" if run.config.head_start == "contrastive" else "frozen"
-    metrics["training"]["head_start"] = random_head if fitted.head_start is None else fitted_head
-    return metrics | _final_report(trainer, encoded), scores["dev"].predictions if "dev" in scores else None
+        shutil.rmtree(place / SELECTION, ignore_errors=True)
+    return selected, trainer.meter.seconds_before
 
 
 def _write(
-    trainer: RegularizedTrainer,
+    trainer: RunTrainer,
     run: ResolvedRun,
     metrics: dict[str, Any],
     predictions: list[Any] | None,
@@ -224,7 +198,7 @@ def _write(
     replace_run(Path(config.output_dir))
 
 
-def _save(trainer: RegularizedTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
+def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -236,13 +210,4 @@ def _save(trainer: RegularizedTrainer, run: ResolvedRun, metrics: dict[str, Any]
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     stock = not pools_mean(transformers_model(model))
-    (files / "README.md").write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
-
-
-def _final_report(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
-    """Collect what the method learnt in the finished run."""
-    if trainer.method_state is None:
-        return {}
-    rows = encoded.train if encoded.selection is None else encoded.selection
-    batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
-    return trainer.method_state.final_report(batches)
+    write_text(files / CARD, model_card(metrics, run.task.head, stock=stock))

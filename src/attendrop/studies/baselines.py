@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
-from scipy import sparse
-from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
+from attendrop.files.output_files import write_json, write_text
 from attendrop.model_support.devices import compute_device
+from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
-from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
+from attendrop.runs.model_card import CARD, baseline_card
+from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_preprocessor
 from attendrop.runs.prediction_passes import frozen_features
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, begin_run, check_data, read_metrics, results, run_folder
-from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
+from attendrop.runs.run_folder import (
+    METRICS,
+    begin_run,
+    check_data,
+    clear_unfinished,
+    read_metrics,
+    replace_run,
+    results,
+    run_folder,
+)
+from attendrop.runs.run_metrics import scored_run, set_scores
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
+from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
 
-# Outputs for rows, such as logits ``(rows, classes)``.
-Predict = Callable[[Dataset], Array]
-Features = Callable[[Dataset], Array]
 
-
-def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
+def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, overwrite: bool = False) -> dict[str, Any]:
     """Score a baseline, and write ``metrics.json`` in ``config.output_dir``; a finished one is returned.
 
     It is fitted on the training and the selection rows of a fine-tuning with this configuration: it has no epoch to
@@ -59,6 +65,9 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
     Args:
         config: Options of the run; those of its method and of the optimization are not used.
         name: Name of the baseline.
+        keep_model: Also write the model, which `attendrop predict` and `evaluate` read
+            (:mod:`attendrop.runs.baseline_models`).
+        overwrite: Replace the run in the folder when this one is complete.
 
     Returns:
         The content of ``metrics.json``, in the format of a run's.
@@ -70,20 +79,28 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
     check_choice("baseline", name, BASELINES)
     start = time.monotonic()
     config = replace(config, method="finetune", options={})
-    with run_folder(config, resume=True, overwrite=False, baseline=name) as place:
+    with run_folder(config, resume=not overwrite, overwrite=overwrite, baseline=name) as place:
         if (finished := read_metrics(place)) is not None:
             return finished
         run = resolve_run(config)
         _check_defined(name, run.task)
         rows = fingerprint(run.parts)
+        if overwrite:
+            clear_unfinished(place)
         check_data(place, rows)
         begin_run(place, config, rows, baseline=name)
-        metrics, predictions = _metrics(run, name)
+        metrics, predictions, model = _fitted(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         with results(place) as files:
+            if keep_model:
+                own = load_config(run.config.model)
+                run.task.head.configure(own)
+                model.save(files, own)
+                write_text(files / CARD, baseline_card(metrics, run.task.head))
             write_json(files / METRICS, metrics)
             if predictions is not None:
                 write_predictions(files / PREDICTIONS, predictions)
+        replace_run(Path(config.output_dir))
     return metrics
 
 
@@ -98,67 +115,50 @@ def _check_defined(name: str, task: Task) -> None:
         raise AttendropError(f"Baseline {name!r} is not defined for {task.kind} tasks such as {task.name}; {defined}.")
 
 
-def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None]:
-    config, task, parts = run.config, run.task, run.parts
-    fits = _Fits(run, name)
-    selects_on_dev = config.protocol == "paper"
-    own = parts.train
-    if not selects_on_dev and parts.selection is not None:
+def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
+    """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
+    task, parts, fits = run.task, run.parts, _Fits(run, name)
+    own, selection_score = parts.train, None
+    if parts.selection is not None and run.config.protocol != "paper":
         own = concatenate_datasets([parts.train, parts.selection])
     start = time.monotonic()
-    predict = fits.named(own)
+    fit = fits.named(own)
     seconds = time.monotonic() - start
-    outputs = {part: predict(rows) for part, rows in parts.report.items()}
-    scores = {part: fits.scores(outputs[part], rows) for part, rows in parts.report.items()}
-    dev = parts.report.get("dev")
-    by_row = {
-        part: row_scores(task, outputs[part], fits.references(parts.report[part]), parts.report[part])
-        for part in ROWS_KEPT
-        if part in outputs
+    scores = {
+        part: set_scores(run, part, fit.predict(rows), fits.references(rows)) for part, rows in parts.report.items()
     }
-    selection_score = None
     if parts.selection is not None:
-        selection_score = fits.scores(fits.named(parts.train)(parts.selection), parts.selection)[task.metric]
-    metrics = {
-        "task": task.name,
-        "model": config.model,
-        "method": name,
-        "options": {},
-        "seed": config.seed,
-        "protocol": config.protocol,
-        "metric": task.metric,
-        "selection_score": selection_score,
-        "score": scores["dev"][task.metric] if "dev" in scores else None,
-        "all_scores": scores,
-        "row_scores": None if (of_dev := by_row.get("dev")) is None else of_dev.as_dict(),
-        "shifted": shifted_scores(scores["shifted"][task.metric], by_row["shifted"]) if "shifted" in scores else None,
-        "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
-        "train_seconds": round(seconds, 3),
-        "data": {
-            "source": run.data.source,
-            "text_columns": list(task.text_columns),
-            "classes": list(task.label_names),
-            "selected_on": None,
-            "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
-        },
-        "config": run.given.as_dict(),
-        "output_dir": config.output_dir,
-        "versions": versions(),
-    }
-    return metrics, None if dev is None else task.head.decode(task.head.checked(outputs["dev"]))
+        outputs = fits.named(parts.train).predict(parts.selection)
+        selection_score = compute_scores(task, outputs, fits.references(parts.selection))[task.metric]
+    metrics = scored_run(run, name, {}, scores, {"train": len(own)}, selection_score=selection_score)
+    predictions = scores["dev"].predictions if "dev" in scores else None
+    return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fitted baseline, with the function that computes features of rows to score; None: its answer is constant."""
+
+    model: BaselineModel
+    features: Callable[[Dataset], Array] | None = None
+
+    def predict(self, rows: Dataset) -> Array:
+        if self.features is None:
+            return self.model.constant(columns_of(rows))
+        return self.model.linear(self.features(rows))
 
 
 class _Fits:
-    """Fits of a run's baselines on training rows, as its model reads them; each returns what predicts other rows."""
+    """Fits of one baseline on different rows of a run."""
 
     def __init__(self, run: ResolvedRun, name: str) -> None:
-        self.run = run
-        self.head = run.task.head
-        self.named = getattr(self, name)
-        preprocessor = load_preprocessor(run.config.model, run.task)
-        self._columns = cache(lambda rows: columns_of(encode(rows, run.task, preprocessor, run.config.max_length)))
+        self.run, self.name, self.head = run, name, run.task.head
+        self.named: Callable[[Dataset], _Fit] = getattr(self, name)
+        self.tokenizer = load_preprocessor(run.config.model, run.task)
+        self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
-            self._frozen_features = self._features_of(*load_model_and_tokenizer(run.config.model, run.task))
+            self._frozen = load_model_and_tokenizer(run.config.model, run.task)
+            self._frozen_features = self._features_of(*self._frozen)
 
     def targets(self, rows: Dataset) -> list[Any]:
         """Return the target of each row: where rows are read in several windows, that of the first one."""
@@ -170,56 +170,46 @@ class _Fits:
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))
 
-    def scores(self, outputs: Array, rows: Dataset) -> dict[str, float]:
-        return compute_scores(self.run.task, outputs, self.references(rows))
-
-    def majority(self, train: Dataset) -> Predict:
+    def majority(self, train: Dataset) -> _Fit:
         references = self.references(train)
+        found = self.head.constant_answer(references, references[:1])
+        if found is None:
+            raise AttendropError(
+                f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
+                "cannot be fitted; leave it out."
+            )
+        answer = np.atleast_1d(np.asarray(found[1][0], dtype=float))  # of the first row
+        answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
+        return _Fit(BaselineModel(self.name, self.head, self.tokenizer, answer))
 
-        def predict(rows: Dataset) -> Array:
-            found = self.head.constant_answer(references, self.references(rows))
-            if found is None:
-                raise AttendropError(
-                    f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
-                    "cannot be fitted; leave it out."
-                )
-            return found[1]
-
-        return predict
-
-    def tfidf(self, train: Dataset) -> Predict:
-        def columns(rows: Dataset) -> list[Sequence[str]]:
-            return list(zip(*self.head.texts(rows), strict=True))
-
-        counted = (
-            {"token_pattern": r"\w+", "ngram_range": (1, 2)},
-            {"analyzer": "char_wb", "ngram_range": (2, 5)},
-        )
-        counters = [
-            (place, TfidfVectorizer(sublinear_tf=True, **options).fit(texts))
-            for place, texts in enumerate(columns(train))
-            for options in counted
-        ]
+    def tfidf(self, train: Dataset) -> _Fit:
+        vectorizers = fit_tf_idf(self.head.texts(train))
 
         def features(rows: Dataset) -> Array:
-            texts = columns(rows)
-            found: Array = sparse.hstack([each.transform(texts[place]) for place, each in counters]).tocsr()
-            return found
+            return tf_idf(vectorizers, self.head.texts(rows))
 
-        return self._linear(train, features, features)
+        return self._linear(train, features(train), features, vectorizers=vectorizers)
 
-    def frozen(self, train: Dataset) -> Predict:
-        # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-        return self._linear(train, self._frozen_features, partial(self._frozen_features, share=True))
+    def frozen(self, train: Dataset) -> _Fit:
+        return self._on_encoder(train, self._frozen, self._frozen_features)
 
-    def setfit(self, train: Dataset) -> Predict:
+    def setfit(self, train: Dataset) -> _Fit:
         from attendrop.runs.head_start import tune_contrastively  # loads sentence-transformers
 
         config = self.run.config
         model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
         tune_contrastively(model, tokenizer, self.head.texts(train), self.head.strata_of(train), config)
-        features = self._features_of(model, tokenizer)
-        return self._linear(train, features, partial(features, share=True))
+        return self._on_encoder(train, (model, tokenizer), self._features_of(model, tokenizer))
+
+    def _on_encoder(
+        self,
+        train: Dataset,
+        loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+        features: Callable[..., Array],
+    ) -> _Fit:
+        # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
+        encoder, tokenizer = loaded
+        return self._linear(train, features(train), partial(features, share=True), encoder=encoder, tokenizer=tokenizer)
 
     def _features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
         """Return the function that computes features of rows by an encoder, of each text once."""
@@ -248,8 +238,15 @@ class _Fits:
 
         return features
 
-    def _linear(self, train: Dataset, features: Features, features_to_score: Features) -> Predict:
+    def _linear(
+        self, train: Dataset, features: Array, features_to_score: Callable[[Dataset], Array], **parts: Any
+    ) -> _Fit:
         """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
         balanced = self.run.config.class_weights is not None
-        found = self.head.fit_linear(features(train), self.targets(train), balanced=balanced)
-        return self.majority(train) if found is None else lambda rows: found.outputs(features_to_score(rows))
+        found = self.head.fit_linear(features, self.targets(train), balanced=balanced)
+        if found is None:
+            return self.majority(train)
+        model = BaselineModel(
+            self.name, self.head, **({"tokenizer": self.tokenizer} | parts), bias=found.bias, weight=found.weight
+        )
+        return _Fit(model, features_to_score)

@@ -1,4 +1,4 @@
-"""The model that a comparison keeps: what it recommends, trained on all rows."""
+"""The model that a comparison keeps: what it recommends, a baseline too, trained on all rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ _HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
 _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
 
 
-def best_model(
-    answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path
-) -> tuple[str, RunConfig]:
-    """Choose the model to keep, and the options of the run that trains it.
+def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path) -> Unit:
+    """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
-    It is the recommended one; where a baseline is recommended that is no model of transformers, the best of the
-    fine-tuned ones.
+    A linear model on an encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
+    baselines are models of :mod:`attendrop.runs.baseline_models`.
 
     Args:
         answer: The answer.
@@ -38,18 +36,23 @@ def best_model(
         config: Options of all runs.
         head: Head of the task.
         folder: Folder of the comparison.
-
-    Returns:
-        The label of its row in the answer, and the options.
     """
     units = {method_label(each.metrics): each.unit for each in results if each.metrics is not None}
-    label = answer.use or REFERENCE
-    if units[label].baseline is not None and not _is_model(units[label], head):
-        label = max((row for row in answer.rows if not row.is_baseline), key=lambda row: row.mean).label
-    unit = units[label]
-    changes = _linear_model(unit.baseline) if unit.baseline is not None else _all_rows(unit.config)
+    unit = units[answer.use or REFERENCE]
+    changes, baseline = _all_rows(unit.config), unit.baseline
+    if baseline is not None:
+        changes = _ALL | {
+            "protocol": "honest",
+            "lora": None,
+            "patience": None,
+            "selection_fraction": 0.0,
+            "refit": False,
+        }
+    if baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):
+        changes |= {"max_steps": 0, "head_start": _HEAD_STARTS[baseline], "pooling": "mean"}
+        baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
-    return label, dataclasses.replace(unit.config, **changes)
+    return Unit(dataclasses.replace(unit.config, **changes), baseline, keep_model=True)
 
 
 def add_scores(answer: Answer, label: str, folder: Path) -> None:
@@ -72,17 +75,6 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
         "models, which were trained without these rows, and not of this one, which was trained in the end."
     )
     rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
-
-
-def _is_model(unit: Unit, head: Head) -> bool:
-    """Tell whether a baseline can be written as a model: a linear one on the mean of an encoder's tokens."""
-    return unit.baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model))
-
-
-def _linear_model(baseline: str) -> dict[str, Any]:
-    """Return the options of a run that fits a linear model on the encoder, and fine-tunes nothing."""
-    nothing: dict[str, Any] = {"lora": None, "patience": None, "selection_fraction": 0.0, "refit": False}
-    return nothing | {"max_steps": 0, "head_start": _HEAD_STARTS[baseline], "pooling": "mean"} | _ALL
 
 
 def _all_rows(config: RunConfig) -> dict[str, Any]:

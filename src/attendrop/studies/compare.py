@@ -19,7 +19,7 @@ from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.baselines import defined_for
+from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.best_model import add_scores, best_model
 from attendrop.studies.comparison import Comparison, check_record, default_methods, write_record
 from attendrop.studies.executor import LOCAL, OnEvent, Runner, open_runner
@@ -84,7 +84,7 @@ class Outcome:
         lines = [*self.answer.lines(), *(["", *tried] if tried else [])]
         if self.best is None:
             return lines
-        model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"
+        model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # nothing is recommended
         return [*lines, "", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
 
 
@@ -215,16 +215,21 @@ def _write(outcome: Outcome, folder: Path) -> None:
 
 def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
     """Train the recommended model on all rows, see :func:`best_model`; return the label of its row, and its folder."""
-    label, wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
-    place = Path(wanted.output_dir)
-    same = holds_run(place, wanted, fingerprint(resolve_run(wanted).parts))
+    wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
+    place, rows = Path(wanted.config.output_dir), fingerprint(resolve_run(wanted.config).parts)
+    same = holds_run(place, wanted.config, rows, wanted.baseline)
+    overwrite = not same and read_run(place) is not None
     try:
-        train(wanted, resume=same, overwrite=not same and read_run(place) is not None)
+        if wanted.baseline is None:
+            train(wanted.config, resume=same, overwrite=overwrite)
+        else:
+            run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error
-    add_scores(found, label, place)
-    return label, place
+    kept = found.use or REFERENCE
+    add_scores(found, kept, place)
+    return kept, place
 
 
 class Steps:

@@ -45,7 +45,7 @@ def run_unit(
     _wait_until_free(job.folder)
     config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
     if job.unit.baseline is not None:
-        return run_baseline(config, job.unit.baseline)
+        return run_baseline(config, job.unit.baseline, keep_model=job.unit.keep_model)
 
     return train(
         config,

@@ -1,0 +1,172 @@
+"""Models without fine-tuning: a linear model of TF-IDF or of a frozen encoder, or one answer for all rows.
+
+Their folders are those of runs, with ``baseline.json`` (the head with its classes, and the vocabularies) and
+``baseline.safetensors`` (the linear model) in the place of a model of transformers, which refuses such a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from safetensors.numpy import load_file, save_file
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
+from attendrop.runs.prediction_passes import frozen_features
+from attendrop.tasks.heads.base import Array, Head, row_array
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.long_texts import document_means
+
+_FILE, _WEIGHTS = "baseline.json", "baseline.safetensors"
+# Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
+_TERMS: tuple[dict[str, Any], ...] = (
+    {"token_pattern": r"\w+", "ngram_range": (1, 2)},
+    {"analyzer": "char_wb", "ngram_range": (2, 5)},
+)
+
+
+@dataclass(frozen=True)
+class BaselineModel:
+    """Model of a baseline.
+
+    Attributes:
+        name: Name of the baseline.
+        head: Head of the task, which reads rows and scores outputs.
+        tokenizer: Tokenizer with which rows are encoded.
+        bias: Of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each word of
+            a row, ``(1, outputs)``.
+        weight: Of the linear model, ``(outputs, features)``; None: all rows have one answer.
+        vectorizers: TF-IDF of each text column, two for each, see :func:`fit_tf_idf`; empty: the encoder's features.
+        encoder: The frozen model, if features are its.
+    """
+
+    name: str
+    head: Head
+    tokenizer: PreTrainedTokenizerBase
+    bias: Array
+    weight: Array | None = None
+    vectorizers: Sequence[TfidfVectorizer] = ()
+    encoder: PreTrainedModel | None = None
+
+    def outputs(
+        self,
+        columns: Mapping[str, list[Any]],
+        encoded: Mapping[str, list[Any]],
+        batch_size: int,
+        device: str,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Array:
+        """Compute one output for each row, as :func:`attendrop.runs.prediction_passes.predict_outputs` does.
+
+        Args:
+            columns: The rows.
+            encoded: The same rows, tokenized.
+            batch_size: Rows in a batch of the encoder.
+            device: ``"auto"`` or ``"cpu"``.
+            on_batch: Called with the number of rows that are done.
+        """
+        if self.weight is None:
+            found = self.constant(columns)
+        elif self.encoder is None:
+            texts = Dataset.from_dict({name: columns[name] for name in self.head.inputs_in(columns)})
+            found = self.linear(tf_idf(self.vectorizers, self.head.texts(texts)))
+        else:
+            means = frozen_features(self.encoder, self.tokenizer, self.head, encoded, batch_size, device)
+            found = self.linear(document_means(means, encoded))
+        if on_batch is not None:
+            on_batch(len(found))
+        return found
+
+    def linear(self, features: Array) -> Array:
+        """Compute the outputs of the linear model, ``(rows, outputs)``."""
+        assert self.weight is not None
+        outputs: Array = features @ self.weight.T + self.bias
+        return outputs
+
+    def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
+        """Repeat the constant output for each row, or for each word of it."""
+        inputs = columns[self.head.inputs[0]][:]
+        if self.head.one_vector:
+            return np.tile(self.bias, (len(inputs), 1))
+        return row_array([np.tile(self.bias, (len(row), 1)) if self.bias.ndim == 2 else self.bias for row in inputs])
+
+    def save(self, folder: Path, config: PreTrainedConfig) -> None:
+        """Write the model into a folder.
+
+        Args:
+            folder: The folder.
+            config: Configuration of the model that the baseline is of, with the head.
+        """
+        self.tokenizer.save_pretrained(folder)
+        if self.encoder is not None:
+            self.encoder.save_pretrained(folder)
+            (folder / "config.json").unlink()
+        arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})
+        arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)
+        vocabularies = [each.get_feature_names_out().tolist() for each in self.vectorizers]
+        description = {"baseline": self.name, "frozen": self.encoder is not None}
+        write_json(
+            folder / _FILE, description | {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
+        )
+
+
+def is_baseline(folder: str | Path) -> bool:
+    """Tell whether a folder holds the model of a baseline."""
+    return (Path(folder) / _FILE).is_file()
+
+
+def load_baseline(folder: Path) -> BaselineModel:
+    """Load the model of a baseline.
+
+    Raises:
+        AttendropError: Its files are missing or were not written by attendrop.
+    """
+    try:
+        saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        arrays = load_file(folder / _WEIGHTS)
+        config = CONFIG_MAPPING[saved["model"]["model_type"]].from_dict(saved["model"])
+        vectorizers = [
+            _vectorizer(number, terms, arrays[f"idf.{number}"]) for number, terms in enumerate(saved["vocabularies"])
+        ]
+        head, place = head_of_model(config), str(folder)
+        tokenizer, encoder = head.load_preprocessor(place), None
+        if saved["frozen"]:
+            encoder = head.model_class(config).from_pretrained(
+                place, config=config, use_safetensors=True, dtype="float32"
+            )
+            head.fit_preprocessor(place, encoder, tokenizer)
+        return BaselineModel(
+            saved["baseline"], head, tokenizer, arrays["bias"], arrays.get("weight"), vectorizers, encoder
+        )
+    except (OSError, KeyError, ValueError) as error:
+        raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
+
+
+def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
+    """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column."""
+    columns = zip(*texts, strict=True)
+    return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
+
+
+def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ...]]) -> Array:
+    """Compute the features of rows, a sparse matrix ``(rows, features)``."""
+    columns = list(zip(*texts, strict=True))
+    parts = [each.transform(columns[number // len(_TERMS)]) for number, each in enumerate(vectorizers)]
+    features: Array = sparse.hstack(parts).tocsr()
+    return features
+
+
+def _vectorizer(number: int, terms: Sequence[str], idf: Array) -> TfidfVectorizer:
+    found = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
+    found.idf_ = idf
+    return found
