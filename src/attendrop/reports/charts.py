@@ -26,7 +26,7 @@ from attendrop.reports.grid_charts import grid_spread, heat_maps
 from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
 from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import mean_interval
-from attendrop.studies.verdict import cost, interval, number
+from attendrop.studies.words import cost, interval, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

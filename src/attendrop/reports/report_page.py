@@ -19,7 +19,8 @@ from attendrop.reports.tables import ResultTable
 from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import MIN_SEEDS, interval, number
+from attendrop.studies.verdict import MIN_SEEDS
+from attendrop.studies.words import interval, number
 
 if TYPE_CHECKING:
     from markupsafe import Markup
