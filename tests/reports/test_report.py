@@ -34,7 +34,7 @@ def text(page: str) -> str:
 def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> None:
     assert cli.main(["report", str(study)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Use r-drop: it is ahead of plain fine-tuning.")
+    assert out.startswith("Use r-drop. It gets 10 more of 100 right than plain fine-tuning.")
     assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
     names = {path.name for path in (study / "report").iterdir()}
     figures = {
@@ -42,7 +42,7 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     }
     assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
     page = text((study / "report" / "report.html").read_text())
-    assert "Use r-drop: it is ahead of plain fine-tuning." in page
+    assert "Use r-drop. It gets 10 more of 100 right than plain fine-tuning." in page
     assert "r-drop 4 0.615 ± 0.013 +0.100" in page
     assert "Options that all runs have in common" in page
 
@@ -54,7 +54,7 @@ def test_the_result_can_be_read_by_programs(study: Path, tmp_path: Path, capsys:
     assert sorted(found["files"]) == sorted(
         path.name for path in (tmp_path / "out").iterdir() if path.name != "report.json"
     )
-    assert found["answers"]["cola"][0] == "Use r-drop: it is ahead of plain fine-tuning."
+    assert found["answers"]["cola"][0] == "Use r-drop. It gets 10 more of 100 right than plain fine-tuning."
 
 
 def test_each_run_tells_its_options_and_curves(study: Path) -> None:

@@ -50,7 +50,7 @@ def first_cells(opened: OpenPage, table: str = "methods-table") -> list[str]:
 
 def test_the_answer_is_on_top(opened: OpenPage) -> None:
     words = opened.page.locator("main section").first.inner_text().split()
-    assert words[:3] == ["Answer", "Use", "r-drop:"]
+    assert words[:3] == ["Answer", "Use", "r-drop."]
 
 
 def test_columns_sort_in_both_directions_by_value_and_by_keyboard(opened: OpenPage) -> None:

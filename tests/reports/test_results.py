@@ -64,7 +64,7 @@ def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     write_json(tmp_path / "answer.json", found)
     results = read_results(tmp_path)
     (setting,) = results.settings
-    assert setting.answer.verdict.sentences == ("Own words.",)
+    assert setting.answer.sentences == ("Own words.",)
     assert len(setting.runs) == 8
     assert results.notes == ("1 other finished runs, such as those of a search, are no part of the answer.",)
 

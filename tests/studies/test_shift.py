@@ -99,7 +99,7 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     found = answer(runs)
     assert (found.use, found.shifted and found.shifted.use) == ("finetune", "mixout")
     assert found.shifted is not None
-    first, *others = found.shifted.verdict.sentences
+    first, *others = found.shifted.sentences
     assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")

@@ -119,8 +119,9 @@ def test_holm_as_worked_by_hand() -> None:
 @pytest.mark.parametrize(("effect", "alpha"), [(0.5, 0.05), (1.0, 0.0125)])
 def test_so_many_seeds_show_the_effect_and_fewer_do_not(effect: float, alpha: float) -> None:
     """Rows add no noise: what is needed is what the paired t test needs."""
-    n = CrossedMean(0, of_seeds=1, of_rows=0, of_both=0, seeds=4, units=50, rows=50).seeds_needed(effect, alpha)
-    assert n is not None
+    plan = CrossedMean(0, of_seeds=1, of_rows=0, of_both=0, seeds=4, units=50, rows=50).plan(effect, alpha, 4)
+    assert plan.more_seeds is not None
+    n = 4 + plan.more_seeds
 
     def power(seeds: int) -> float:
         values = np.random.default_rng(0).normal(effect, 1, (20000, seeds))
@@ -131,9 +132,10 @@ def test_so_many_seeds_show_the_effect_and_fewer_do_not(effect: float, alpha: fl
 
 def test_so_many_rows_show_the_effect_and_some_seeds_alone_never_do() -> None:
     found = CrossedMean(0, of_seeds=0.01, of_rows=0.1, of_both=1, seeds=5, units=100, rows=300)
-    assert found.seeds_needed(0.05) is None  # the rows alone have a standard error of 0.03
-    rows = found.rows_needed(0.2)
-    assert rows is not None and rows > 300
+    assert found.plan(0.05, 0.05, 4).more_seeds is None  # the rows alone have a standard error of 0.03
+    more = found.plan(0.2, 0.05, 4).more_rows
+    assert more is not None and more > 0
+    rows = 300 + more
 
     def power(rows: int) -> float:
         drawn = (crossed(5, rows // 3, of_seeds=0.1, of_rows=0.1**0.5, of_both=1, key=key) + 0.2 for key in range(500))

@@ -47,7 +47,7 @@ def report(
     lines = []
     for setting in found.results.settings:
         name = f"{setting.name}: " if len(found.results.settings) > 1 else ""
-        lines.append(f"{name}{setting.answer.verdict.sentences[0]}")
+        lines.append(f"{name}{setting.answer.sentences[0]}")
     lines += ["", *found.results.notes]
     lines += [f"Not made: {line}" for line in found.left_out]
     pictures = [name for name in found.files if name.endswith((".png", ".svg"))]

@@ -20,13 +20,14 @@ from attendrop.reports.figures import (
     label_axes,
     methods_shown,
     new_figure,
+    shown,
     styled,
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
 from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
 from attendrop.studies.method_rows import MethodRow, scored_data
-from attendrop.studies.statistics import mean_interval
-from attendrop.studies.verdict import cost, interval, number
+from attendrop.studies.statistics import PairedDifference, mean_interval
+from attendrop.studies.words import cost, interval, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,7 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
 
 def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
     """Make the figures of a setting, each with the title that it has where it cannot be made."""
+    yield "Scores", scores(setting)
     yield "Cost against gain", cost_against_gain(setting, every)
     yield "Learning curves", learning_curves(setting, every)
     yield "Convergence", convergence(setting, every)
@@ -189,12 +191,57 @@ def _over_epochs(
     return Chart(kind, setting.name, title, caption, figure, header, rows, marks)
 
 
-# Cost against gain --------------------------------------------------------------------------------------------------
+# Scores, and cost against gain ---------------------------------------------------------------------------------------
 
+SCORES = "scores"
 # Where a time is too short to be measured.
 _LEAST_COST = 1e-3
 # A baseline that is this many times as far from zero as the fine-tuned models would hide how these differ.
 _FAR = 4.0
+
+
+def scores(setting: Setting) -> Chart | str:
+    """Draw the mean score of each method, with the interval of its difference from the reference."""
+    rows = setting.answer.rows
+    if not rows or not rows[0].is_reference:
+        return "no run of the reference has a score"
+    reference, metric = rows[0], setting.answer.metric
+    low, high = (reference.mean + end for end in _gain_limits(rows))
+    marks, table, beyond = [], [], False
+    with styled():
+        figure, (axes,) = new_figure(0.55 + 0.36 * len(rows))
+        axes.axvline(reference.mean, color=MUTED, linewidth=1, linestyle=":")
+        for place, row in enumerate(rows):
+            is_used = row.label == setting.answer.use
+            color, x, fill = SERIES[0] if is_used else MUTED, min(max(row.mean, low), high), "full"
+            ends, told = "-", f"{row.label}: {number(row.mean)}"
+            if x != row.mean:
+                beyond, fill = True, "none"
+            elif (found := row.difference) is not None and math.isfinite(found.known.low):
+                spans = [reference.mean + found.known.low, reference.mean + found.known.high]
+                axes.plot(
+                    [min(max(end, low), high) for end in spans], [place, place], color=color, linewidth=3, alpha=0.5
+                )
+                ends = f"[{number(spans[0])}, {number(spans[1])}]"
+            axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
+            weight = "bold" if is_used else "normal"
+            name = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontweight": weight, "fontsize": "small"}
+            axes.text(0, place - 0.22, shown(row.label), **name)
+            axes.text(1, place - 0.22, number(row.mean), ha="right", **name)
+            marks.append(Mark(axes, x, place, f"{told}, interval {ends}" if ends != "-" else told))
+            table.append([row.label, number(row.mean), ends, str(row.n)])
+        axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
+        axes.grid(visible=False)
+        axes.spines["left"].set_visible(False)
+        label_axes(axes, metric, "")
+    where = "on new rows" if any(row.difference and row.difference.components for row in rows) else "on these rows"
+    caption = (
+        f"Points: mean scores. Bars: 95 % intervals {where} of the difference from {reference.label} (dotted line). "
+        "Where a bar crosses the line, the difference may be chance."
+    )
+    caption += " An open point at an edge is further away." if beyond else ""
+    header = ("method", metric, "95 % interval beside the reference", "seeds")
+    return Chart(SCORES, setting.name, "Scores", caption, figure, header, table, marks)
 
 
 def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
@@ -252,14 +299,18 @@ def _scale_costs(axes: Axes) -> None:
 
 def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     """Choose the range of differences: all intervals, except those of far baselines."""
-    differences = [(row.difference, row.is_baseline) for row in rows if row.difference is not None]
-    found = [each.known for each, is_baseline in differences if not is_baseline]
-    near = max((abs(end) for mean in found for end in (mean.low, mean.high)), default=0.0)
-    baselines = [each for each, is_baseline in differences if is_baseline]
-    found += [each.known for each in baselines if not near or abs(each.mean.value) <= _FAR * near]
-    low, high = min(0.0, *(mean.low for mean in found)), max(0.0, *(mean.high for mean in found))
+    found = [(each, row.is_baseline) for row in rows if (each := row.difference) is not None]
+    spans = [(each.mean.value, *_finite_ends(each), is_baseline) for each, is_baseline in found]
+    near = max((max(-low, high) for _, low, high, is_baseline in spans if not is_baseline), default=0.0)
+    kept = [span for span in spans if not span[-1] or not near or abs(span[0]) <= _FAR * near]
+    low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
     space = 0.08 * (high - low) or 0.01
     return low - space, high + space
+
+
+def _finite_ends(found: PairedDifference) -> tuple[float, float]:
+    known = found.known
+    return (known.low, known.high) if math.isfinite(known.low) else (known.value, known.value)
 
 
 # Score over data size -----------------------------------------------------------------------------------------------

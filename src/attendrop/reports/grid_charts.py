@@ -22,7 +22,7 @@ from attendrop.reports.figures import (
 from attendrop.reports.results import Setting
 from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.verdict import number
+from attendrop.studies.words import number
 
 _NONE = "no method was run on a grid of two numeric options"
 # Within a column of the grid, points are spread over this share of the distance to the next.

@@ -49,7 +49,7 @@ class Report:
             "page": str(self.folder / PAGE),
             "files": list(self.files),
             "not_made": list(self.left_out),
-            "answers": {each.name: list(each.answer.verdict.sentences) for each in self.results.settings},
+            "answers": {each.name: list(each.answer.sentences) for each in self.results.settings},
             "notes": list(self.results.notes),
         }
 

@@ -1,10 +1,10 @@
-"""The page of a report: its answer, its methods, its figures, and each run."""
+"""The page of a report: the decision with its figures, then the methods, the figures, and each run."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attendrop
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.attention_section import AttentionPart, PartOfSize
-from attendrop.reports.figures import Chart
+from attendrop.reports.charts import SCORES
+from attendrop.reports.figures import Chart, Picture
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.reports.results import FinishedRun, Results
 from attendrop.reports.tables import ResultTable
-from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, cells
+from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import MIN_SEEDS, interval, number
+from attendrop.studies.verdict import MIN_SEEDS
+from attendrop.studies.words import cost, ends, interval, number, signed
+from attendrop.wording import counted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
+# More methods are counted, not named, in the sentence that says what was compared.
+_MOST_NAMES = 6
 
 
 class ReportPage(NamedTuple):
@@ -52,19 +57,23 @@ def report_page(
         left_out: Which figures were not made, and why.
         attention: Makes the part on attention, which stands before that of the runs; None: there is none.
     """
+    drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
+    above = [Section("answer", "Answer", _answer(results, drawn))]
+    if table.rows:
+        methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
+        above.append(Section("methods", "Methods", methods))
+    if table.rows and len(results.settings) > 1:
+        above.append(Section("table", "Table", render("result_table.html", table=table)))
+    groups = groupby((each for each in drawn if each[0].kind != SCORES), key=lambda each: each[0].setting)
+    figures = render("figures.html", groups=[(name, list(group)) for name, group in groups], left_out=left_out)
+    above.append(Section("figures", "Figures", figures))
     details = run_details(results)
-    above = [
-        Section("answer", "Answer", _answer(results)),
-        *(_tables(results, table) if table.rows else []),
-        Section("figures", "Figures", _figures(charts, left_out)),
-    ]
 
     def page(kept: int, room: int) -> ReportPage:
         part = None if attention is None else attention(room)
         between = [] if part is None else [part.section]
         runs = [Section("runs", "Runs", _runs(results, details, kept))] if details else []
-        title = f"Report of {results.folder.resolve().name}"
-        every = [*above, *between, *runs]
+        title, every = f"Report of {results.folder.resolve().name}", [*above, *between, *runs]
         html = render_page(title, every, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS)
         return ReportPage(html, part)
 
@@ -87,47 +96,81 @@ def _summary(results: Results) -> str:
     return f"{metrics} of {models} on {names}; {count} runs; attendrop {attendrop.__version__}."
 
 
-def _answer(results: Results) -> Markup:
-    rows = [(each.name, row) for each in results.settings for row in each.answer.rows]
-    pairs = {(name, row.label): row.difference.n for name, row in rows if row.difference is not None}
+# The decision --------------------------------------------------------------------------------------------------------
+
+
+class ShownAnswer(NamedTuple):
+    """What the page begins with, for a setting: what was compared, three numbers, and the figure of the scores."""
+
+    name: str
+    answer: Answer
+    compared: str
+    numbers: list[tuple[str, str, str]]
+    figure: tuple[Chart, str, Picture] | None
+
+
+def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Markup:
+    scores = {
+        chart.setting: (chart, identifier, picture) for chart, identifier, picture in drawn if chart.kind == SCORES
+    }
+    shown = [
+        ShownAnswer(each.name, each.answer, _compared(each.answer), key_numbers(each.answer), scores.get(each.name))
+        for each in results.settings
+    ]
+    pairs = {(each.name, row.label): row.difference.n for each in shown for row in each.answer.rows if row.difference}
     overall = []
     for row in results.overall:
         if len(row.p_values) < 2:
             continue
         judged = [p for name, p in row.p_values.items() if pairs[name, row.label] >= MIN_SEEDS]
         told = f"{sum(p <= ALPHA for p in judged)} of {len(judged)}" if judged else "too few seeds"
-        mean = "-" if row.mean is None else interval(row.mean)
-        overall.append((row.label, mean, told))
-    return render("answer.html", settings=results.settings, overall=overall, notes=results.notes)
+        overall.append((row.label, "-" if row.mean is None else interval(row.mean), told))
+    return render("answer.html", settings=shown, overall=overall, notes=results.notes)
 
 
-def _figures(charts: Sequence[Chart], left_out: Sequence[str]) -> Markup:
-    figures = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
-    groups = [(name, list(group)) for name, group in groupby(figures, key=lambda figure: figure[0].setting)]
-    return render("figures.html", groups=groups, left_out=left_out)
+def _compared(found: Answer) -> str:
+    """Say in a sentence what was compared."""
+    rows = found.rows
+    tuned, baselines = ([row.label for row in rows if row.is_baseline is which] for which in (False, True))
+    groups = [("fine-tuning method", tuned), ("baseline", baselines)]
+    named = [
+        counted(len(labels), what) + (f" ({', '.join(labels)})" if len(rows) <= _MOST_NAMES else "")
+        for what, labels in groups
+        if labels
+    ]
+    numbers = sorted({row.n for row in rows})
+    seeds = "" if not numbers else f", with {'-'.join(map(str, numbers))} seed{'s' * (numbers[-1] > 1)} each"
+    return f"Compared: {' and '.join(named) or 'nothing'}{seeds}, by their {found.metric} on {found.scored_on}."
 
 
-def _tables(results: Results, table: ResultTable) -> list[Section]:
-    methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
-    every = [Section("table", "Table", render("result_table.html", table=table))] if len(results.settings) > 1 else []
-    return [Section("methods", "Methods", methods), *every]
+def key_numbers(found: Answer) -> list[tuple[str, str, str]]:
+    """Give the three numbers of a decision, each with what it is and a note: the score, the lead, and the price.
 
-
-def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
-    shown = details[:kept]
-    groups = [(title, list(group)) for title, group in groupby(shown, key=lambda run: run.group)]
-    return render(
-        "runs.html",
-        table=runs_table(results, details, {run.identifier for run in shown}),
-        groups=groups,
-        common=common_options(results),
-        hidden=len(details) - kept,
-    )
+    The price is what would settle an open decision, or else the time of training.
+    """
+    rows, verdict = {row.label: row for row in found.rows}, found.verdict
+    main = rows.get(verdict.use or verdict.challenger or "", next(iter(rows.values()), None))
+    if main is None:
+        return []
+    spread = "one seed" if main.std is None else f"± {number(main.std)} over {main.n} seeds"
+    numbers = [(number(main.mean), f"{found.metric} of {main.label}", spread)]
+    if verdict.lead is not None and verdict.challenger is not None:
+        span = ends(verdict.lead)
+        note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
+        pair = f"{verdict.challenger} minus {verdict.incumbent}"
+        numbers.append((signed(verdict.lead.value), pair, note))
+    if verdict.plan is not None and (verdict.plan.more_rows or verdict.plan.more_seeds):
+        rows_needed, seeds = verdict.plan.more_rows, verdict.plan.more_seeds
+        value = f"{rows_needed:,}" if rows_needed else f"{seeds:,}"
+        what = "more labelled evaluation rows" if rows_needed else "more seeds (runs of each)"
+        numbers.append((value, what, f"would probably show a difference of {number(verdict.plan.effect)}"))
+    else:
+        timed = rows.get(verdict.challenger or "", main) if main.is_reference else main
+        numbers.append((cost(timed), f"time of training of {timed.label}", "relative to plain fine-tuning"))
+    return numbers
 
 
 # Tables that can be sorted ------------------------------------------------------------------------------------------
-
-_SETTING = "setting"
 
 
 class TableCell(NamedTuple):
@@ -139,13 +182,7 @@ class TableCell(NamedTuple):
 
 
 class SortableTable(NamedTuple):
-    """Table that can be sorted.
-
-    Attributes:
-        columns: Titles, and whether the column has numbers.
-        rows: Cells.
-        caption: What the columns are.
-    """
+    """Table that can be sorted: titles, each with whether its column has numbers, rows, and what the columns are."""
 
     columns: Sequence[tuple[str, bool]]
     rows: Sequence[Sequence[TableCell]]
@@ -155,20 +192,17 @@ class SortableTable(NamedTuple):
 def methods_table(results: Results) -> SortableTable:
     """Make the table of all methods in all settings."""
     several = len(results.settings) > 1
-    setting = [(_SETTING, False)] if several else []
     first, *others = COLUMNS
     if any(each.answer.shifted for each in results.settings):
         others += SHIFTED_COLUMNS
     rows = []
     for each in results.settings:
-        of_setting = [TableCell(each.name, each.name)] if several else []
         there = {} if each.answer.shifted is None else {row.label: row for row in each.answer.shifted.rows}
         for row in each.answer.rows:
-            label, *found = map(TableCell, cells(row), _sort_values(row))
-            if row.label in there:
-                found += list(map(TableCell, cells(there[row.label]), _sort_values(there[row.label])))[2:4]
+            label, *found = _cells(row)
+            found += _cells(there[row.label])[2:4] if row.label in there else []
             found += [TableCell("-", None)] * (len(others) - len(found))
-            rows.append([label, *of_setting, *found])
+            rows.append([label, *([TableCell(each.name, each.name)] if several else []), *found])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
     caption = (
@@ -176,40 +210,45 @@ def methods_table(results: Results) -> SortableTable:
         "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
         "time of training, relative."
     )
-    return SortableTable([(first, False), *setting, *((title, True) for title in others)], rows, caption)
+    return SortableTable(_columns(first, several, others), rows, caption)
 
 
-def _sort_values(row: MethodRow) -> list[float | str | None]:
-    """Return what the cells of a row are sorted by, in the order of ``COLUMNS``."""
+def _cells(row: MethodRow) -> list[TableCell]:
+    """Return the cells of a row in the order of ``COLUMNS``; an interval stays on one line."""
     found = row.difference
-    compared = [None] * 3 if found is None else [found.mean.value, found.these_rows.low, found.ahead]
-    gain, low, ahead = compared
-    return [row.label, row.n, row.mean if row.n else None, gain, low, row.p_holm, ahead, row.cost]
+    gain, low, ahead = (None,) * 3 if found is None else (found.mean.value, found.these_rows.low, found.ahead)
+    values = (row.label, row.n, row.mean if row.n else None, gain, low, row.p_holm, ahead, row.cost)
+    texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in cells(row)[1:])
+    return list(map(TableCell, (row.label, *texts), values))
+
+
+def _columns(first: str, several: bool, others: Sequence[str]) -> list[tuple[str, bool]]:
+    return [(first, False), *([("setting", False)] if several else []), *((title, True) for title in others)]
 
 
 def runs_table(results: Results, details: Sequence[RunDetails], linked: Collection[str]) -> SortableTable:
     """Make the table of all runs."""
     several = len(results.settings) > 1
-    setting = [(_SETTING, False)] if several else []
-    numbers = ("seed", "score", "held-out score", "steps", "seconds")
     rows = []
-    for run in details:
-        of_setting = [TableCell(run.setting, run.setting)] if several else []
-        found = [
-            TableCell(str(run.seed), run.seed),
-            _sortable(run.score, number),
-            _sortable(run.selection_score, number),
-            _sortable(run.steps, lambda steps: f"{steps:g}"),
-            _sortable(run.seconds, lambda seconds: f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"),
-        ]
-        link = run.identifier if run.identifier in linked else None
-        rows.append([TableCell(run.label, run.label, link), *of_setting, *found])
-    caption = "A run's name leads to its options and curves."
-    return SortableTable([("run", False), *setting, *((name, True) for name in numbers)], rows, caption)
+    for each in details:
+        metrics = each.run.metrics
+        steps, seconds = metrics.get("steps"), _finite(metrics.get("train_seconds"))
+        texts = (
+            (str(each.run.seed), each.run.seed),
+            (_number(each.score), each.score),
+            (_number(each.selection_score), each.selection_score),
+            ("-" if steps is None else f"{steps:g}", steps),
+            ("-" if seconds is None else f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}", seconds),
+        )
+        name = TableCell(each.run.label, each.run.label, each.identifier if each.identifier in linked else None)
+        setting = [TableCell(each.setting, each.setting)] if several else []
+        rows.append([name, *setting, *(TableCell(*text) for text in texts)])
+    columns = _columns("run", several, ("seed", "score", "held-out score", "steps", "seconds"))
+    return SortableTable(columns, rows, "A run's name leads to its options and curves.")
 
 
-def _sortable(value: float | None, form: Callable[[float], str]) -> TableCell:
-    return TableCell("-" if value is None else form(value), value)
+def _number(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 # Details of runs ---------------------------------------------------------------------------------------------------
@@ -232,47 +271,60 @@ class RunDetails(NamedTuple):
 
     Attributes:
         identifier: Its id in the page.
-        label, setting, seed: What was run.
-        group: Title of the runs of the same method and setting.
-        title: Its seed and score.
-        score, selection_score, steps, seconds: Of its ``metrics.json``; None if not known. A run whose epoch was chosen
-            on the rows of its score has no selection score.
+        setting: Name of its setting.
+        run: The run.
+        score, selection_score: None if not known. A run whose epoch was chosen on the rows of its score has no
+            selection score.
         values: Names and texts: its folder, all scores, and the options that not all runs have in common.
         curves: Its curves over epochs.
     """
 
     identifier: str
-    label: str
     setting: str
-    seed: int
-    group: str
-    title: str
+    run: FinishedRun
     score: float | None
     selection_score: float | None
-    steps: int | None
-    seconds: float | None
     values: Sequence[tuple[str, str]]
     curves: Sequence[Curve]
+
+
+def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
+    shown, several = details[:kept], len(results.settings) > 1
+    groups = groupby(shown, key=lambda each: each.run.label + (f", {each.setting}" if several else ""))
+    return render(
+        "runs.html",
+        table=runs_table(results, details, {each.identifier for each in shown}),
+        groups=[(title, list(group)) for title, group in groups],
+        common=common_options(results),
+        hidden=len(details) - kept,
+    )
 
 
 def run_details(results: Results) -> list[RunDetails]:
     """Describe all runs, in the order of the settings, the methods and the seeds."""
     common = dict(common_options(results))
     runs = [(each.name, run) for each in results.settings for own in each.by_label.values() for run in own]
-    several = len(results.settings) > 1
-    return [
-        _details(f"run-{count}", setting, run, common, several=several) for count, (setting, run) in enumerate(runs, 1)
-    ]
+    found = []
+    for count, (setting, run) in enumerate(runs, 1):
+        metrics = run.metrics
+        selected = None if run.selects_on_reported else _finite(metrics.get("selection_score"))
+        values = [("folder", run.folder)]
+        for part, scores in metrics["all_scores"].items():
+            values += [(f"{part} {name}", _text(value)) for name, value in scores.items()]
+        if fit := metrics.get("train_fit"):
+            values.append((f"{fit['metric']} on {fit['rows']} training rows", _text(fit["score"])))
+        values += [(name, _text(value)) for name, value in flat_options(metrics["options"]).items()]
+        values += [(name, value) for name, value in _options(metrics).items() if common.get(name) != value]
+        score = _finite(metrics.get("score"))
+        found.append(RunDetails(f"run-{count}", setting, run, score, selected, values, _curves(run)))
+    return found
 
 
 def common_options(results: Results) -> list[tuple[str, str]]:
     """List the options that all runs have, with the same value."""
     options = [_options(run.metrics) for each in results.settings for run in each.runs]
-    return [
-        (name, value)
-        for name, value in (options[0].items() if options else ())
-        if all(found.get(name) == value for found in options)
-    ]
+    first = options[0] if options else {}
+    return [item for item in first.items() if all(found.get(item[0]) == item[1] for found in options)]
 
 
 def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -280,36 +332,6 @@ def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
     given = {name: value for name, value in metrics["config"].items() if name not in _NOT_SHOWN}
     resolved = {"model": metrics["model"], **given, **(metrics.get("training") or {})}
     return {name: _text(value) for name, value in resolved.items() if value is not None}
-
-
-def _details(
-    identifier: str, setting: str, run: FinishedRun, common: Mapping[str, str], *, several: bool
-) -> RunDetails:
-    metrics = run.metrics
-    score = _finite(metrics.get("score"))
-    group = run.label + (f", {setting}" if several else "")
-    title = f"Seed {run.seed}" + ("" if score is None else f": {metrics['metric']} {number(score)}")
-    values = [("folder", run.folder)]
-    for part, scores in metrics["all_scores"].items():
-        values += [(f"{part} {name}", _text(value)) for name, value in scores.items()]
-    if fit := metrics.get("train_fit"):
-        values.append((f"{fit['metric']} on {fit['rows']} training rows", _text(fit["score"])))
-    values += [(name, _text(value)) for name, value in flat_options(metrics["options"]).items()]
-    values += [(name, value) for name, value in _options(metrics).items() if common.get(name) != value]
-    return RunDetails(
-        identifier,
-        run.label,
-        setting,
-        run.seed,
-        group,
-        title,
-        score,
-        None if run.selects_on_reported else _finite(metrics.get("selection_score")),
-        metrics.get("steps"),
-        _finite(metrics.get("train_seconds")),
-        values,
-        _curves(run),
-    )
 
 
 def _curves(run: FinishedRun) -> list[Curve]:

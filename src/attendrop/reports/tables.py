@@ -13,7 +13,8 @@ from attendrop.reports.results import Results
 from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import MIN_SEEDS, number
+from attendrop.studies.verdict import MIN_SEEDS
+from attendrop.studies.words import number
 from attendrop.text_tables import NAMES_LEFT, csv_table, in_latex, latex_table, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"

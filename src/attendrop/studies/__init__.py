@@ -2,7 +2,8 @@
 
 - A :class:`~attendrop.studies.units.Unit` is one run that is asked for, and a ``Result`` its ``metrics.json`` or error.
 - A :class:`~attendrop.studies.method_rows.MethodRow` is a method in a table: its scores, and how it compares.
-- A :class:`~attendrop.studies.verdict.Verdict` is the recommendation that follows from rows, in words.
+- A :class:`~attendrop.studies.verdict.Verdict` is the recommendation that follows from rows;
+  :mod:`~attendrop.studies.words` words it.
 - An :class:`~attendrop.studies.answer.Answer` is what is said of one setting: the rows, the verdict and its limits.
 - A :class:`~attendrop.studies.study.StudyReport` has the answers of all settings of a study, and methods over them.
 - An :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +19,10 @@ from attendrop.studies.method_rows import (
     scored_on,
     scored_unlike,
 )
-from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds, title
+from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
+from attendrop.studies.words import cost, ends, in_words, interval, number, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
+from attendrop.wording import counted
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
@@ -43,6 +45,7 @@ class Answer:
         margin: Differences below this are taken as practically nothing.
         rows: The reference, the other methods, and the baselines.
         verdict: What to use.
+        sentences: The same in words: the decision with its reason, then the figures that it rests on.
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
@@ -55,6 +58,7 @@ class Answer:
     margin: float
     rows: tuple[MethodRow, ...]
     verdict: Verdict
+    sentences: tuple[str, ...]
     notes: tuple[str, ...]
     holds_for: str
     shifted: Answer | None = None
@@ -76,10 +80,10 @@ class Answer:
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
         table = aligned(lines)
         about = f"{self.metric} of {self.model} on {self.scored_on}:"
-        words = [*self.verdict.sentences, *self.notes]
+        words = [*self.sentences, *self.notes]
         if self.shifted is None:
             return [*words, "", about, *table, self.holds_for]
-        there_too = [*self.shifted.verdict.sentences, *self.shifted.notes]
+        there_too = [*self.shifted.sentences, *self.shifted.notes]
         return [*words, "", *there_too, "", about, *table, self.holds_for, self.shifted.holds_for]
 
     def markdown(self) -> str:
@@ -89,7 +93,7 @@ class Answer:
             (row.label, *(number(row.scores[seed]) if seed in row.scores else "-" for seed in every))
             for row in self.rows
         ]
-        first, *others = self.verdict.sentences
+        first, *others = self.sentences
         return (
             "\n\n".join(
                 [
@@ -134,7 +138,8 @@ class Answer:
             scored_on=str(found["scored_on"]),
             margin=float(found["margin"]),
             rows=tuple(MethodRow.from_dict(record, found["reference"]) for record in found["methods"]),
-            verdict=Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
+            verdict=Verdict.from_dict(found),
+            sentences=tuple(map(str, found["sentences"])),
             notes=tuple(map(str, found["notes"])),
             holds_for=str(found["holds_for"]),
             shifted=cls.from_dict(found["shifted"]) if found.get("shifted") else None,
@@ -149,8 +154,8 @@ class Answer:
             "scored_on": self.scored_on,
             "margin": self.margin,
             "reference": next((row.label for row in self.rows if row.is_reference), None),
-            **asdict(self.verdict),
-            "sentences": list(self.verdict.sentences),
+            **self.verdict.as_dict(),
+            "sentences": list(self.sentences),
             "notes": list(self.notes),
             "holds_for": self.holds_for,
             "methods": [row.as_dict() for row in self.rows],
@@ -187,7 +192,8 @@ def answer(
     rows = method_rows(scored, reference)
     if margin is None:
         margin = _margin(metrics[0]["metric"], rows)
-    verdict = judge(rows, margin, best=0.0 if metrics[0]["metric"].startswith("neg_") else 1.0)
+    metric, best = metrics[0]["metric"], 0.0 if metrics[0]["metric"].startswith("neg_") else 1.0
+    verdict = judge(rows, margin, best)
     notes = [
         *_without_result([run for run in metrics if not has_score(run)], failed),
         *_without_effect(scored),
@@ -204,6 +210,7 @@ def answer(
         margin=margin,
         rows=tuple(rows),
         verdict=verdict,
+        sentences=in_words(verdict, rows, metric, margin, best),
         notes=tuple(notes),
         holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
     )
@@ -217,14 +224,9 @@ def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str
         return None
     found = answer(runs, reference, margin=margin)
     scored = scored_unlike(metrics[0])
-    sentences = [
-        f"On {scored}: {found.verdict.sentences[0]}",
-        *found.verdict.sentences[1:],
-        *_price(usual, found),
-    ]
-    return replace(
-        found, scored_on=scored, verdict=replace(found.verdict, sentences=tuple(sentences)), holds_for=HOLDS_FOR_SHIFTED
-    )
+    first, *others = found.sentences
+    sentences = (f"On {scored}: {first}", *others, *_price(usual, found))
+    return replace(found, scored_on=scored, sentences=sentences, holds_for=HOLDS_FOR_SHIFTED)
 
 
 def _price(usual: Answer, shifted: Answer) -> list[str]:
@@ -233,10 +235,9 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     label = next((row.label for row in usual.rows if row.is_reference), None)
     sentences = []
     if label in here and label in there:
-        sentences.append(
-            f"{title(here[label])[0].upper()}{title(here[label])[1:]} scores {number(there[label].mean)} there, and "
-            f"{number(here[label].mean)} on the usual rows."
-        )
+        named = "Plain fine-tuning" if label == "finetune" else label
+        scores = f"{number(there[label].mean)} there, and {number(here[label].mean)} on the usual rows"
+        sentences.append(f"{named} scores {scores}.")
     row = here.get(str(shifted.use))
     if row is not None and row.difference is not None and row.label not in (label, usual.use):
         sentences.append(f"On the usual rows, {row.label} minus plain fine-tuning is {interval(row.difference)}.")
@@ -285,7 +286,7 @@ def _unpaired(rows: Sequence[MethodRow]) -> list[str]:
         common = 0 if row.difference is None else row.difference.n
         if common < max(row.n, rows[0].n):
             few = "" if common >= MIN_SEEDS else ", too few to judge"
-            notes.append(f"{row.label} and {rows[0].label} have {seeds(common)} in common{few}.")
+            notes.append(f"{row.label} and {rows[0].label} have {counted(common, 'seed')} in common{few}.")
     return notes
 
 

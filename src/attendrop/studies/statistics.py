@@ -111,14 +111,47 @@ class CrossedMean:
         error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
         return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / max(error, _ROUNDING)))
 
-    def seeds_needed(self, effect: float, alpha: float = ALPHA) -> int | None:
-        """Return how many seeds, all counted, show ``effect`` on as many rows with a power of 0.8; None: no number."""
-        return _smallest(lambda seeds: self.power(effect, alpha, seeds=seeds, rows=self.rows), 2, MANY_SEEDS)
+    def plan(self, effect: float, alpha: float, least_seeds: int) -> Plan:
+        """Plan what would show a mean difference of ``effect`` at level ``alpha`` with a power of 0.8.
 
-    def rows_needed(self, effect: float, alpha: float = ALPHA, *, seeds: int | None = None) -> int | None:
-        """Return how many rows, all counted, show ``effect`` with a power of 0.8; None: no number."""
-        trained = self.seeds if seeds is None else seeds
-        return _smallest(lambda rows: self.power(effect, alpha, seeds=trained, rows=rows), 2, MANY_ROWS)
+        Args:
+            effect: The difference, above 0.
+            alpha: Level of the test.
+            least_seeds: Fewer seeds are not planned.
+        """
+        if self.power(effect, alpha, seeds=max(self.seeds, least_seeds), rows=self.rows) >= POWER:
+            return Plan(effect, max(0, least_seeds - self.seeds), 0)
+        seeds = _smallest(lambda count: self.power(effect, alpha, seeds=count, rows=self.rows), MANY_SEEDS)
+        rows = self._rows_needed(effect, alpha, self.seeds)
+        if seeds is not None or rows is not None:
+            return Plan(
+                effect, None if seeds is None else seeds - self.seeds, None if rows is None else rows - self.rows
+            )
+        together, trained = None, self.seeds
+        while together is None and (trained := 2 * trained) <= MANY_SEEDS:
+            if (rows := self._rows_needed(effect, alpha, trained)) is not None:
+                together = (trained, rows)
+        return Plan(effect, None, None, together)
+
+    def _rows_needed(self, effect: float, alpha: float, seeds: int) -> int | None:
+        return _smallest(lambda rows: self.power(effect, alpha, seeds=seeds, rows=rows), MANY_ROWS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would show a difference with a probability of 0.8.
+
+    Attributes:
+        effect: The difference.
+        more_seeds: Number of further seeds on the same rows; None: no number is enough.
+        more_rows: Number of further evaluation rows with the same seeds; 0: there are enough; None: no number is.
+        together: Number of seeds and of rows, all counted, where neither alone is enough; None: not needed, or none.
+    """
+
+    effect: float
+    more_seeds: int | None
+    more_rows: int | None
+    together: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -236,11 +269,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(min(1, corrected[row])) for row in range(len(p_values))]
 
 
-def _smallest(power: Callable[[int], float], least: int, most: int) -> int | None:
-    """Return the smallest number with a power of 0.8, which grows with it; None if there is none up to ``most``."""
+def _smallest(power: Callable[[int], float], most: int) -> int | None:
+    """Return the smallest number, from 2 on, with a power of 0.8, which grows with it; None: none up to ``most``."""
     if power(most) < POWER:
         return None
-    return bisect_left(range(most), True, least, key=lambda number: power(number) >= POWER)
+    return bisect_left(range(most), True, 2, key=lambda number: power(number) >= POWER)
 
 
 def _checked(values: Sequence[float] | Array) -> Array:

@@ -30,7 +30,7 @@ from attendrop.studies.statistics import (
 )
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
-from attendrop.studies.verdict import ends, interval
+from attendrop.studies.words import ends, interval
 from attendrop.text_tables import csv_of_records, markdown_table
 
 

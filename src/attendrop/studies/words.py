@@ -1,0 +1,303 @@
+"""The words of a verdict, for all places that show it, and how figures are written beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.statistics import Estimate, PairedDifference
+from attendrop.studies.verdict import MIN_SEEDS, Verdict
+from attendrop.wording import counted
+
+_BASELINES = {
+    "majority": "the constant answer",
+    "tfidf": "the TF-IDF model",
+    "frozen": "the linear model on the frozen encoder",
+    "setfit": "the linear model on an encoder that was trained on pairs",
+}
+# Scores that are the fraction of what a model gets right.
+_FRACTIONS_RIGHT = ("accuracy", "exact_match")
+_ERROR = "neg_"
+# From here on a difference is told of 100, below of 1,000.
+_OF_HUNDRED = 0.0195
+_ROUNDING = 1e-12
+_NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
+
+
+def in_words(verdict: Verdict, rows: Sequence[MethodRow], metric: str, margin: float, best: float) -> tuple[str, ...]:
+    """Word a verdict: the decision and its reason for people who know no statistics, then the figures it rests on.
+
+    Args:
+        verdict: The verdict.
+        rows: The rows that it judges, with their scores by row.
+        metric: Name of the score.
+        margin: Differences below this are practically nothing.
+        best: The best score that there is.
+    """
+    return _Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict)
+
+
+@dataclass(frozen=True)
+class _Words:
+    rows: dict[str, MethodRow]
+    metric: str
+    margin: float
+    best: float
+
+    def sentences(self, verdict: Verdict) -> tuple[str, ...]:
+        """Return the decision, and each further line."""
+        use = None if verdict.use is None else self.title(verdict.use)
+        if verdict.kind == "no reference":
+            return ("No recommendation: no run of the reference has a score.",)
+        decision = " ".join([f"Use {use}." if use else "No recommendation yet.", *self.reason(verdict)])
+        if (among := verdict.among) is None:
+            return (decision, *self.figures(verdict))
+        first, *others = self.sentences(among)
+        if among.use is None:
+            first = f"Among the fine-tuned models: n{first[1:]}"
+        else:
+            first = f"Among the fine-tuned models it would be {first.removeprefix('Use ')}"
+        return (decision, *self.figures(verdict), first, *others)
+
+    # The decision ----------------------------------------------------------------------------------------------------
+
+    def reason(self, verdict: Verdict) -> list[str]:
+        """Give the reason, what would settle what is open, and the lead over the best baseline."""
+        over, settles = [], [] if (text := self.settles(verdict)) is None else [text]
+        if verdict.baseline is not None and verdict.use is not None:
+            lead = self.versus(verdict.use, verdict.baseline).mean.value
+            over = [(lead, f"the best baseline, {self.title(verdict.baseline)}")]
+        if verdict.why == "ahead" and verdict.lead is not None:
+            leads = [(verdict.lead.value, self.title(verdict.incumbent or "")), *over]
+            return [f"{_capital(self.gains(None, *leads))}{self.little(*leads)}."]
+        also = [f"{_capital(self.gains(None, *over))}{self.little(*over)}."] if over else []
+        if verdict.challenger is None or verdict.incumbent is None:
+            return ["No other method was run.", *also]
+        if self.rows[verdict.incumbent].is_baseline:
+            return [*self.reason_against_baseline(verdict), *settles]
+        return [self.reason_among_tuned(verdict), *settles, *also]
+
+    def reason_among_tuned(self, verdict: Verdict) -> str:
+        lead = 0.0 if verdict.lead is None else verdict.lead.value
+        best = f"the best of them: {self.gains(verdict.challenger, (lead, ''))}"
+        match verdict.why:
+            case "few seeds":
+                most = max(row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
+                return self.too_few(most, "each", verdict)
+            case "no row scores":
+                return _NO_ROW_SCORES
+            case "all behind":
+                but = (
+                    f" but {self.listed(verdict.not_judged)}, which cannot be judged yet," if verdict.not_judged else ""
+                )
+                return f"Every other method here{but} is behind it; {best}."
+            case "negligible":
+                return "The differences are practically nothing, and it is the cheapest."
+        what = "shown to be ahead" if verdict.behind else "told apart from it"
+        return f"No other method here is {what}; {best}{', which may be chance' if abs(lead) > _ROUNDING else ''}."
+
+    def reason_against_baseline(self, verdict: Verdict) -> list[str]:
+        challenger, incumbent = self.title(verdict.challenger or ""), self.title(verdict.incumbent or "")
+        found = self.versus(verdict.challenger or "", verdict.incumbent or "")
+        lead = found.mean.value
+        gains = self.gains(challenger, (lead, ""))
+        match verdict.why:
+            case "few seeds" | "no row scores":
+                few = self.too_few(found.n, f"{challenger} and {incumbent}", verdict)
+                so_far = f"So far fine-tuning is not ahead of {incumbent}: {self.needs(-lead)}."
+                return [so_far] * (lead <= 0) + [few if verdict.why == "few seeds" else _NO_ROW_SCORES]
+            case "others not ahead":
+                unlike = f"Unlike {self.title(verdict.among.use)}, it" if verdict.among and verdict.among.use else "It"
+                gains = self.gains(None, (lead, ""))
+                return [f"{unlike} is shown to be ahead of {incumbent}: {gains}{self.little((lead, ''))}."]
+            case "behind":
+                return [f"Fine-tuning does not pay here: {self.needs(-lead)}."]
+            case "negligible":
+                return [f"Fine-tuning does not pay here: {gains}, which is practically nothing."]
+        return [f"Fine-tuning is not shown to pay here: {gains}, which may be chance."]
+
+    def too_few(self, count: int, runs: str, verdict: Verdict) -> str:
+        enough = "." if verdict.limit else f": take {MIN_SEEDS} seeds or more."
+        return f"{counted(count, 'run')} of {runs} {'is' if count == 1 else 'are'} too few to tell{enough}"
+
+    def little(self, *leads: tuple[float, str]) -> str:
+        return ": little, but more than chance" if any(lead < self.margin for lead, _ in leads) else ""
+
+    def settles(self, verdict: Verdict) -> str | None:
+        """Say how many more seeds, or evaluation rows, would settle what is open; or why no seeds would."""
+        if verdict.limit == "at best":
+            best = f"All are within {number(self.margin)} of {number(self.best)}, the best score that there is"
+            return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
+        if verdict.limit == "equal":
+            return "All have the same scores: other evaluation rows may tell them apart, more seeds hardly."
+        if (plan := verdict.plan) is None:
+            return None
+        seeds, rows = plan.more_seeds, plan.more_rows
+        difference = f"a difference of {self.amount(plan.effect, sign=False)}"
+        is_seen = verdict.lead is not None and math.isclose(abs(verdict.lead.value), plan.effect)
+        settle = f"would probably {'settle it' if is_seen else f'show {difference}'}"
+        if rows == 0:
+            if seeds:
+                return f"On {MIN_SEEDS} seeds and as many rows, {difference} would probably show."
+            return f"On as many seeds and rows, {difference} would probably have shown."
+        more_seeds = f"{_rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
+        more_rows = f"{_rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
+        if seeds is not None and rows is not None:
+            return f"About {more_seeds}, or about {more_rows}, {settle}."
+        if rows is not None:
+            return f"About {more_rows} {settle}; no number of seeds alone would."
+        if seeds is not None:
+            return f"About {more_seeds} {settle}; no number of rows alone would."
+        if plan.together is None:
+            return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
+        return f"{plan.together[0]} seeds on {_rounded(plan.together[1])} rows {settle}; neither alone would."
+
+    def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
+        """Say by how much a model is ahead, or behind, of others; an empty name is left out."""
+        fraction = self.metric in _FRACTIONS_RIGHT
+        parts: list[str] = []
+        for lead, other in leads:
+            than = "as" if abs(lead) <= _ROUNDING and fraction else "than" if fraction else "than that of"
+            right = "" if parts or not fraction else " right"
+            parts.append(f"{self.amount(lead)}{right}{f' {than} {other}' if other else ''}")
+        if fraction:
+            return f"{subject or 'it'} gets {', and '.join(parts)}"
+        metric = self.metric.removeprefix(_ERROR)
+        return f"{f'the {metric} of {subject}' if subject else f'its {metric}'} is {', and '.join(parts)}"
+
+    def needs(self, behind: float) -> str:
+        """Say by how much fine-tuning would have to be better to draw level."""
+        if self.metric in _FRACTIONS_RIGHT:
+            if behind <= _ROUNDING:
+                return "it gets as many right"
+            return f"it would have to get {self.amount(behind)} right to be level"
+        if behind <= _ROUNDING:
+            return f"its {self.metric.removeprefix(_ERROR)} is the same"
+        return f"its {self.metric.removeprefix(_ERROR)} would have to be {self.amount(behind)} to be level"
+
+    def amount(self, lead: float, *, sign: bool = True) -> str:
+        """Format a difference, such as "3 more of 100" for a fraction of right answers, or "0.030 higher"."""
+        size = abs(lead)
+        if self.metric not in _FRACTIONS_RIGHT:
+            higher = " lower" if (lead < 0) is not self.metric.startswith(_ERROR) else " higher"
+            return f"{number(size)}{higher if sign else ''}"
+        if size <= _ROUNDING:
+            return "as many"
+        whole = 100 if size >= _OF_HUNDRED else 1000
+        count = round(whole * size)
+        more = " fewer" if lead < 0 else " more"
+        return f"{count or 'less than 1'}{more if sign else ''} of {whole:,}"
+
+    # The figures -----------------------------------------------------------------------------------------------------
+
+    def figures(self, verdict: Verdict) -> list[str]:
+        """Give the differences with their intervals, p values and times, and what holds of the other methods."""
+        challenger, incumbent = verdict.challenger, verdict.incumbent
+        lines: list[str] = []
+        baseline = verdict.baseline
+        if challenger is not None and incumbent is not None and self.rows[incumbent].is_baseline:
+            baseline = incumbent
+        elif challenger is not None and self.rows[challenger].difference is not None:
+            lines.append(f"{self.difference(challenger, incumbent or '', tested=True)}.")
+        if verdict.also_ahead:
+            best = max((challenger or "", *verdict.also_ahead), key=lambda label: self.rows[label].mean)
+            cheaper = f"; below {number(self.margin)} apart, the cheaper is recommended" * (best != challenger)
+            lines.append(f"Also ahead: {self.listed(verdict.also_ahead)}{cheaper}.")
+        if others := [label for label in verdict.behind if label != challenger]:
+            lines.append(f"Behind {self.name(incumbent or '')}: {self.listed(others)}.")
+        if baseline is not None:
+            lines += self.against(verdict, baseline)
+        return lines
+
+    def against(self, verdict: Verdict, baseline: str) -> list[str]:
+        """Give the difference from the best baseline of what is recommended, and of what would be without it."""
+        reference = next(iter(self.rows))
+        first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
+        shown = [first or reference]
+        if verdict.why == "others not ahead":
+            shown.append((verdict.among and verdict.among.use) or reference)
+        lines = [f"{self.difference(label, baseline)}." for label in shown]
+        if (ratio := self.rows[baseline].cost) is not None:
+            lines[-1] = (
+                f"{lines[-1][:-1]}; {baseline} takes {cost(self.rows[baseline])} the time of {self.name(reference)}."
+            )
+        used = self.rows.get(verdict.use or "")
+        if used is None or used.is_baseline or ratio is None or used.cost is None or ratio >= used.cost:
+            return lines
+        if self.versus(used.label, baseline).mean.value < self.margin:
+            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}.")
+        return lines
+
+    def difference(self, label: str, other: str, *, tested: bool = False) -> str:
+        """Give the difference of two models; if it is the one that was tested, with what was found of it."""
+        row, found = self.rows[label], self.versus(label, other)
+        text = f"On new rows, {self.name(label)} minus {self.name(other)} is {interval(found)}"
+        if tested and row.p_holm is not None:
+            ahead = sum(value > 0 for value in found.values)
+            p = p_text(row.p_holm).replace("<", "< ")
+            text += f"; ahead in {ahead} of {counted(found.n, 'seed')}, p {p if p[0] == '<' else f'= {p}'} (Holm)"
+            text += "" if row.cost is None else f"; it takes {cost(row)} the time"
+        return text
+
+    def listed(self, labels: Iterable[str]) -> str:
+        return ", ".join(f"{label} ({interval(found)})" for label in labels if (found := self.rows[label].difference))
+
+    def versus(self, label: str, other: str) -> PairedDifference:
+        found = self.rows[label].versus(self.rows[other])
+        assert found is not None
+        return found
+
+    def title(self, label: str) -> str:
+        row = self.rows[label]
+        return f"{_BASELINES[row.method]} ({label})" if row.is_baseline else self.name(label)
+
+    def name(self, label: str) -> str:
+        return "plain fine-tuning" if label == "finetune" else label
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Format a score."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
+
+
+def signed(value: float) -> str:
+    """Format a difference of scores."""
+    return f"{'+' if value > 0 else ''}{number(value)}"
+
+
+def interval(difference: PairedDifference) -> str:
+    """Format a mean difference with its 95 % interval on new rows."""
+    if difference.p_value is None:
+        return f"{signed(difference.mean.value)} ({'one seed' if difference.n == 1 else 'rows not known'})"
+    return f"{signed(difference.mean.value)} {ends(difference.mean)}"
+
+
+def ends(found: Estimate) -> str:
+    """Format an interval; "-" for none."""
+    return f"[{signed(found.low)}, {signed(found.high)}]" if math.isfinite(found.low) else "-"
+
+
+def p_text(p: float) -> str:
+    """Format a p value."""
+    return "<0.0001" if p < 0.0001 else f"{p:.2g}"
+
+
+def cost(row: MethodRow) -> str:
+    """Format the time of training, relative to the reference."""
+    if row.cost is None:
+        return "-"
+    return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x"
+
+
+def _rounded(count: int) -> str:
+    """Format a planned number with two digits: it is no better known."""
+    return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
