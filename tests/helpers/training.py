@@ -23,6 +23,15 @@ def examples(name: str = "bert", count: int = 16) -> list[dict[str, Any]]:
     return list(zoo.rows(name, [LENGTHS[i % 16] for i in range(count)]))
 
 
+def take_step(reg: Any, *micro_batches: zoo.Batch) -> None:
+    """Take one optimizer step in a loop of one's own."""
+    for batch in micro_batches:
+        (reg.loss(batch) / len(micro_batches)).backward()
+    reg.training.optimizer.step()
+    reg.training.optimizer.zero_grad()
+    reg.step()
+
+
 def trainer_of(
     folder: Path,
     method: Method | None = ALWAYS,

@@ -308,23 +308,6 @@ def test_no_gradient_no_perturbation() -> None:
     torch.testing.assert_close(loss_of(model, SCAL(contrast=0), batch), 2 * plain)
 
 
-def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
-    torch.manual_seed(5)
-    plain, after = model(**batch).logits, torch.rand(1)
-    torch.manual_seed(5)
-    reg = at_work(model, SCAL())
-    outputs = reg.compute(batch, lambda batch, plan=None, _=None: _run(reg, batch, plan))[1]
-    reg.close()
-    assert torch.equal(outputs.logits, plain)
-    assert torch.equal(torch.rand(1), after)
-
-
-def _run(reg: Regularization, batch: Any, plan: Any) -> Any:
-    outputs = reg._adapter.forward(batch, plan)
-    return outputs.loss, outputs
-
-
 # --- Options
 
 

@@ -13,6 +13,7 @@ import torch
 import transformers as hf
 from helpers import zoo
 from helpers.attend_out import optimizer_of, run
+from helpers.training import take_step
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, AttentionLayerDrop, FineTune, regularize
@@ -182,10 +183,7 @@ def test_a_layer_of_shortcuts_is_found_and_training_without_it_is_ahead() -> Non
             with regularize(model, method, **given) as reg:
                 for _ in range(320):
                     chosen = torch.randint(256, (16,), generator=chance)
-                    reg.loss({name: column[chosen] for name, column in data.items()}).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    reg.step()
+                    take_step(reg, {name: column[chosen] for name, column in data.items()})
                 report = reg.method_state.final_report([]).get("layer_effects", {})
             found += [key for key, layer in report.items() if layer["told_from_noise"] and layer["effect"] > 0]
             predicted = model.eval()(input_ids=test["input_ids"]).logits.argmax(-1)
@@ -213,10 +211,7 @@ def test_it_resumes_within_a_period_and_after_the_exploration(stopped: int) -> N
                 optimizer.load_state_dict(states[1])
                 reg.load_state_dict(*states[2:])
             for _ in range(first, last):
-                reg.loss(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                reg.step()
+                take_step(reg, batch)
             kept = (model.state_dict(), optimizer.state_dict(), reg.state_dict(), reg.method_state_dicts())
             return copy.deepcopy(kept), reg.method_state.final_report([])
 

@@ -23,7 +23,7 @@ from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.attend_out.actions import Attack, Micro, replayed
 from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players
 from attendrop.methods.core.context import StepContext
-from attendrop.methods.layer_drop import Skipping
+from attendrop.methods.layers import Skipping
 
 
 def strong(players: Players) -> Players:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.one_layer import context_of
-from helpers.training import examples, trainer_of, weights
+from helpers.training import examples, take_step, trainer_of, weights
 from torch import Tensor, nn
 from transformers import EarlyStoppingCallback
 
@@ -98,14 +98,6 @@ def at_work(model: nn.Module, method: AutoDropout, steps: int, **options: Any) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     training = {"optimizer": optimizer, "total_steps": steps, "reward_data": held}
     return Regularization(zoo.training(model, **(training | options)), method)
-
-
-def take_step(reg: Regularization, batch: zoo.Batch) -> None:
-    reg.loss(batch).backward()
-    assert reg.training.optimizer is not None
-    reg.training.optimizer.step()
-    reg.training.optimizer.zero_grad()
-    reg.step()
 
 
 def test_trials_begin_anew_and_the_best_pattern_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.training import take_step
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, ChildTuning, Compose, regularize
@@ -143,10 +144,7 @@ def test_the_defender_is_a_child_too(variant: str) -> None:
     method = Compose(ChildTuning(variant=variant), AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6))
     with regularize(model, method, optimizer=optimizer, train_data=[batch], total_steps=9) as reg:
         for _ in range(3):
-            reg.loss(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            reg.step()
+            take_step(reg, batch)
         defender = reg.method_state.parts[1].players.defender.model  # type: ignore[attr-defined]
         zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
 

@@ -267,27 +267,6 @@ def test_an_encoder_alone_is_cut() -> None:
     assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
 
 
-def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
-    torch.manual_seed(5)
-    plain, after = model(**batch).logits, torch.rand(1)
-    torch.manual_seed(5)
-    reg = at_work(model, HiddenCut(select_by="random"))
-    seen = []
-
-    def compute(batch: Any, plan: Any = None, _: Any = None) -> Any:
-        outputs = reg._adapter.forward(batch, plan)
-        seen.append(outputs.logits)
-        return outputs.loss, outputs
-
-    outputs = reg.compute(batch, compute)[1]
-    reg.close()
-    assert torch.equal(outputs.logits, plain)
-    assert torch.equal(seen[0], plain)
-    assert not torch.isclose(seen[1], plain).all()
-    assert torch.equal(torch.rand(1), after)
-
-
 # --- Options
 
 

@@ -108,27 +108,6 @@ def learnt(reg: Regularization) -> list[float]:
     return list(reg.method_state.final_report([])["concrete_dropout"].values())
 
 
-def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
-    """The prior's gradient is that of one draw, however wide the model is; what the data say of layers is larger."""
-    batch = zoo.batch_of("bert", (8, 5, 3, 6, 7, 9, 4, 8))
-    model, rows = zoo.build("bert"), 300
-    reg = concrete(model, num_train_rows=rows)
-    method_state: Any = reg.method_state
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    of_data = []
-    for step in range(20):
-        reg.begin_step(step)
-        reg.loss(batch).backward()
-        of_prior = torch.autograd.grad(method_state.penalty(None, None), method_state.values)[0]
-        of_data.append(method_state.values.grad - of_prior)
-        method_state.values.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
-    reg.close()
-    torch.testing.assert_close(of_prior, torch.full((2,), -0.1 * 0.9 * math.log(9) / rows), rtol=1e-3, atol=0.0)
-    assert (torch.stack(of_data).square().mean(0).sqrt() > 10 * of_prior.abs()).all()
-
-
 def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
     """The gradient that the optimizer of the probabilities sees, of a batch of 4 rows in micro-batches of ``cut``."""
     rows, found = zoo.rows("bert", (8, 5, 3, 6)), []

@@ -9,14 +9,10 @@ import torch
 from helpers import zoo
 from helpers.one_layer import edit_of
 from helpers.oracles import EagerAttention
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 from attendrop import Compose, DropAttention, DropBlock, Vanilla, regularize
 from attendrop.attention.edits import AttentionEdit
-from attendrop.methods.score_dropout import spread
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
 
@@ -145,25 +141,6 @@ def test_rows_of_causal_attention_have_as_many_blocks_as_keys() -> None:
         found = drop[:, :, row, : row + 1].double().mean((0, 1)).tolist()
         assert found == pytest.approx(expected(0.3, 3, 1, row + 1), abs=0.025)
     assert not (drop & ~valid).any()
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_each_dropped_position_is_in_a_block(rows: int) -> None:
-    drop = dropped(DropBlock(p=0.15, block_size=4, block_rows=rows), (10, 4, 30, 30), None)
-    # Blocks of several rows are cut off above the first row and below the last.
-    drop = functional.pad(drop, (0, 0, rows - 1, rows - 1), value=True)
-    covered = torch.zeros_like(drop)
-    whole = drop.unfold(2, rows, 1).unfold(3, 4, 1).all(-1).all(-1)
-    for i, j in torch.cartesian_prod(torch.arange(rows), torch.arange(4)).tolist():
-        covered[:, :, i : i + whole.shape[2], j : j + whole.shape[3]] |= whole
-    assert not (drop & ~covered)[:, :, rows - 1 : rows + 29].any()
-    assert 0.1 < drop.double().mean() < 0.3
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 15))
-def test_blocks_reach_to_the_right(seeds: list[bool], size: int) -> None:
-    covered = [any(seeds[max(0, j - size + 1) : j + 1]) for j in range(len(seeds))]
-    assert spread(torch.tensor(seeds), size).tolist() == covered
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import trainer_of, weights
+from helpers.training import take_step, trainer_of, weights
 from torch import Tensor, nn
 
 from attendrop import AttendropError, SuperT
@@ -28,15 +28,6 @@ def at_work(model: nn.Module, method: SuperT = HALF, steps: int = 2, **options: 
     """One of two steps is the search's."""
     training = {"optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1), "total_steps": steps}
     return Regularization(zoo.training(model, **(training | options)), method)
-
-
-def take_step(reg: Regularization, *batches: zoo.Batch) -> None:
-    for batch in batches:
-        (reg.loss(batch) / len(batches)).backward()
-    assert reg.training.optimizer is not None
-    reg.training.optimizer.step()
-    reg.training.optimizer.zero_grad()
-    reg.step()
 
 
 def concluded(reg: Regularization) -> dict[str, Any]:

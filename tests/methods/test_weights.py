@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.training import take_step
 from torch import Tensor
 
 from attendrop import L2SP, SAM, AttendOut, AttendropError, Compose, DropConnect, LayerDrop, Method, Mixout, regularize
@@ -126,10 +127,7 @@ def test_mixout_draws_the_defenders_weights_back_too() -> None:
     method = Compose(AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), Mixout(p=0.5))
     with regularize(model, method, optimizer=optimizer, total_steps=9) as reg:
         for _ in range(4):
-            reg.loss(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            reg.step()
+            take_step(reg, batch)
         defender = reg.method_state.parts[0].players.defender.model  # type: ignore[attr-defined]
         zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
     alone = zoo.build("bert", dtype=torch.float64)
@@ -138,10 +136,7 @@ def test_mixout_draws_the_defenders_weights_back_too() -> None:
         alone, AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), optimizer=optimizer
     ) as reg:
         for _ in range(4):
-            reg.loss(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            reg.step()
+            take_step(reg, batch)
     assert not torch.allclose(alone.classifier.weight, model.classifier.weight)
 
 
@@ -270,10 +265,7 @@ def test_the_pull_grows_with_the_distance_and_the_run_reports_it() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with regularize(model, L2SP(alpha=alpha), optimizer=optimizer) as reg:
             for _ in range(10):
-                reg.loss(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                reg.step()
+                take_step(reg, batch)
             distances.append(reg.method_state.final_report([])["l2_sp"]["distance"])
         after = torch.cat([parameter.detach().flatten() for parameter in model.bert.parameters()])
         assert distances[-1] == pytest.approx(float((after - before).norm()))

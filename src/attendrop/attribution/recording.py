@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +75,7 @@ class RecordPlan(ObservePlan):
         return units
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """One layer of a pass: the outputs of its heads, as a node of the graph, and its values."""
 
     call: AttentionCall
@@ -132,40 +130,36 @@ class GradientPlan(ObservePlan):
         return node if torch.is_grad_enabled() else output
 
 
-class TrainingGradients:
-    """Hands over the gradients of the heads' outputs in a training pass, in its own backward pass.
+def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tensor], None]) -> AttentionEdit:
+    """Return the edit that hands over the gradient of the heads' outputs of a layer in a training pass.
 
-    The gradient by the output of the heads, ``dL/dO``, exists there anyway. Under activation checkpointing a layer runs
-    twice: the gradient is that of the first run, and the values those of the second.
+    The gradient by the output of the heads, ``dL/dO``, exists in its backward pass anyway; the edit changes nothing.
+    Under activation checkpointing a layer runs twice: the gradient is that of the first run, and the values those of
+    the second.
 
     Args:
-        receive: Called with a layer's call, ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and its
-            values, ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method
-            differentiates the pass before, the last time for the loss.
+        call: The call of the layer.
+        receive: Called with ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and the layer's values,
+            ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method differentiates
+            the pass before, the last time for the loss.
     """
+    values: list[Tensor] = []
 
-    def __init__(self, receive: Callable[[AttentionCall, Tensor, Tensor], None]) -> None:
-        self.receive = receive
+    def see_values(value: Tensor) -> None:
+        values[:] = [value.detach()]
 
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        """Return the edit that reads a layer; it changes nothing."""
-        values: list[Tensor] = []
+    def see_output(output: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return output
+        node = output if output.requires_grad else output.detach().requires_grad_()
+        node.register_hook(hand_over)  # type: ignore[no-untyped-call]
+        return node
 
-        def see_values(value: Tensor) -> None:
-            values[:] = [value.detach()]
+    def hand_over(gradient: Tensor) -> None:
+        with torch.no_grad():
+            receive(wide(gradient), values[0])
 
-        def see_output(output: Tensor) -> Tensor:
-            if not torch.is_grad_enabled():
-                return output
-            node = output if output.requires_grad else output.detach().requires_grad_()
-            node.register_hook(receive)  # type: ignore[no-untyped-call]
-            return node
-
-        def receive(gradient: Tensor) -> None:
-            with torch.no_grad():
-                self.receive(call, wide(gradient), values[0])
-
-        return AttentionEdit(values=see_values, output=see_output)
+    return AttentionEdit(values=see_values, output=see_output)
 
 
 def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Regularisation methods, one module per method."""
+"""Regularisation methods, a module for each method, or for each family of methods that share a shape."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -149,12 +150,7 @@ class ADDrop(Method):
     def preset(cls, name: str, task: str | None) -> Preset:
         """Return the layers of the paper and its cross-tuning; 0.3 stands for its ``p`` and ``q``, which are tuned."""
         options: dict[str, Any] = {"p": 0.3, "q": 0.3, "direction": "high", "cross_tuning": True}
-        return Preset(options=options | {"layers": cls.paper_layers(task or "")})
-
-    @staticmethod
-    def paper_layers(task: str) -> str:
-        """Return the paper's layers for a task: its name, or ``"translation"``."""
-        return _PAPER_LAYERS.get(task, "all")
+        return Preset(options=options | {"layers": _PAPER_LAYERS.get(task or "", "all")})
 
     def active(self, epoch: int) -> bool:
         return epoch >= self.start_epoch and (not self.cross_tuning or epoch % 2 == 1)
@@ -202,19 +198,14 @@ class ADDrop(Method):
     def recorded_plan(self, context: StepContext, row_pass: RowPass, *, records: bool) -> Plan:
         """Return the plan that drops candidates which were recorded of each row before, and ``records`` new ones."""
         drops = self.active(context.epoch or 0)
-        gradients = row_pass.record(self.candidate_mask) if records else None
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            def region() -> Tensor:
-                found = row_pass.region(call)
-                assert found is not None
-                return found
-
             edits = []
-            if drops and row_pass.region(call) is not None:
+            if drops and row_pass.has_region(call):
+                region = partial(row_pass.region, call)
                 edits.append(self._drop(plan, call, region, self.q, any_last(region())))
-            if gradients is not None:
-                edits.append(gradients.edit(call))
+            if records:
+                edits.append(row_pass.recording(call, self.candidate_mask))
             return merge_edits(edits) or AttentionEdit()
 
         return RandomMaskPlan(self, context, make)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.call import AttentionCall
-from attendrop.attribution.recording import TrainingGradients, by_weights
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.model_support.batches import ROW_INDEX
@@ -288,16 +289,19 @@ class RowPass:
         """Fraction of the rows that have a record."""
         return sum(row in self.recorder.records for row in self.rows) / max(1, len(self.rows))
 
-    def region(self, call: AttentionCall) -> Tensor | None:
-        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
+    def has_region(self, call: AttentionCall) -> bool:
+        """Return whether any row has candidates recorded for a layer."""
+        masks = (self.recorder.records.get(*place) for place in _places(self.rows, call.layer.key, call.shape[0]))
+        return call.layer.key in self._regions or any(mask is not None for mask in masks)
+
+    def region(self, call: AttentionCall) -> Tensor:
+        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``, of which some row has any."""
         layer = call.layer.key
         if layer not in self._regions:
             masks = [self.recorder.records.get(*place) for place in _places(self.rows, layer, call.shape[0])]
-            first = next((mask for mask in masks if mask is not None), None)
-            if first is None:
-                return None
-            width = first.shape[2] if self.hidden else call.shape[3]
-            region = np.zeros((len(masks), first.shape[0], call.shape[2], width), dtype=np.bool_)
+            heads, _, width = next(mask.shape for mask in masks if mask is not None)
+            width = width if self.hidden else call.shape[3]
+            region = np.zeros((len(masks), heads, call.shape[2], width), dtype=np.bool_)
             for own, mask, (query, queries, key, keys) in zip(region, masks, self.spans(call), strict=True):
                 if mask is None:
                     continue
@@ -308,10 +312,10 @@ class RowPass:
             self._regions[layer] = bits.to(call.device), shape
         return unpack(*self._regions[layer])
 
-    def record(self, choose: Choose) -> TrainingGradients:
-        """Return what records the candidates of each layer when the pass is differentiated."""
+    def recording(self, call: AttentionCall, choose: Choose) -> AttentionEdit:
+        """Return the edit that records the candidates of a layer when the pass is differentiated."""
 
-        def receive(call: AttentionCall, gradient: Tensor, value: Tensor) -> None:
+        def receive(gradient: Tensor, value: Tensor) -> None:
             # One number that is not finite makes the sum so.
             finite, attribution = gradient.sum().isfinite(), -gradient
             spans: Spans = self.spans(call)
@@ -322,7 +326,7 @@ class RowPass:
                 mask = choose(call, by_weights(call, attribution, value))
             self.recorder.add(self.rows, call.layer.key, mask, spans, finite)
 
-        return TrainingGradients(receive)
+        return training_gradient_edit(call, receive)
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call, read once for all layers of a kind, which share their mask."""

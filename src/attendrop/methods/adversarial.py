@@ -118,11 +118,7 @@ def masked(mask: Tensor, p: float) -> AttentionEdit:
 def flipped(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float) -> Tensor:
     """Change the elements of a mask that raise the loss most: of ``n`` valid ones at most ``delta n``, rounded down.
 
-    Args:
-        mask: Zeros and ones, ``(batch, heads, query, key)``.
-        gradient: Gradient of the loss by the mask, of the same shape.
-        valid: Valid positions, broadcastable to the mask.
-        delta: Maximum fraction to change.
+    The mask of zeros and ones and the gradient of the loss by it are ``(batch, heads, query, key)``.
     """
     valid = valid.expand(mask.shape)
     gains = torch.where(mask.detach() > 0, -gradient, gradient).masked_fill(~valid, 0).clamp(min=0).flatten(1)
@@ -223,11 +219,7 @@ class SCAL(Method):
 
 
 class _Perturbed(Plan):
-    """Plan that adds perturbations to units of the model, and records the units and the head's input.
-
-    Args:
-        given: Perturbations, by the name of the units.
-    """
+    """Plan that adds given perturbations to units of the model, by name, and records the units and the head's input."""
 
     def __init__(self, given: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -269,12 +261,7 @@ class _PerturbedWords(_Perturbed):
 
 
 class _PerturbedAttention(_Perturbed):
-    """Plan that perturbs attention weights, named by the key of the layer.
-
-    Args:
-        keys: Keys of the layers.
-        given: Perturbations, by the key of the layer.
-    """
+    """Plan that perturbs the attention weights of some layers, named by the key of the layer."""
 
     acts_on = frozenset({"attention", "features"})
 
@@ -318,11 +305,7 @@ def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
 def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
     """Compute the supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
 
-    Args:
-        clean: Representations.
-        copies: Representations of the copies, in the same order.
-        labels: Class of each sequence. None: the two copies of each sequence are a class.
-        temperature: Temperature of the softmax.
+    Without ``labels``, a class for each sequence, the two copies of each sequence are a class.
     """
     units = functional.normalize(torch.cat([clean, copies]), dim=-1)
     labels = torch.arange(len(clean), device=clean.device) if labels is None else labels

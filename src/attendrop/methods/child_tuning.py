@@ -181,12 +181,7 @@ class _Driven(MethodState):
 
 
 def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[str, Tensor]:
-    """Compute the mean over training batches of the squared gradient of the loss, for each layer parameter.
-
-    Args:
-        training: The model and the training rows, which are divided among the processes.
-        method: The options: batch size and clipping norm.
-    """
+    """Compute the mean over training batches of the squared gradient of the loss, for each layer parameter."""
     assert training.train_data is not None
     model = training.model
     names = set(layer_parameters(model))

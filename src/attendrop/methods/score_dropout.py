@@ -65,13 +65,12 @@ class Vanilla(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return RandomMaskPlan(self, context, self._drop_weights if self.where == "weights" else self._drop_scores)
+        return RandomMaskPlan(self, context, self._drop)
 
-    def _drop_scores(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-        return plan.drop_scores(call, plan.sample(self.p, call))
-
-    def _drop_weights(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+    def _drop(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
         drop = plan.sample(self.p, call)
+        if self.where == "scores":
+            return plan.drop_scores(call, drop)
         plan.report(call, drop)
         scale = 1 / (1 - self.p)
         return AttentionEdit(

@@ -30,7 +30,7 @@ from attendrop.extend import (
     unit_interval,
 )
 from attendrop.methods.common.perturbations import token_uniform
-from attendrop.methods.layer_drop import sample_blocks
+from attendrop.methods.layers import sample_blocks
 
 PLACES = (1, 2, 3, 4)
 # Types of models that count positions by the mask, and take other positions; those of others do not depend on it.

@@ -74,12 +74,7 @@ def drawn(seed: int, period: int, num_layers: int) -> tuple[bool, ...]:
 
     Periods come in pairs: in the first each layer is dropped with probability 1/2, in the second all others are. So
     each pair contrasts every layer with and without, the noisiest layer is dropped in one period of each pair, and what
-    rewards drift by in training cancels.
-
-    Args:
-        seed: Seed of the run.
-        period: Number of the period, from 0.
-        num_layers: Number of layers.
+    rewards drift by in training cancels. Periods are counted from 0.
     """
     chance = random.Random(f"{seed}/{period // 2}/layers")
     first = [chance.random() < 0.5 for _ in range(num_layers)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attention.blocks import block_of
+from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.extend import AttendropError
 from attendrop.model_support.peft_models import transformers_model
 
@@ -204,8 +205,15 @@ def _exit(*args: Any, **kwargs: Any) -> None:
 
 def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Free all parameters except those of modules that ran before ``block``."""
-    with _recording(model) as (started, completed), torch.no_grad(), suppress(_ReachedError):
+    started: set[nn.Module] = set()
+    completed: set[nn.Module] = set()
+    hooks = ModuleHooks()
+    for module in model.modules():
+        hooks.before(module, lambda module, _: started.add(module))
+        hooks.after(module, lambda module, *_: completed.add(module))
+    with torch.no_grad(), suppress(_ReachedError):
         model(**inputs)
+    hooks.close()
     kept = {part for module in completed for part in module.modules()} | (started - {block})
     for module in model.modules():
         if module not in kept:
@@ -221,19 +229,3 @@ def _own_parameters(model: nn.Module) -> None:
             if value is not None:
                 own = nn.Parameter(value.detach().clone(), requires_grad=value.is_floating_point())
                 module._parameters[name] = copies.setdefault(value, own)
-
-
-@contextmanager
-def _recording(model: nn.Module) -> Iterator[tuple[set[nn.Module], set[nn.Module]]]:
-    """Record the modules whose forward starts, and those whose forward ends."""
-    started: set[nn.Module] = set()
-    completed: set[nn.Module] = set()
-    hooks = []
-    for module in model.modules():
-        hooks.append(module.register_forward_pre_hook(lambda module, _: started.add(module)))
-        hooks.append(module.register_forward_hook(lambda module, *_: completed.add(module)))
-    try:
-        yield started, completed
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -108,15 +108,11 @@ class Players:
         return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
     def learn(self, period: Sequence[Sequence[Micro]], rewards: Tensor) -> dict[str, float]:
-        """Take one policy gradient step; return metrics to log.
+        """Take one policy gradient step, given each step's micro-batches and reward; return metrics to log.
 
         The objective is ``- sum over steps of the mean over sequences of advantage * mean over units of log
         P(action)``: Eq. 5 of the dropout paper, Eq. 4 of the pruning paper. The mean is over the valid units of a
         sequence, in all layers.
-
-        Args:
-            period: Micro-batches of each step.
-            rewards: Reward of each step, ``(steps,)``, the same in all processes.
         """
         mean, baseline, decay = rewards.mean(), self.baseline, self.method.baseline_decay
         paired = rewards if self.method.credit == "step" else mean.expand(len(rewards))
@@ -161,11 +157,7 @@ class Players:
     def drop_fractions(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
         """Compute the fraction of each layer's units that the generator drops with a probability above 1/2.
 
-        This is ``pi`` of the pruning paper.
-
-        Args:
-            adapter: The attached model.
-            batches: Calibration data, on the model's device.
+        This is ``pi`` of the pruning paper, on the calibration data ``batches``.
         """
         counts: dict[str, Tensor] = {}
         with torch.no_grad(), evaluating(adapter.model), forked_rng(adapter.model):
@@ -329,10 +321,8 @@ class GeneratorState(MethodState):
     def _merge(self, defender: SecondModel, gaps: Tensor, chance: float) -> bool:
         """Replace both networks by the survivor; returns whether that is the attacker.
 
-        Args:
-            defender: The second network.
-            gaps: Scores of the attacker less those of the defender, on each item.
-            chance: Random number from [0, 1).
+        It depends on the ``gaps``, the scores of the attacker less those of the defender on each item, and on
+        ``chance``, a random number from [0, 1).
         """
         match self.method.merge:
             case "attacker":

@@ -66,13 +66,7 @@ class SecondModel:
         return next(self.model.parameters()).device
 
     def backward(self, context: StepContext, compute_loss: ComputeLoss, plan: Plan | None = None) -> None:
-        """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`.
-
-        Args:
-            context: The micro-batch.
-            compute_loss: Runs the copy.
-            plan: What to change in its pass.
-        """
+        """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`."""
         for theirs, ours in zip(self.first.modules(), self.model.modules(), strict=True):
             ours.training = theirs.training
         with forked_rng(self.first):

@@ -180,8 +180,12 @@ class _Mix(torch.autograd.Function):
 def projection_weights(model: nn.Module) -> list[str]:
     """Return the names of the trainable weights of linear layers, except for the head, which is not pre-trained."""
     known = {name for name, _ in model.named_parameters()}  # a shared parameter has one name
-    found = [f"{name}.weight" for name, module in _below_the_head(model) if _trains(module)]
-    return [name for name in found if name in known]
+    found = []
+    for name, module in _below_the_head(model):
+        weight = module._parameters.get("weight")
+        if is_projection(module) and weight is not None and weight.requires_grad and f"{name}.weight" in known:
+            found.append(f"{name}.weight")
+    return found
 
 
 def layer_parameters(model: nn.Module) -> list[str]:
@@ -209,11 +213,6 @@ def embedding_weights(model: nn.Module) -> set[str]:
     # A weight shared with an output projection has a gradient in every row.
     dense = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     return {name for name, parameter in model.named_parameters() if parameter in found - dense}
-
-
-def _trains(module: nn.Module) -> bool:
-    weight = module._parameters.get("weight")
-    return is_projection(module) and weight is not None and weight.requires_grad
 
 
 def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -89,9 +89,7 @@ class RandomMaskPlan(Plan):
 
     def sample_heads(self, p: float | Tensor, call: AttentionCall) -> Tensor:
         """Sample each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
-        batch, heads = call.shape[:2]
-        origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
-        return sample_mask(p, self.context.key, call.layer.key, (batch, heads, 1, 1), origins, call.device)
+        return self.uniform_heads(call) < p
 
     def uniform_heads(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""

@@ -13,8 +13,8 @@ from attendrop.methods.learnt_dropout import ConcreteDropout as ConcreteDropout
 from attendrop.methods.head_dropout import DropHead as DropHead
 from attendrop.methods.head_dropout import HeadMask as HeadMask
 from attendrop.methods.head_dropout import AlphaDropout as AlphaDropout
-from attendrop.methods.layer_drop import LayerDrop as LayerDrop
-from attendrop.methods.layer_drop import AttentionLayerDrop as AttentionLayerDrop
+from attendrop.methods.layers import LayerDrop as LayerDrop
+from attendrop.methods.layers import AttentionLayerDrop as AttentionLayerDrop
 from attendrop.methods.cutoff import HiddenCut as HiddenCut
 from attendrop.methods.unidrop import UniDrop as UniDrop
 from attendrop.methods.adversarial import SCAL as SCAL
@@ -28,11 +28,11 @@ from attendrop.methods.embedding_noise import NEFTune as NEFTune
 from attendrop.methods.embedding_noise import R3F as R3F
 from attendrop.methods.cutoff import TokenCutoff as TokenCutoff
 from attendrop.methods.weights import L2SP as L2SP
-from attendrop.methods.layer_reinit import LayerReinit as LayerReinit
+from attendrop.methods.layers import LayerReinit as LayerReinit
 from attendrop.methods.embedding_noise import SMART as SMART
 from attendrop.methods.weights import SAM as SAM
 from attendrop.methods.learnt_dropout import VariationalDropout as VariationalDropout
 from attendrop.methods.learnt_dropout import LearnableBernoulli as LearnableBernoulli
 from attendrop.methods.adversarial import AdversarialDropout as AdversarialDropout
 from attendrop.methods.contextual_dropout import ContextualDropout as ContextualDropout
-from attendrop.methods.edropout import EDropout as EDropout
+from attendrop.methods.head_dropout import EDropout as EDropout
