@@ -11,10 +11,10 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.methods.core.context import Processes, TrainingContext
 from attendrop.model_support.batches import to_device
 from attendrop.tasks.heads.model_classes import saved_model_class
-from attendrop.training.regularization import loss_and_outputs
 from helpers.device import DEVICE
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3

@@ -134,9 +134,8 @@ def test_biases_on_the_scores_of_images_are_found_out() -> None:
     assert not torch.equal(answer(model, batch), before)
 
 
-@pytest.mark.parametrize("name", ["albert", "mpnet"])
-def test_models_that_were_held_are_forgotten(name: str) -> None:
-    light = prune(zoo.build(name), [0])
+def test_models_that_were_held_are_forgotten() -> None:
+    light = prune(zoo.build("albert"), [0])
     alive = weakref.ref(light.model)
     del light
     gc.collect()

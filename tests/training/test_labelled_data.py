@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 from datasets import Dataset
-from helpers import tiny, zoo
+from helpers import zoo
 from helpers.training import examples, trainer_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -154,26 +153,6 @@ def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
         trainer.train()
         found.append({name: value.detach().clone() for name, value in trainer.model.state_dict().items()})
     zoo.assert_same(*found, 1e-6)
-
-
-def test_masked_language_models_train_alike(tmp_path: Path) -> None:
-    """Pre-training, which the paper names as outlook."""
-    model = hf.BertForMaskedLM.from_pretrained(tiny.save_tiny_bert(tmp_path / "model"))
-    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
-    rows = [dict(tokenizer(tiny.sentence(number))) for number in range(24)]
-    trainer = trainer_of(
-        tmp_path,
-        AttendOut(dropout_step=2),
-        model=model,
-        train_dataset=rows,
-        data_collator=hf.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5),
-        processing_class=tokenizer,
-        learning_rate=1e-3,
-    )
-    trainer.train()
-    rewards = [entry["attendout/reward"] for entry in trainer.state.log_history if "attendout/reward" in entry]
-    assert len(rewards) == 4  # three quarters of the training explore
-    assert all(np.isfinite(rewards))
 
 
 def test_rows_without_columns_of_a_method_are_left_to_the_collator() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from attendrop.attention.layers import AttentionLayer
@@ -77,38 +78,28 @@ class ModelStructure:
     head: nn.Module | None
 
 
-class StructureTracer:
-    """Records the events of one pass from which the structure of a model follows.
+class StructureEvents:
+    """Record of the events of one pass from which the structure of a model follows.
 
     Args:
         model: The model.
         attention_modules: Names of its attention modules.
     """
 
-    def __init__(self, model: nn.Module, attention_modules: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, attention_modules: Iterable[str]) -> None:
         self.blocks = {found for name in attention_modules if (found := block_of(model, name)) is not None}
         self.model = model
-        self._events: list[tuple[str, nn.Module, Any]] = []
+        self.events: list[tuple[str, nn.Module, Any]] = []
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Record events within the ``with`` block."""
-        hooks: list[Any] = []
-        for module in self.blocks:
-            hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
-            hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
-        for module in {*projections(self.model)} - self.blocks:
-            hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
-        hooks += [module.register_forward_pre_hook(self._embedded) for module in _input_embeddings(self.model)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def attended(self, module: nn.Module) -> None:
-        """Record that an attention module computes its attention."""
-        self._events.append(("attention", module, None))
+    def listen(self) -> list[RemovableHandle]:
+        """Register the hooks that record the events."""
+        linear = {*projections(self.model)} - self.blocks
+        return [
+            *(module.register_forward_pre_hook(self._saw("block")) for module in self.blocks),
+            *(module.register_forward_hook(self._left, with_kwargs=True) for module in self.blocks),
+            *(module.register_forward_pre_hook(self._saw("linear")) for module in linear),
+            *(module.register_forward_pre_hook(self._embedded) for module in _input_embeddings(self.model)),
+        ]
 
     def structure(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
         """Build the structure, given the attention layers of each attention module."""
@@ -118,7 +109,7 @@ class StructureTracer:
         waiting: str | None = None
         before: list[nn.Module] = []
         embedding = head = None
-        for event, module, detail in self._events:
+        for event, module, detail in self.events:
             match event:
                 case "block":
                     block, before = Block(module), []
@@ -145,12 +136,15 @@ class StructureTracer:
                     embedding = module
         return ModelStructure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
 
+    def _saw(self, event: str) -> Callable[[nn.Module, Any], None]:
+        return lambda module, _: self.events.append((event, module, None))
+
     def _embedded(self, module: nn.Module, args: Any) -> None:
         if args and not args[0].is_floating_point():
-            self._events.append(("embed", module, None))
+            self.events.append(("embed", module, None))
 
     def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._events.append(("left", module, (not isinstance(output, tuple), _argument_sources(args, kwargs, output))))
+        self.events.append(("left", module, (not isinstance(output, tuple), _argument_sources(args, kwargs, output))))
 
 
 def block_of(model: nn.Module, attention: str) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Named outputs of models that return tuples."""
+"""Losses, logits and names of what models return."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
+
+from attendrop.errors import AttendropError
+
+
+def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
+    """Return the loss among the outputs of a model, and the outputs.
+
+    Raises:
+        AttendropError: There is no loss.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
+    if loss is None:
+        raise AttendropError("The model returned no loss; the batch needs 'labels'.")
+    return loss, outputs
 
 
 def logits_of(outputs: Any) -> Tensor:

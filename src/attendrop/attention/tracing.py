@@ -7,15 +7,15 @@ import operator
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
-from attendrop.attention.blocks import ModelStructure, StructureTracer, block_of
+from attendrop.attention.blocks import ModelStructure, StructureEvents, block_of
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.interface import find_attention_modules
@@ -85,13 +85,14 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
         AttendropError: The plan did not reach an attention layer in each of its calls, or other layers compute their
             attention themselves.
     """
-    tracer = StructureTracer(model, list(modules.values()))
-    recorder = _CallRecorder(tracer)
+    structure = StructureEvents(model, modules.values())
+    recorder = _CallRecorder(structure)
     bypasses = _BypassDetector(model, modules)
     calls: Counter[nn.Module] = Counter()
     hooks = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in modules]
+    hooks += structure.listen() + bypasses.listen()
     try:
-        with tracer.listening(), bypasses.listening():
+        with bypasses:
             run(recorder)
     except TypeError as error:
         if PLAN_KEYWORD not in str(error):
@@ -103,15 +104,15 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
     _check_calls(model, modules, calls, Counter(recorder.called))
     bypasses.refuse()
     layers_by_module = _number_layers(recorder.called, modules)
-    return Trace(layers_by_module, tracer.structure(layers_by_module))
+    return Trace(layers_by_module, structure.structure(layers_by_module))
 
 
 class _CallRecorder(Plan):
-    """Records which attention modules a pass calls, in order."""
+    """Records which attention modules a pass calls, in order, and when they have computed their attention."""
 
-    def __init__(self, tracer: StructureTracer) -> None:
+    def __init__(self, structure: StructureEvents) -> None:
         super().__init__()
-        self.tracer = tracer
+        self.structure = structure
         self.called: list[nn.Module] = []
 
     def locate(self, module: nn.Module) -> AttentionLayer:
@@ -126,7 +127,7 @@ class _CallRecorder(Plan):
         """Record the call when its attention is computed: its projections have run by then."""
 
         def attended(output: Tensor) -> Tensor:
-            self.tracer.attended(self.called[-1])
+            self.structure.events.append(("attention", self.called[-1], None))
             return output
 
         return AttentionEdit(output=attended)
@@ -154,20 +155,15 @@ class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: dict[nn.Module, str] = {}
         self._running: list[nn.Module] = []
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Watch the passes within the ``with`` block."""
-        hooks: list[Any] = []
-        for module in self.model.modules():
-            if module in self.names or not type(module).__module__.startswith("torch.nn."):
-                hooks.append(module.register_forward_pre_hook(lambda module, _: self._running.append(module)))
-                hooks.append(module.register_forward_hook(lambda *_: self._left()))
-        try:
-            with self:
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def listen(self) -> list[RemovableHandle]:
+        """Register the hooks that tell which module runs."""
+        watched = [
+            module
+            for module in self.model.modules()
+            if module in self.names or not type(module).__module__.startswith("torch.nn.")
+        ]
+        hooks = [module.register_forward_pre_hook(lambda module, _: self._running.append(module)) for module in watched]
+        return hooks + [module.register_forward_hook(lambda *_: self._left()) for module in watched]
 
     def refuse(self) -> None:
         """Raise AttendropError if layers of the model were found; warn of other modules, such as pooling heads."""

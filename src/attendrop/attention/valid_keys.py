@@ -1,4 +1,4 @@
-"""Valid keys of an attention call, as the model's masks and biases tell them."""
+"""Valid keys of an attention call, read from the model's masks and biases."""
 
 from __future__ import annotations
 

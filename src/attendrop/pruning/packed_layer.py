@@ -117,8 +117,8 @@ class PackedLayer(nn.Module):
                 f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
                 f"{tuple(mask.shape)}; its to_stock() takes others."
             )
-        checked = mask is not None and self.first_only and self._family.pads_right and self.exported is None
-        if checked and not mask[:, 0].all():  # type: ignore[index]
+        pads_right = self.first_only and self._family.pads_right and self.exported is None
+        if pads_right and mask is not None and not mask[:, 0].all():
             raise AttendropError(
                 "A sequence begins with padding, which the model would read as its first token; pad on the right."
             )

@@ -15,13 +15,13 @@ import torch
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import ConstantAttention
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch, number_of_rows
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
 from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
-from attendrop.training.regularization import loss_and_outputs
 from attendrop.wording import counted
 
 # Score of a model, greater is better: one number, or one for each row, whose mean is the score.
@@ -123,28 +123,24 @@ def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
         f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
         "or a threshold such as '>=0.8'."
     )
-    if isinstance(layers, int):
-        if isinstance(layers, bool) or layers < 0:
-            raise problem
-        return LayerSelection(count=layers)
-    if not isinstance(layers, Iterable):
+    numbers: Any = layers
+    if isinstance(layers, str):
+        text = layers.replace(" ", "")
+        threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
+        if text == "auto":
+            return LayerSelection()
+        if threshold is not None and float(threshold[1]) <= 1:
+            return LayerSelection(threshold=float(threshold[1]))
+        if text.isdecimal():
+            return LayerSelection(count=int(text))
+        listed = re.fullmatch(r"\[?\d+(,\d+)*,?\]?", text)
+        numbers = [int(number) for number in re.findall(r"\d+", text)] if listed else None
+    if isinstance(numbers, int) and not isinstance(numbers, bool) and numbers >= 0:
+        return LayerSelection(count=numbers)
+    numbers = list(numbers) if isinstance(numbers, Iterable) else [None]
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
         raise problem
-    if not isinstance(layers, str):
-        numbers = list(layers)
-        if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
-            raise problem
-        return LayerSelection(layers=tuple(sorted(set(numbers))))
-    text = layers.replace(" ", "")
-    if text == "auto":
-        return LayerSelection()
-    if re.fullmatch(r"\d+", text):
-        return LayerSelection(count=int(text))
-    if re.fullmatch(r"\[?\d+(,\d+)*,?\]?", text):
-        return LayerSelection(layers=tuple(sorted({int(number) for number in re.findall(r"\d+", text)})))
-    threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
-    if threshold is None or not 0 <= float(threshold[1]) <= 1:
-        raise problem
-    return LayerSelection(threshold=float(threshold[1]))
+    return LayerSelection(layers=tuple(sorted(set(numbers))))
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -176,19 +172,21 @@ def prune_selected(
     """
     attention_layers = prunable_layers(model)
     selection.check(len(attention_layers))
+    chosen: Sequence[int]
     if selection.layers is not None:
-        return _pruned(model, selection.layers), []
-    if selection.threshold is not None:
+        chosen = selection.layers
+    elif selection.threshold is not None:
         fractions = _drop_fractions(pi, attention_layers)
-        return _pruned(
-            model, [number for number, fraction in enumerate(fractions) if fraction >= selection.threshold]
-        ), []
-    harm = measure_importance() if pi is None else [-fraction for fraction in _drop_fractions(pi, attention_layers)]
-    order = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
-    if selection.count is not None:
-        return _pruned(model, order[: selection.count]), []
-    assert judge is not None
-    return choose_count(model, order, judge, tolerance)
+        chosen = [number for number, fraction in enumerate(fractions) if fraction >= selection.threshold]
+    else:
+        harm = measure_importance() if pi is None else [-each for each in _drop_fractions(pi, attention_layers)]
+        chosen = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))[: selection.count]
+    if selection.auto:
+        assert judge is not None
+        return choose_count(model, chosen, judge, tolerance)
+    light = PrunedModel(mask_layers(model, chosen))
+    warn_if_slow(light)
+    return light, []
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
@@ -297,12 +295,6 @@ def _predictions(judge: Judge, model: PrunedModel) -> Predictions:
     if values.ndim:
         return Predictions(values, values, lambda _, values: float(values.mean()))
     return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
-
-
-def _pruned(model: Any, layers: Sequence[int]) -> PrunedModel:
-    light = PrunedModel(mask_layers(model, layers))
-    warn_if_slow(light)
-    return light
 
 
 def _loss_without(adapter: ModelAdapter, batches: Sequence[Batch], layer: AttentionLayer) -> float:

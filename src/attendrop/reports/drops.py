@@ -20,6 +20,7 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
@@ -27,7 +28,7 @@ from attendrop.methods.core.context import TrainingContext, tokens_of
 from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows
 from attendrop.runs.run_folder import read_metrics
 from attendrop.training.labelled_data import labelled_data
-from attendrop.training.regularization import Regularization, loss_and_outputs
+from attendrop.training.regularization import Regularization
 
 # Of what a method may act on, see MethodInfo, that by which it can drop positions of attention.
 IN_ATTENTION = frozenset({"scores", "weights", "heads", "layers"})

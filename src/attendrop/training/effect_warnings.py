@@ -39,24 +39,15 @@ class EffectTracker:
             num_epochs: How many epochs are planned; ``sys.maxsize`` for data without a length.
         """
         for method in methods:
-            if num_epochs == sys.maxsize:
-                if not method.needs_epoch():
-                    continue
-                logger.warning(
-                    "Method %s acts in some epochs, and the training data has no length: if it never ends, there is "
-                    "one epoch. %s",
-                    method.name,
-                    method.info.inactive_epochs_hint,
+            if num_epochs == sys.maxsize and method.needs_epoch():
+                reason = (
+                    "acts in some epochs, and the training data has no length: if it never ends, there is one epoch"
                 )
-            elif method.regularized_epochs(num_epochs) == []:
-                logger.warning(
-                    "Method %s would regularise none of %s. %s",
-                    method.name,
-                    counted(num_epochs, "epoch"),
-                    method.info.inactive_epochs_hint,
-                )
+            elif num_epochs < sys.maxsize and method.regularized_epochs(num_epochs) == []:
+                reason = f"would regularise none of {counted(num_epochs, 'epoch')}"
             else:
                 continue
+            logger.warning("Method %s %s. %s", method.name, reason, method.info.inactive_epochs_hint)
             self._warned.add(method)
 
     def warn_after(self, methods: Iterable[Method]) -> None:

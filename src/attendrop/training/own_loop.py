@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
@@ -16,7 +17,7 @@ from attendrop.methods.core.registry import check_method
 from attendrop.model_support.batches import Batch
 from attendrop.model_support.sharded_models import gathered, sharding_mesh
 from attendrop.training.labelled_data import labelled_data
-from attendrop.training.regularization import Regularization, loss_and_outputs
+from attendrop.training.regularization import Regularization
 
 
 @contextmanager

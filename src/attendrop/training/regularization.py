@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
@@ -388,15 +388,3 @@ class Regularization:
             return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
 
         return wrapped
-
-
-def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
-    """Return the loss among the outputs of a model, and the outputs.
-
-    Raises:
-        AttendropError: There is no loss.
-    """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
-    if loss is None:
-        raise AttendropError("The model returned no loss; the batch needs 'labels'.")
-    return loss, outputs

@@ -80,7 +80,7 @@ class TrainerHooks(Trainer):
             yield
 
     def readable(self, rows: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """Return rows and a collator of theirs that leaves only columns that the model reads."""
+        """Return the rows, and a collator, so that batches have only the columns that the model reads."""
         if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
             return self._remove_unused_columns(rows, description="method"), self.data_collator
         return rows, self._get_collator_with_removed_columns(self.data_collator, description="method")

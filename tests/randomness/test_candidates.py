@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attendrop.attention.layers import AttentionLayer
 from attendrop.randomness.candidates import candidate_region, floor_fraction
-
-SITE = AttentionLayer("layer", "encoder", 0)
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from helpers.device import DEVICE
 
 from attendrop import L2SP, AttendOut, regularize
 
-OPTIMIZERS = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
-
 
 def trained(optimizer_class: Any, *, fused: bool, overflow: int | None = None) -> dict[str, Any]:
     """Train with L2-SP for three steps, without clipping; in one of them a gradient is infinite."""
@@ -32,10 +30,9 @@ def trained(optimizer_class: Any, *, fused: bool, overflow: int | None = None) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("overflow", [None, 1])
-@pytest.mark.parametrize("optimizer_class", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_methods_edit_gradients_without_the_scale(optimizer_class: Any, overflow: int | None) -> None:
-    found = [trained(optimizer_class, fused=fused, overflow=overflow) for fused in (True, False)]
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
+def test_methods_edit_gradients_without_the_scale(optimizer_class: Any) -> None:
+    found = [trained(optimizer_class, fused=fused, overflow=1) for fused in (True, False)]
     zoo.assert_same(found[0], found[1], 1e-5)
 
 
