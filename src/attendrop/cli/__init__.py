@@ -28,6 +28,7 @@ _COMMANDS = (  # in the order of the help
     "attend",
     "prune",
     "export",
+    "push",
     "methods",
     "tasks",
     "doctor",
