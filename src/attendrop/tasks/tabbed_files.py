@@ -55,7 +55,7 @@ class TabbedFile:
         labelled = self.tests_have_labels or not split.startswith("test")
         wanted = (*self.texts, *((self.label,) if labelled else ()))
         lines = list(tabbed_lines(path))
-        header = self.header
+        header = list(self.header)
         if not header or set(wanted) <= set(lines[0][1]):
             (_, header), *lines = lines
         for column in (*wanted, *self.groups):
@@ -74,7 +74,7 @@ class TabbedFile:
                 broken.append(f"{place}: an empty text or label")
             else:
                 number = fields.get(self.index, "")
-                others = {group: fields[group] for group in self.groups}
+                others: dict[str, Any] = {group: fields[group] for group in self.groups}
                 others["index"] = int(number) if number.isdecimal() else len(rows)
                 label = self.read_label(fields[self.label], f"{path}, {place}") if labelled else None
                 rows.append(Row(path, place, tuple(fields[column] for column in self.texts), label, others))
