@@ -64,11 +64,12 @@ def _numbers(split: str) -> tuple[int, int]:
 
 
 def _glue_file(source: GlueTask, first: int, end: int) -> str:
-    header = source.header or (*source.columns, source.label_column)
-    lines = [] if source.header else ["\t".join(header)]
+    file = source.file
+    header = file.header or (*file.texts, file.label)
+    lines = [] if file.header else ["\t".join(header)]
     for number in range(first, end):
-        fields = {name: sentence(number + 3 * place) for place, name in enumerate(source.columns)}
-        fields[source.label_column] = _label(source, number)
+        fields = {name: sentence(number + 3 * place) for place, name in enumerate(file.texts)}
+        fields[file.label] = _label(source, number)
         lines.append("\t".join(fields.get(name, "-") for name in header))
     return "\n".join(lines)
 

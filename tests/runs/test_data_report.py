@@ -94,7 +94,7 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], head)
     assert list(report_warnings(report, head)) == [
         "The classes 'Pos' and 'pos' differ only in case or spaces: are they the same?",
-        "No row of train is of class 'neg': it cannot be learnt.",
+        "No row of train has one of these classes, which cannot be learnt: 'neg'.",
     ]
 
 

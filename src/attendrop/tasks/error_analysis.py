@@ -15,6 +15,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from attendrop.attribution.predictions import CLASSES, LABELS
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.classification import predicted_classes
 from attendrop.tasks.likeness import nearest_texts
 
 # Greatest number of confusions and of errors that are listed.
@@ -48,7 +49,7 @@ def error_analysis(
     outputs = head.checked(outputs)
     if head.output_kind == LABELS:
         return {"classes": _by_class(references, expit(outputs) > 0.5, head.label_names)}
-    names, predicted = head.all_names, outputs.argmax(axis=1)
+    names, predicted = head.all_names, predicted_classes(outputs)
     confused = Counter(zip(references[predicted != references], predicted[predicted != references], strict=True))
     return {
         "classes": _by_class(references, predicted, head.label_names),
@@ -84,7 +85,7 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
         for probabilities that fit these rows best (least cross-entropy, between 0.05 and 20).
     """
     probabilities = softmax(logits, axis=1).max(axis=1)
-    right = logits.argmax(axis=1) == labels
+    right = predicted_classes(logits) == labels
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     bins = [
         {
@@ -115,7 +116,7 @@ def best_temperature(logits: Array, labels: Array) -> float:
 def _surest_errors(
     task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None
 ) -> list[dict[str, Any]]:
-    probabilities, predicted = softmax(outputs, axis=1), outputs.argmax(axis=1)
+    probabilities, predicted = softmax(outputs, axis=1), predicted_classes(outputs)
     wrong = np.flatnonzero(predicted != references)
     wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:_LISTED]
     texts, names = task.head.titles(rows), task.head.all_names

@@ -20,10 +20,10 @@ from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.sources import Row, Source
+from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences, tabbed_lines, text_lines
+from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences, text_lines
 from attendrop.tasks.values import read_choices
-from attendrop.wording import counted
 
 # Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
 _CONVERTED = "refs/convert/parquet"
@@ -50,40 +50,6 @@ def _imdb_rows(path: Path) -> Iterator[Row]:
         yield Row(path, place, (text,), str(label))
 
 
-def _hans_rows(path: Path) -> Iterator[Row]:
-    """Read an official file: tabs, a header, no quoting."""
-    wanted = ("sentence1", "sentence2", "gold_label", "heuristic")
-    (_, header), *lines = tabbed_lines(path)
-    missing = [name for name in wanted if name not in header]
-    if missing:
-        raise AttendropError(f"{path} has no column {missing[0]!r}; its header is {', '.join(header)}.")
-    for place, fields in lines:
-        _check_fields(path, place, fields, len(header))
-        first, second, label, heuristic = (fields[header.index(name)] for name in wanted)
-        yield Row(path, place, (first, second), label, {"heuristic": heuristic})
-
-
-def _pawsx_rows(path: Path) -> Iterator[Row]:
-    """Read an official file (a header, and an id before the sentences), or one without both."""
-    for place, fields in tabbed_lines(path):
-        if fields[:1] != ["id"]:
-            _check_fields(path, place, fields, 4 if len(fields) == 4 else 3)
-            yield Row(path, place, (fields[-3], fields[-2]), fields[-1])
-
-
-def _check_fields(path: Path, place: str, fields: list[str], count: int) -> None:
-    if len(fields) != count:
-        raise AttendropError(
-            f"{path}, {place}: {counted(len(fields), 'field')} instead of {count}; download the file again."
-        )
-
-
-def _hub_texts(columns: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
-    texts = zip(*(raw[column][:] for column in columns), strict=True)
-    for number, (row, label) in enumerate(zip(texts, raw["label"][:], strict=True)):
-        yield Row(name, f"row {number}", row, label, {group: raw[group][number] for group in groups})
-
-
 _PAIR = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "non-entailment")
 _PARAPHRASE = ("not_paraphrase", "paraphrase")
@@ -92,7 +58,7 @@ _TEXT_TASKS = (
     Source(
         Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
         ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _files(_imdb_rows),
-        (("stanfordnlp/imdb",),), partial(_hub_texts, ("text",), ()), ("neg", "pos"), {"dev": "test"},
+        (("stanfordnlp/imdb",),), partial(hub_rows, ("text",), ()), ("neg", "pos"), {"dev": "test"},
     ),
     Source(
         Task(
@@ -104,8 +70,8 @@ _TEXT_TASKS = (
             ),
         ),
         ("hans",), {"train": (("heuristics_train_set.txt",),), "dev": (("heuristics_evaluation_set.txt",),)},
-        _files(_hans_rows), (("jhu-cogsci/hans",),), partial(_hub_texts, ("premise", "hypothesis"), ("heuristic",)),
-        _ENTAILMENT,
+        TabbedFile(_PAIR, "gold_label", groups=("heuristic",)).read, (("jhu-cogsci/hans",),),
+        partial(hub_rows, ("premise", "hypothesis"), ("heuristic",)), _ENTAILMENT,
     ),
     Source(
         Task(
@@ -122,8 +88,8 @@ _TEXT_TASKS = (
             "dev": (("dev-en.tsv", "en/dev_2k.tsv"),),
             "test": (("test-en.tsv", "en/test_2k.tsv"),),
         },
-        _files(_pawsx_rows), (("google-research-datasets/paws-x", "en"),), partial(_hub_texts, _PAIR, ()),
-        ("0", "1"),
+        TabbedFile(_PAIR, "label", header=(*_PAIR, "label"), tests_have_labels=True).read,
+        (("google-research-datasets/paws-x", "en"),), partial(hub_rows, _PAIR, ()), ("0", "1"),
     ),
 )  # fmt: skip
 

@@ -7,7 +7,6 @@ import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads import linear_models
 from attendrop.tasks.heads.linear_models import fit_logistic_regression, fit_ridge_regression
 
 RANDOM = np.random.default_rng(0)
@@ -84,14 +83,3 @@ def test_ridge_regression_of_sparse_features_is_that_of_all_columns() -> None:
     scale = sparse.linalg.norm(SPARSE, axis=1).mean()
     expected = Ridge(found.settings["alpha"], solver="lsqr", tol=1e-8).fit(SPARSE.toarray() / scale, SPARSE_NUMBERS)
     np.testing.assert_allclose(found.outputs(SPARSE)[:, 0], expected.predict(SPARSE.toarray() / scale), atol=1e-3)
-
-
-def test_many_rows_are_not_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
-    rotated = fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3)
-    monkeypatch.setattr(linear_models, "_ROTATED_ROWS", 10)
-    plain, numbers = (
-        fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3),
-        fit_ridge_regression(SPARSE, SPARSE_NUMBERS.tolist()),
-    )
-    np.testing.assert_allclose(plain.outputs(SPARSE), rotated.outputs(SPARSE), atol=2e-2)
-    assert numbers.outputs(SPARSE).shape == (60, 1)

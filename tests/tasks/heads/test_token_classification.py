@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
-import torch
 from sklearn.metrics import f1_score
 from transformers import PreTrainedTokenizerBase
 
@@ -82,13 +81,6 @@ def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizer
     outputs = HEAD.row_outputs(logits, {"labels": labels}, tokenizer)
     references = HEAD.references({"labels": labels})
     assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
-
-
-def test_batches_pad_labels(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = encode(data.splits["train"], data.task, tokenizer, 16)
-    batch = data.task.head.collator(tokenizer)(rows.select_columns(["input_ids", "attention_mask", "labels"]).to_list())
-    assert batch["labels"].shape == batch["input_ids"].shape == (2, 7)
-    assert torch.equal(batch["labels"][1, 4:], torch.full((3,), -100))
 
 
 @pytest.mark.parametrize(

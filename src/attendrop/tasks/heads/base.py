@@ -1,12 +1,11 @@
-"""Base class of heads: what a kind of task reads from files, its model, its predictions and their scores."""
+"""Base class of heads: the model of a kind of task, its inputs, its predictions and their scores."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from string import Template
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -17,11 +16,10 @@ from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
+from attendrop.tasks.heads.row_reader import RowReader
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
-from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
-from attendrop.tasks.values import text_problem, value_problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,8 +67,10 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Head(ABC):
+class Head(RowReader):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
+
+    How rows of files are read is in :class:`attendrop.tasks.heads.row_reader.RowReader`.
 
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
@@ -80,25 +80,8 @@ class Head(ABC):
     collected over batches, and *outputs* an array with one entry per row of the data, which :meth:`row_outputs` makes
     of them. Metrics compare outputs with *references*, one entry per row. The *tokenizer* is what makes a model's
     inputs and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
-
-    Attributes:
-        label_names: The classes, in the order of their ids; empty if there are none.
-        unknown_names: Labels of evaluation data that are none of these, so that the model cannot predict them; their
-            ids follow.
     """
 
-    label_names: tuple[str, ...] = ()
-    unknown_names: tuple[str, ...] = ()
-
-    # The task, and its data
-    kind: ClassVar[str]  # ``Task.kind``
-    label_type: ClassVar[str]  # value of ``--label-type``
-    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
-    input_name: ClassVar[str] = "text"  # what an input is called in messages
-    least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
-    most_inputs: ClassVar[int] = 2
-    needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
-    keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
     no_token_columns: ClassVar[str] = ""  # why columns with an entry for each token are refused, if they are
@@ -112,6 +95,10 @@ class Head(ABC):
     problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
     pipeline_tag: ClassVar[str]  # name of the task on the hub, for model cards
     preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")  # name, class, further arguments
+    # Python code that calls the model, for its card; usage() fills in $texts and $max_length
+    example: ClassVar[str] = """\
+inputs = tokenizer($texts, truncation=True, max_length=$max_length, return_tensors="pt")
+logits = model(**inputs).logits"""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}  # arguments with which the tokenizer is loaded
     pretrained: ClassVar[bool] = False  # whether pre-trained models have the head's weights, as language models do
     one_vector: ClassVar[bool] = False  # whether models read one vector for the input: a linear model can be fitted
@@ -155,49 +142,10 @@ class Head(ABC):
         """Tell whether outputs of a model with this head can be read as those of another head."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 
-    # Names of labels --------------------------------------------------------------------------------------------------
-
     @property
     def num_classes(self) -> int:
         """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
         return 0
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
-        return (*self.label_names, *self.unknown_names)
-
-    def with_unknown(self, labels: Sequence[Any]) -> Self:
-        """Return the head with those of some labels that it does not know among its ``unknown_names``.
-
-        Args:
-            labels: Values of a file, without a :meth:`value_problem`.
-
-        Raises:
-            AttendropError: There can be none in this kind of task.
-        """
-        if not self.keeps_unknown:
-            raise AttendropError(
-                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
-            )
-        new = dict.fromkeys(chain.from_iterable(map(self.unknown_labels, labels)))
-        return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
-
-    def unknown_counts(self, labels: Sequence[Any] | Array) -> dict[str, int]:
-        """Count the classes, or tags of words, that the model cannot predict, by name."""
-        counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
-        named = enumerate(self.unknown_names, start=len(self.label_names))
-        return {name: counts[number] for number, name in named if counts[number]}
-
-    @property
-    @abstractmethod
-    def predicts(self) -> str:
-        """What the model predicts, such as "2 classes" or "a number"."""
-
-    @property
-    def labels_are(self) -> str:
-        """What the labels are, such as "numbers to predict"."""
-        return self.predicts
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -208,101 +156,6 @@ class Head(ABC):
     def attributed(self) -> str:
         """Score of a prediction that attribution explains."""
         return _ATTRIBUTED[self.output_kind]
-
-    # Files ------------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Tell whether texts, those of the first row of a file, may be of this kind, if nobody said what labels are."""
-        return False
-
-    @classmethod
-    def may_label(cls, label: Any) -> bool:
-        """Tell whether a label, the first of a file, may be of this kind, if nobody said what labels are."""
-        return True
-
-    @classmethod
-    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """Tell whether labels of files, of which nobody said what they are, are of this kind.
-
-        Args:
-            tables: As for :meth:`from_labels`; the head :meth:`may_read` the texts and :meth:`may_label`.
-            column: As for :meth:`from_labels`.
-
-        Raises:
-            AttendropError: It is unclear.
-        """
-        return True
-
-    @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return the columns of a data set that are made of so many text columns of a file."""
-        return cls.inputs[:text_columns]
-
-    @classmethod
-    def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Return a table in which inputs that are names of files can be opened from here.
-
-        Args:
-            table: Rows of a file.
-            columns: Its text columns, some of which may be missing.
-        """
-        return table
-
-    @staticmethod
-    def text_problem(value: Any, column: int = 0) -> str | None:
-        """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
-        return text_problem(value)
-
-    @classmethod
-    def texts_problem(cls, texts: Sequence[Any]) -> str | None:
-        """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
-        return None
-
-    @classmethod
-    def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Tell whether a row with these texts is no row of data to train or score on, such as an empty line."""
-        return False
-
-    @classmethod
-    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
-        return list(texts)
-
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        """Describe what is wrong with a label, independent of the classes, or return None."""
-        return value_problem(value)
-
-    @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for the labels in files; by default, any labels will do.
-
-        Args:
-            tables: By split: "train", "dev" or both.
-            column: Column of the labels; none has a :meth:`value_problem`.
-            asked: Whether the user said what the labels are.
-
-        Raises:
-            AttendropError: No model can be trained on these labels.
-        """
-        return cls()
-
-    def unknown_labels(self, value: Any) -> list[str]:
-        """List the classes or tags in a label that has no :meth:`value_problem` which the head does not know."""
-        return []
-
-    def label_problem(self, value: Any) -> str | None:
-        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
-        return None
-
-    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Describe in what a row's values, as of :meth:`read_texts`, and its label do not fit, or return None."""
-        return None
-
-    def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Convert values of a file that have no :meth:`label_problem` to labels."""
-        return list(values)
 
     # The model --------------------------------------------------------------------------------------------------------
 
@@ -383,9 +236,13 @@ class Head(ABC):
             stock: Whether the model's class is one of transformers.
         """
         texts = ", ".join(("text", "second_text")[:num_texts])
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer({texts}, truncation=True, max_length={max_length}, return_tensors="pt")
-logits = model(**inputs).logits"""
+        code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values())
+        imports = "import torch\n" if "torch." in code else ""
+        return f"{imports}{self.loading(stock=stock)}\n{code}"
+
+    def example_values(self) -> dict[str, str]:
+        """Return further values of :attr:`example`, by name."""
+        return {}
 
     def loading(self, *, stock: bool) -> str:
         """Return Python code that loads the model and its tokenizer; the arguments are those of :meth:`usage`."""
@@ -409,11 +266,6 @@ model = {load}(folder)
         return None
 
     # Encoding ---------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def inputs_in(cls, columns: Collection[str]) -> list[str]:
-        """List the columns that the head reads, of those that rows have."""
-        return [name for name in cls.inputs if name in columns]
 
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         """Return rows without what is to be predicted."""

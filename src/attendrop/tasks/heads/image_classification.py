@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -45,6 +46,9 @@ class ImageClassification(Classification):
     no_token_columns = "a text, and an image has none"
     peft_task_type = None
     pipeline_tag = "image-classification"
+    example = """\
+inputs = processor(image.convert("RGB"), return_tensors="pt")
+logits = model(**inputs).logits"""
     preprocessor = ("processor", "AutoImageProcessor", ', backend="pil"')
     has_pooling = False
     long_texts = (HEAD,)
@@ -103,11 +107,6 @@ class ImageClassification(Classification):
                 f"model does not read ({str(error).splitlines()[0]})"
             ) from None
 
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        return f"""{self.loading(stock=stock)}
-inputs = processor(image.convert("RGB"), return_tensors="pt")
-logits = model(**inputs).logits"""
-
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
         return len(texts) == 1 and isinstance(texts[0], str) and is_image(texts[0])
@@ -119,16 +118,15 @@ logits = model(**inputs).logits"""
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
         """Make paths, which are relative to the folder of the file, or in the folder, ones from here; check images."""
-        folder = table.path if table.path.is_dir() else table.path.parent
-        column = table.columns.index(columns[0]) if columns[0] in table.columns else None
-        if column is None:
+        if columns[0] not in table.columns:
             return table
-        rows = [[*row] for row in table.rows]
+        folder = table.path if table.path.is_dir() else table.path.parent
+        rows, column = [[*row] for row in table.rows], table.columns.index(columns[0])
         for row in rows:
             if isinstance(row[column], str) and row[column].strip():
                 row[column] = str(folder / row[column].strip())
         check_images([row[column] for row in rows if cls._name_problem(row[column]) is None])
-        return Table(table.path, table.columns, rows, table.places, table.index)
+        return replace(table, rows=rows)
 
     @classmethod
     def text_problem(cls, value: Any, column: int = 0) -> str | None:

@@ -78,6 +78,10 @@ class MaskedLanguageModeling(Head):
     auto_class = "AutoModelForMaskedLM"
     no_token_columns = "a text, and masked language modeling reads texts alone"
     pipeline_tag = "fill-mask"
+    example = """\
+inputs = tokenizer(text, truncation=True, max_length=$max_length, return_tensors="pt")  # with {tokenizer.mask_token}
+best = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
+tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     default_metrics = ("neg_log_loss", "perplexity", "accuracy")
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
     answer_column = "filled"
@@ -124,12 +128,6 @@ class MaskedLanguageModeling(Head):
             raise AttendropError(
                 f"{type(tokenizer).__name__} does not tell which tokens are of which word; omit whole_words."
             )
-
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer(text, truncation=True, max_length={max_length}, return_tensors="pt")  # with {{tokenizer.mask_token}}
-best = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
-tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:

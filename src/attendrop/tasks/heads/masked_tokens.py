@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -41,44 +42,28 @@ def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | Non
     before, after = special_tokens(tokenizer)
     frame = tokenizer("a")["input_ids"]
     first, last = frame[:before], frame[len(frame) - after :]
-    streams = _tokens(texts, tokenizer)
+    streams = list(_tokens(texts, tokenizer))
     if pack:
-        streams = [_joined(streams, tokenizer.sep_token_id)]
+        separator = [] if tokenizer.sep_token_id is None else [(tokenizer.sep_token_id, True)]
+        joined = chain.from_iterable([*separator, *tokens] for tokens in streams if tokens)
+        streams = [list(joined)[len(separator) :]]
     found = []
-    for ids, words in streams:
-        size = len(ids) if max_length is None else max_length - before - after
-        for start in range(0, len(ids), max(1, size)) if pack else (0,):
-            kept = slice(start, start + size)
-            numbers = np.unique(words[kept], return_inverse=True)[1].tolist()
-            row = [*first, *ids[kept], *last]
-            found.append(TokenRow(row, [0] * before + numbers + [0] * after, not pack and len(ids) > size))
+    for tokens in streams:
+        size = len(tokens) if max_length is None else max_length - before - after
+        for start in range(0, len(tokens), max(1, size)) if pack else (0,):
+            kept = tokens[start : start + size]
+            words = list(accumulate((begins for _, begins in kept[1:]), initial=0))[: len(kept)]
+            ids = [*first, *(token for token, _ in kept), *last]
+            found.append(TokenRow(ids, [0] * before + words + [0] * after, not pack and len(tokens) > size))
     return found
 
 
-_Stream = tuple[list[int], list[int]]
-
-
-def _tokens(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Stream]:
-    """Return the ids of each text, and the word of each token."""
+def _tokens(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[tuple[int, bool]]]:
+    """Yield the tokens of each text: their ids, and whether each begins a word."""
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
-    found = []
     for row, ids in enumerate(encoded["input_ids"]):
         words = encoded.word_ids(row) if encoded.is_fast else range(len(ids))
-        found.append((ids, [-1 if word is None else word for word in words]))
-    return found
-
-
-def _joined(streams: Sequence[_Stream], separator: int | None) -> _Stream:
-    ids: list[int] = []
-    words: list[int] = []
-    for of_text, words_of_text in streams:
-        if ids and of_text and separator is not None:
-            ids.append(separator)
-            words.append(len(ids))
-        first = len(ids) + 1  # greater than the number of any word before
-        words += [first + word for word in words_of_text]
-        ids += of_text
-    return ids, words
+        yield [(token, word != before) for token, word, before in zip(ids, words, [None, *words], strict=False)]
 
 
 # Of the chosen tokens, the fractions that become the mask token and a random one; the others stay as they are.

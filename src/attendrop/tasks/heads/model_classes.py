@@ -54,7 +54,7 @@ class MeanPooling:
         self.mean_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()  # type: ignore[attr-defined]
 
-    def classify(
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -156,19 +156,15 @@ def _mean_pooling(encoder: Any) -> Any:
 
 
 def _forward(encoder: Any) -> Any:
-    """Make a forward method with the inputs of the encoder and ``labels`` in its signature."""
-
-    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
-        return self.classify(*args, **inputs)
-
-    own = list(inspect.signature(MeanPooling.classify).parameters.values())[:-1]
+    """Make the forward method of a class of means, with the inputs of the encoder and ``labels`` in its signature."""
+    own = list(inspect.signature(MeanPooling.forward).parameters.values())[:-1]
     names = [parameter.name for parameter in own]
     others = [
         parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
         for parameter in inspect.signature(encoder.forward).parameters.values()
         if parameter.name not in names
     ]
-    return _signed(forward, inspect.Signature([*own, *others]))
+    return _signed(MeanPooling.forward, inspect.Signature([*own, *others]))
 
 
 def _signed(forward: Any, signature: inspect.Signature) -> Any:
@@ -219,7 +215,7 @@ def choice_class(name: str | None) -> Any:
     """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
     import transformers
 
-    if name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+    if name is None or name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
         return None
     stock = getattr(transformers, name)
     signature = inspect.signature(stock.forward)

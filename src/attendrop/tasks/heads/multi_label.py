@@ -74,6 +74,8 @@ class MultiLabel(NamedLabels, SequenceHead):
     label_type = "labels"
     label_noun = ("label", "label", "labels")
     output_kind = LABELS
+    example = f"""{SequenceHead.example}
+labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"""
     problem_type = "multi_label_classification"
     default_metrics = ("f1_micro", "f1_macro", "accuracy")
     metric_aliases: ClassVar = {
@@ -97,11 +99,6 @@ class MultiLabel(NamedLabels, SequenceHead):
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept models configured for several labels."""
         return config.problem_type == cls.problem_type
-
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that loads and calls the model, and names the labels."""
-        code = super().usage(num_texts, max_length, stock=stock)
-        return f"{code}\nlabels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"
 
     def fit_linear(self, features: Array, targets: Sequence[Sequence[float]], *, balanced: bool) -> LinearFit | None:
         return fit_logistic_regressions(features, np.asarray(targets), balanced=balanced)

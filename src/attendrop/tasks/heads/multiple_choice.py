@@ -52,6 +52,12 @@ class MultipleChoice(Head):
     auto_class = "AutoModelForMultipleChoice"
     no_token_columns = "one text, and a question is read once with each choice"
     pipeline_tag = "multiple-choice"
+    example = """\
+inputs = tokenizer(
+    [question] * len(choices), choices, truncation=True, max_length=$max_length, padding=True, return_tensors="pt"
+)
+logits = model(**{name: values[None] for name, values in inputs.items()}).logits
+answer = choices[logits.argmax()]"""
     default_metrics = ("accuracy",)
     fitted_at = ("accuracy", 0.9)
     attributed = "the logit of the predicted choice"
@@ -83,14 +89,6 @@ class MultipleChoice(Head):
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers, extended so that padded choices are hidden."""
         return choice_class(self._class_name(config)) or super().model_class(config)
-
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer(
-    [question] * len(choices), choices, truncation=True, max_length={max_length}, padding=True, return_tensors="pt"
-)
-logits = model(**{{name: values[None] for name, values in inputs.items()}}).logits
-answer = choices[logits.argmax()]"""
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:

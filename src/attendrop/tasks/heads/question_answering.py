@@ -42,6 +42,16 @@ class QuestionAnswering(Head):
     no_token_columns = "a whole text, and texts are read in windows"
     peft_task_type = "QUESTION_ANS"
     pipeline_tag = "question-answering"
+    example = """\
+limits = {"truncation": "only_second", "max_length": $max_length}
+inputs = tokenizer(question, context, **limits, return_offsets_mapping=True, return_tensors="pt")
+offsets = inputs.pop("offset_mapping")[0]
+of_text = torch.tensor([text == 1 for text in inputs.sequence_ids()])
+outputs = model(**inputs)
+start, end = (each[0].masked_fill(~of_text, -torch.inf) for each in (outputs.start_logits, outputs.end_logits))
+spans = torch.ones(len(start), len(start)).triu().tril($gap).bool()
+first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
+answer = context[offsets[first][0] : offsets[last][1]]"""
     default_metrics = ("f1", "exact_match")
     metric_aliases: ClassVar = {"em": "exact_match"}
     fitted_at = ("f1", 0.9)
@@ -66,19 +76,8 @@ class QuestionAnswering(Head):
         found = super().from_config(config)
         return found if found.label_names == SOMETIMES else cls(ALWAYS)
 
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that answers a question from a text of one window."""
-        return f"""import torch
-{self.loading(stock=stock)}
-limits = {{"truncation": "only_second", "max_length": {max_length}}}
-inputs = tokenizer(question, context, **limits, return_offsets_mapping=True, return_tensors="pt")
-offsets = inputs.pop("offset_mapping")[0]
-of_text = torch.tensor([text == 1 for text in inputs.sequence_ids()])
-outputs = model(**inputs)
-start, end = (each[0].masked_fill(~of_text, -torch.inf) for each in (outputs.start_logits, outputs.end_logits))
-spans = torch.ones(len(start), len(start)).triu().tril({MOST_ANSWER_TOKENS - 1}).bool()
-first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
-answer = context[offsets[first][0] : offsets[last][1]]"""
+    def example_values(self) -> dict[str, str]:
+        return {"gap": str(MOST_ANSWER_TOKENS - 1)}
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:

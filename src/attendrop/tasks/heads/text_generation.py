@@ -40,6 +40,10 @@ class TextGeneration(WritingHead):
     auto_class = "AutoModelForCausalLM"
     peft_task_type = "CAUSAL_LM"
     pipeline_tag = "text-generation"
+    example = """\
+inputs = tokenizer(prompt, return_tensors="pt")
+written = model.generate(**inputs$arguments)[0, inputs["input_ids"].shape[1] :]
+completion = tokenizer.decode(written, skip_special_tokens=True)"""
     default_metrics = ("neg_log_loss", "perplexity")
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
     answer_column = "completion"
@@ -53,12 +57,6 @@ class TextGeneration(WritingHead):
         "attend": "the page shows models with one prediction for each text or word",
         "patterns --probe": "the probe scores one prediction for each text or word",
     }
-
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer(prompt, return_tensors="pt")
-written = model.generate(**inputs{self.generation_arguments()})[0, inputs["input_ids"].shape[1] :]
-completion = tokenizer.decode(written, skip_special_tokens=True)"""
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:

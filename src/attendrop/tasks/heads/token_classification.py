@@ -57,6 +57,11 @@ class TokenClassification(NamedLabels):
     auto_class = "AutoModelForTokenClassification"
     peft_task_type = "TOKEN_CLS"
     pipeline_tag = "token-classification"
+    example = """\
+inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length=$max_length, return_tensors="pt")
+best = model(**inputs).logits[0].argmax(-1)
+first = {word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}
+tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]"""
     metric_aliases: ClassVar = {
         "f1": "entity_f1",
         "precision": "entity_precision",
@@ -86,13 +91,6 @@ class TokenClassification(NamedLabels):
         if not are_entity_tags(self.label_names):
             return ()
         return tuple(dict.fromkeys(entity_type(name) for name in self.label_names if name != OUTSIDE))
-
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length={max_length}, return_tensors="pt")
-best = model(**inputs).logits[0].argmax(-1)
-first = {{word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}}
-tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]"""
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:

@@ -56,6 +56,9 @@ class Translation(WritingHead):
     auto_class = "AutoModelForSeq2SeqLM"
     peft_task_type = "SEQ_2_SEQ_LM"
     pipeline_tag = "translation"
+    example = """\
+inputs = tokenizer($text, truncation=True, max_length=$max_length, return_tensors="pt")
+translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_special_tokens=True)"""
     default_metrics = ("bleu", "chrf", "neg_log_loss")
     metric_aliases: ClassVar = {"loss": "neg_log_loss", "chrf2": "chrf"}
     answer_column = "translation"
@@ -84,11 +87,9 @@ class Translation(WritingHead):
         if self.target_lang is not None:
             _begin_with(model, tokenizer, self.target_lang)
 
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+    def example_values(self) -> dict[str, str]:
         text = "text" if self.source_prefix is None else f"{self.source_prefix!r} + text"
-        return f"""{self.loading(stock=stock)}
-inputs = tokenizer({text}, truncation=True, max_length={max_length}, return_tensors="pt")
-translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments()})[0], skip_special_tokens=True)"""
+        return super().example_values() | {"text": text}
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""

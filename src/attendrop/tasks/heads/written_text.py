@@ -88,10 +88,10 @@ class WritingHead(Head):
         if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
             generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
 
-    def generation_arguments(self) -> str:
+    def example_values(self) -> dict[str, str]:
         """Return the options of generation as arguments in Python code, after another one."""
         given = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens or DEFAULT_NEW_TOKENS}
-        return "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+        return {"arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None)}
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
