@@ -14,6 +14,8 @@ import pytest
 from helpers import tiny
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import build_method
+from attendrop.reports.attention_viewer import load_stages
 from attendrop.runs.baseline_models import BaselineModel
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
@@ -263,6 +265,7 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
         lambda: export_run(place, str(tmp_path / "exported")),
         lambda: prune_run(place, str(tmp_path / "pruned")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
+        lambda: load_stages(place, None, build_method("ad-drop"), seed=0, device="cpu"),
     ):
         with pytest.raises(AttendropError, match=r"is no transformer but a baseline.*or a graph to export"):
             refused()
