@@ -211,7 +211,7 @@ def test_there_is_no_such_baseline(folder: Path) -> None:
 
 
 def kept_predictions(given: RunConfig, name: str, output: str = "csv") -> Any:
-    """Keep a baseline; return what it predicted when it was scored, and the file that `predict` wrote of the same rows."""
+    """Keep a baseline; return what it predicted when it was scored, and the file that `predict` wrote then."""
     metrics = run_baseline(given, name, keep_model=True)
     place, file = Path(given.output_dir), Path(given.output_dir).with_suffix(f".{output}")
     scored = pyarrow.parquet.read_table(place / PREDICTIONS)["prediction"].to_pylist()
