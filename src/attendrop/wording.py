@@ -21,3 +21,11 @@ def counts_of(counts: Mapping[str, int]) -> str:
     """List names with their counts, such as "'B-LOC' (3), 'I-LOC' (1)", the first ten."""
     shown = ", ".join(f"{name!r} ({count})" for name, count in islice(counts.items(), _LISTED))
     return shown + (f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else "")
+
+
+def interval_of(difference: Mapping[str, float | None] | None) -> str:
+    """Format the ends, ``low`` and ``high``, of the 95 % interval of a difference; empty if nothing was changed."""
+    if difference is None:
+        return ""
+    low, high = difference["low"], difference["high"]
+    return "too few rows to tell" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"

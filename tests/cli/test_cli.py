@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
@@ -156,15 +155,6 @@ def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured
     assert all(f"{kind} attention" in shown for kind in ("encoder", "decoder", "cross"))
 
 
-def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
-    assert cli.main(train_arguments(folder, "interrupted")) == 130
-    assert "Run the same command with --resume to continue" in capsys.readouterr().err
-
-
 def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
@@ -189,39 +179,26 @@ def test_module_runs_as_a_program() -> None:
 # What users get wrong -------------------------------------------------------------------------------------------------
 
 OPTIONS = [
-    (["--epochs", "0"], "epochs must be at least 1, not 0."),
     (["--batch-size", "99999999999999999999"], "batch-size must be below 2**31, not 99999999999999999999."),
     (["--lora", "r=99999999999999999999"], "r must be below 2**31, not 99999999999999999999."),
     (["--max-length", "3"], "leaves no room for text"),
-    (["--learning-rate", "nan"], "learning-rate must be a number above 0, not nan."),
-    (["--weight-decay", "-1"], "weight-decay must be at least 0, not -1.0."),
     (["--warmup", "1"], "warmup must be at least 0 and below 1, not 1.0."),
     (["--patience", "2", "--selection-fraction", "0"], "patience needs a selection split"),
     (["--seed", "4294967296"], "seed must be below 2**32"),
-    (["--epochs", "two"], "Invalid value for '--epochs'"),
-    (["--protocol", "papers"], "protocol='papers' is not known. Did you mean 'paper'?"),
-    (["--preset", "papr"], "preset='papr' is not known. Did you mean 'paper'?"),
     (["--method", "ad-dorp"], "There is no method 'ad-dorp'. Did you mean 'ad-drop'?"),
     (["--set", "p=abc"], "p='abc' is not a number."),
     (["--set", "p=0"], "p=0.0 must be above 0 and below 1."),
     (["--set", "atribution=random"], "has no option 'atribution'. Did you mean 'attribution'?"),
     (["--set", "layers=7"], "the model has no layer 7; layers are 0 to 1"),
     (["--set", "layers=cross"], "the model has no cross attention"),
-    (["--set", "p"], "--set 'p' is not of the form NAME=VALUE"),
     (["--set", "p=0.1", "--set", "p=0.2"], "--set gives p twice; give it once."),
     (["--method", "finetune", "--set", "p=0.3"], "Method 'finetune' has no options"),
-    (["--epoch", "3"], "--epochs"),
     (["--task", "rte"], "Give a task or a train-file, and not both"),
     (["--shots", "4", "--max-train-samples", "9"], "choose one"),
     (["--resume", "--overwrite"], "resume and overwrite exclude each other"),
     (["--text-columns", "sentence1,sentence1"], "is given twice"),
-    (["--text-columns", "a,b,c"], "train.csv has no column 'a'"),
-    (["--text-columns", "sentense1"], "no column 'sentense1'; did you mean 'sentence1'?"),
     (["--label-column", "labels"], "no column 'labels'; did you mean 'label'?"),
-    (["--label-type", "clas"], "there is no label type 'clas'; did you mean 'class'?"),
     (["--train-file", "nowhere.csv"], "there is no file nowhere.csv"),
-    (["--train-file", "train.xlsx"], "has the unknown extension '.xlsx'"),
-    (["--model", "./nowhere"], "There is no model folder './nowhere'."),
     (["--data-dir", "x"], "data-dir is for tasks; omit it"),
 ]
 
@@ -232,16 +209,8 @@ def test_wrong_options(folder: Path, capsys: Captured, more: list[str], message:
 
 
 FILES: list[tuple[str, bytes, str]] = [
-    ("empty", b"", "is empty"),
-    ("header-only", b"sentence1,sentence2,label\n", "has no rows"),
     ("empty-text", b"sentence1,sentence2,label\na,,yes\nb,c,no\n", "line 2, column 'sentence2': the text is empty"),
-    ("empty-label", b"sentence1,sentence2,label\na,b,\nb,c,no\n", "line 2, column 'label': the label is empty"),
-    ("nan-label", b"sentence1,sentence2,label\na,b,1.5\nb,c,nan\n", "line 3, column 'label': the label is NaN"),
-    ("mixed-labels", b"sentence1,sentence2,label\na,b,1\nb,c,no\n", "the labels mix numbers, such as '1'"),
-    ("one-class", b"sentence1,sentence2,label\na,b,no\nb,c,no\n", "has only one class, 'no'"),
-    ("quoting", b'sentence1,sentence2,label\n"a,b,no\nb,c,no\n', "line 2: broken quoting"),
     ("encoding", b"sentence1,sentence2,label\na,\xe9,no\nb,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
-    ("fields", b"sentence1,sentence2,label\na,b,c,no\n", "line 2: 4 fields where the header has 3"),
     ("unseen-label", b"sentence1,sentence2,label\na,b,x\nb,c,y\n", "the label 'no' is not among those of training"),
 ]
 
@@ -264,12 +233,6 @@ def without_dev(folder: Path, tmp_path: Path) -> list[str]:
     return task_run(folder, "rte", "--data-dir", str(tmp_path))
 
 
-def pickled(folder: Path, tmp_path: Path) -> list[str]:
-    shutil.copy(folder / "model" / "config.json", tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
-    return train_arguments(folder, "refused", "--model", str(tmp_path))
-
-
 def unsupported(folder: Path, tmp_path: Path) -> list[str]:
     import transformers as hf
 
@@ -290,7 +253,6 @@ def dangling(tmp_path: Path) -> str:
 
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
-    (lambda f, t: ["trian"], "No such command 'trian'"),
     (lambda f, t: task_run(f, "ret"), "there is no task 'ret'; did you mean 'rte'?"),
     (lambda f, t: task_run(f, "rte", "--data-dir", "nowhere"), "the data folder 'nowhere' does not exist"),
     (lambda f, t: task_run(f, "cola", "--data-dir", str(f)), "holds neither 'glue/CoLA' nor 'CoLA'"),
@@ -299,7 +261,6 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "of 'sentence1', 'sentence2', 'label'."),
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "give one of 'sentence1', "),
     (without_label_column, "no label column is given"),
-    (pickled, "holds pickled weights only (pytorch_model.bin)"),
     (unsupported, "MegatronBertForSequenceClassification is not supported"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
@@ -314,7 +275,6 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--split", "tset"], "did you mean 'test'"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
-    (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", "0"], "batch-size must be at least 1, not 0."),
     (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", str(2**31)], "batch-size must be below 2**31, not 21474836"),
     (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
     (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a link to 'gone', which does not"),
@@ -327,14 +287,12 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
         "/link' is a link to 'gone', which does not exist; delete it, or name another.",
     ),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "is not a format of predictions"),
-    (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x"], "the output 'x' has no extension; name it .csv, .tsv"),
     (lambda f, t: ["predict", str(f), "--output", "x.csv"], "holds no model; did you mean"),
     (lambda f, t: ["prune", str(f), "--output-dir", f"{f}/refused"], "holds no finished run; did you mean"),
     (lambda f, t: ["predict", f"{f}/run", "--predict-file", "no.csv", "--output", "x.csv"], "there is no file no.csv"),
     (lambda f, t: ["doctor", f"{t}/none"], "There is no model folder"),
-    (lambda f, t: ["demo", "--seeds", "0"], "seeds must be at least 1, not 0."),
 ]  # fmt: skip
 
 

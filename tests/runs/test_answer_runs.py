@@ -76,30 +76,3 @@ def test_evaluation_repeats_the_score_and_texts_are_predicted(folder: Path, caps
     assert [each["index"] for each in rows] == list(map(str, range(20)))
     right = [each["answer"] == "".join(row(number)["answers"]["text"]) for number, each in enumerate(rows, start=100)]
     assert sum(right) / 20 == pytest.approx(found["all_scores"]["exact_match"])
-
-
-def test_what_a_method_drops_is_recorded(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train(folder, "dropped", "--max-steps", "2", "--method", "ad-drop")) == 0
-    assert cli.main(["patterns", f"{folder}/dropped", "--rows", "8", "--device", "cpu", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rows"] == 8 and "encoder.0" in str(found)
-
-
-@pytest.mark.slow
-def test_other_commands_work_on_answers(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    run = f"{folder}/run"
-    settings = ("--method", "attendout", "--set", "score=metric", "--set", "dropout_step=2", "--patience", "2")
-    assert cli.main([*train(folder, "metric", "--max-steps", "4"), *settings, "--no-refit"]) == 2
-    assert "use score='loss'" in capsys.readouterr().err
-    assert cli.main([*train(folder, "adapter", "--max-steps", "4"), "--lora", "r=2"]) == 0
-    for command in (
-        ["prune", run, "--output-dir", f"{folder}/pruned", "--layers", "1", "--recover-epochs", "1", "--device", "cpu"],
-        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
-        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
-        ["evaluate", f"{folder}/pruned", "--device", "cpu"],
-        ["patterns", run, "--device", "cpu", "--probe"],
-    ):
-        assert cli.main([*command, "--quiet"]) == 0, command
-    assert len(tiny.read_metrics(folder / "pruned")["pruned"]["layers"]) == 1
-    assert cli.main(["attend", run, "the cat", "--device", "cpu", "--overwrite"]) == 2
-    assert "`attendrop attend` does not work for" in " ".join(capsys.readouterr().err.split())

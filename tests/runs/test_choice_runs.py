@@ -6,7 +6,6 @@ import csv
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
@@ -68,15 +67,6 @@ def test_a_run_learns_to_choose(folder: Path) -> None:
     assert sum(part["correct"].values()) == 60 and list(part["correct"]) == ["A", "B", "C", "D"]
 
 
-def test_the_card_tells_how_to_choose(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "pipeline_tag: multiple-choice" in card
-    choices, key = question(0)
-    names: dict[str, Any] = {"folder": str(folder / "run"), "question": tiny.sentence(0), "choices": choices}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert names["answer"] == choices["ABCD".index(key)]
-
-
 def test_evaluation_repeats_the_score_and_choices_are_predicted(folder: Path, capsys: Captured) -> None:
     assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -93,39 +83,6 @@ def test_evaluation_repeats_the_score_and_choices_are_predicted(folder: Path, ca
     again = ["evaluate", f"{folder}/run", "--eval-file", f"{folder}/lists.jsonl", "--text-columns", "q,all"]
     assert cli.main([*again, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["score"] == found["score"]
-
-
-@pytest.mark.slow
-def test_other_commands_work_on_choices(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    run, settings = (
-        f"{folder}/run",
-        ("--set", "score=metric", "--set", "dropout_step=2", "--patience", "2", "--no-refit"),
-    )
-    assert cli.main([*train(folder, "metric", "--max-steps", "4"), "--method", "attendout", *settings]) == 0
-    assert cli.main([*train(folder, "adapter", "--max-steps", "4"), "--lora", "r=2"]) == 0
-    assert "from peft" not in (folder / "adapter" / "README.md").read_text()
-    prune = ["prune", run, "--output-dir", f"{folder}/pruned", "--layers", "1", "--device", "cpu"]
-    for command in (
-        prune,
-        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
-        ["export", f"{folder}/pruned", "--output", f"{tmp_path}/pruned"],
-        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
-        ["evaluate", f"{folder}/pruned", "--device", "cpu"],
-        ["patterns", run, "--device", "cpu", "--probe"],
-        ["evaluate", run, "--task", "arc-easy", "--data-dir", str(_arc(tmp_path)), "--device", "cpu"],
-    ):
-        assert cli.main([*command, "--quiet"]) == 0, command
-    metrics = tiny.read_metrics(folder / "pruned")
-    assert len(metrics["pruned"]["layers"]) == 1 and 0 <= metrics["score"] <= 1
-    capsys.readouterr()
-    assert cli.main(["attend", run, "the cat", "--device", "cpu", "--overwrite"]) == 2
-    assert "`attendrop attend` does not work for" in " ".join(capsys.readouterr().err.split())
-
-
-def _arc(folder: Path) -> Path:
-    (folder / "arc").mkdir()
-    (folder / "arc" / "arc_easy_test.csv").write_text("who?,cat,a,b,the,A\nwhat?,a,b,bird,,C\n")
-    return folder
 
 
 @pytest.mark.parametrize(

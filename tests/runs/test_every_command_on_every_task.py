@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers.command_line import Captured
 from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
 
 from attendrop import cli
+from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
@@ -32,19 +34,19 @@ USAGE: dict[str, tuple[dict[str, Any], str]] = {
     "image-classification": ({"image": tiny_images.draw(1, "left")}, "logits"),
 }
 COMMANDS: dict[str, list[str]] = {
-    "evaluate": [],
     "prune": ["--layers", "1", "--recover-epochs", "1", "--output-dir", "OUT/pruned"],
     "export": ["--format", "torch", "--output", "OUT/exported"],
+    "export --quantize int8": ["--output", "OUT/quantized"],
     "attend": [TEXT, "--output", "OUT/page.html"],
+    "patterns": ["--rows", "4", "--csv", "OUT/drops.csv"],
     "patterns --probe": ["--rows", "4", "--csv", "OUT/probe.csv"],
 }
-REFUSED = {
-    "multiple-choice": {"attend"},
-    "question-answering": {"attend"},
-    "translation": {"prune", "export", "attend", "patterns --probe"},
-    "masked-language-modeling": {"prune", "export", "attend", "patterns --probe"},
-    "text-generation": {"prune", "export", "attend", "patterns --probe"},
-    "image-classification": {"attend", "patterns --probe"},
+LANGUAGE_MODELS = ("translation", "masked-language-modeling", "text-generation")
+REFUSED: dict[str, tuple[str, ...]] = {
+    **{kind: ("prune", "export", "export --quantize int8", "attend", "patterns --probe") for kind in LANGUAGE_MODELS},
+    "multiple-choice": ("attend",),
+    "question-answering": ("attend",),
+    "image-classification": ("attend", "patterns", "patterns --probe"),
 }
 BASELINES: dict[str, set[str]] = {
     "classification": {*CHEAP},
@@ -103,6 +105,47 @@ def test_a_resumed_run_ends_the_same_and_its_card_tells_how_to_use_it(folder: Pa
     assert made in names
 
 
+def score(run: Path, captured: Captured) -> Any:
+    captured.readouterr()
+    assert cli.main(["evaluate", str(run), "--device", "cpu", "--json"]) == 0
+    return pytest.approx(json.loads(captured.readouterr().out)["all_scores"], abs=1e-5)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_evaluate_repeats_the_score_of_a_run(folder: Path, kind: str, capsys: Captured) -> None:
+    run = trained(folder, kind)
+    assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in EXAMPLES if kind != "masked-language-modeling"])
+def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: str, capsys: Captured) -> None:
+    adapter = {"lora": {"r": 2, "targets": "all-linear"}, "method": "finetune", "max_steps": 2}
+    metrics = train(RunConfig(**(options(folder, kind) | adapter), output_dir=str(tmp_path / "run")))
+    assert metrics["all_scores"]["dev"] == score(tmp_path / "run", capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_methods_are_rewarded_by_scores_where_outputs_are_not_generated(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    how: dict[str, Any] = {
+        "method": "attendout",
+        "options": {"score": "metric", "dropout_step": 2},
+        "max_steps": 4,
+        "patience": 2,
+    }
+    how |= {"refit": False}
+    config = RunConfig(**(options(folder, kind) | how), output_dir=str(tmp_path / "run"))
+    if kind in (*LANGUAGE_MODELS, "question-answering"):
+        with pytest.raises(AttendropError, match="use score='loss'"):
+            train(config)
+    else:
+        assert train(config)["dropout_steps"]
+
+
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -114,13 +157,15 @@ def test_other_commands_work_or_are_refused(
     run = trained(folder, kind)
     capsys.readouterr()
     more = [part.replace("OUT", str(tmp_path)) for part in COMMANDS[command]]
-    device = [] if command == "export" else ["--device", "cpu"]
+    device = [] if command.startswith("export") else ["--device", "cpu"]
     code = cli.main([*command.split(), str(run), *more, *device, "--quiet"])
     said = " ".join(capsys.readouterr().err.split())
     assert code == (2 if command in REFUSED.get(kind, ()) else 0), said
     if code:
-        assert f"`attendrop {command}` does not work for {kind}" in said
+        assert f"`attendrop {command.partition(' --quantize')[0]}` does not work for {kind}" in said
         assert not list(tmp_path.iterdir())
+    elif command == "prune":
+        assert tiny.read_metrics(tmp_path / "pruned")["all_scores"]["dev"] == score(tmp_path / "pruned", capsys)
 
 
 @pytest.mark.slow

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers import tiny, tiny_images
 from helpers.command_line import Captured, assert_refused
-from transformers import AutoModelForImageClassification
 
 from attendrop import cli
 
@@ -69,19 +67,6 @@ def test_evaluation_repeats_the_score_and_a_folder_is_predicted(folder: Path, ca
 
 
 @pytest.mark.slow
-def test_the_best_epoch_is_kept(folder: Path) -> None:
-    """The learning rate is too high to learn much."""
-    options = ("--epochs", "4", "--selection-fraction", "0.3", "--no-refit", "--learning-rate", "0.1")
-    with tiny.kept_checkpoints():
-        assert cli.main([*train(folder, "best", "--method", "finetune", family="vit"), *options]) == 0
-    metrics = tiny.read_metrics(folder / "best")
-    checkpoint = folder / "best" / f"checkpoint-{metrics['history'][metrics['best_epoch'] - 1]['step']}"
-    kept, final = (AutoModelForImageClassification.from_pretrained(place) for place in (checkpoint, folder / "best"))
-    assert metrics["best_epoch"] < 4
-    assert all(torch.equal(value, final.state_dict()[name]) for name, value in kept.state_dict().items())
-
-
-@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_images(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     shutil.copytree(folder / "train", tmp_path / "train")
     arguments = train(folder, "changed", "--epochs", "1", "--train-file", f"{tmp_path}/train")
@@ -90,23 +75,6 @@ def test_a_run_does_not_go_on_with_other_images(folder: Path, tmp_path: Path, ca
     tiny_images.draw(7, "left").save(sorted(tmp_path.rglob("*.png"))[0])
     assert cli.main([*arguments, "--resume"]) == 2
     assert "data" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_other_commands_work_on_images(folder: Path, tmp_path: Path) -> None:
-    run = f"{folder}/run"
-    assert (
-        cli.main([*train(folder, "adapter", "--max-steps", "4"), "--lora", "r=2", "--lora", "targets=all-linear"]) == 0
-    )
-    for command in (
-        ["prune", run, "--output-dir", f"{folder}/pruned", "--layers", "1", "--device", "cpu"],
-        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
-        ["evaluate", f"{folder}/pruned", "--device", "cpu"],
-        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
-        ["export", run, "--output", f"{tmp_path}/torch", "--format", "torch"],
-    ):
-        assert cli.main([*command, "--quiet"]) == 0, command
-    assert len(tiny.read_metrics(folder / "pruned")["pruned"]["layers"]) == 1
 
 
 @pytest.mark.slow
@@ -156,12 +124,6 @@ def test_a_processor_of_another_size_is_refused(folder: Path, tmp_path: Path, ca
     asked = train(folder, "other", "--model", f"{tmp_path}/vit")
     message = "makes images of 3 x 32 x 32, which its model does not read"
     assert_refused([*asked, "--output-dir", f"{tmp_path}/out"], tmp_path / "out", message, capsys)
-
-
-def test_a_run_without_its_image_processor_is_not_used(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
-    (run / "preprocessor_config.json").unlink()
-    assert_refused(["evaluate", str(run)], tmp_path / "out", "lacks preprocessor_config.json", capsys)
 
 
 @pytest.mark.slow

@@ -22,11 +22,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
-from attendrop.runs.run_file import read_run_file
 from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
 from attendrop.studies.comparison import Comparison
@@ -89,14 +88,6 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     assert all(tensor.any() for tensor in adapter.values())
 
 
-def test_evaluate_and_predict(folder: Path, tmp_path: Path) -> None:
-    metrics = tiny.read_metrics(folder / "run")
-    assert evaluate(str(folder / "run"), DEV)["score"] == metrics["score"]
-    out = tmp_path / "labels.csv"
-    predict(str(folder / "run"), Source(file=str(folder / "dev.csv"), device="cpu"), str(out))
-    assert len(out.read_text().splitlines()) == 13
-
-
 def test_a_classifier_of_the_mean_is_loaded_by_this_library(folder: Path) -> None:
     model = attendrop.load(folder / "mean")
     assert type(model).__name__ == "BertMeanPoolingForSequenceClassification"
@@ -136,6 +127,15 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
     assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
 
 
+def test_what_shows_attention_reads_an_adapter(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shown = [["attend", f"{folder}/run", "the cat", "--text-pair", "a dog", "--output", f"{tmp_path}/page.html"]]
+    shown += [["patterns", f"{folder}/run", "--rows", "4", "--csv", f"{tmp_path}/drops.csv"]]
+    shown += [["patterns", f"{folder}/run", "--probe", "--rows", "4", "--csv", f"{tmp_path}/probe.csv"]]
+    for command in shown:
+        assert cli.main([*command, "--device", "cpu"]) == 0, capsys.readouterr().err
+    assert "Before training: " in capsys.readouterr().out
+
+
 def test_a_model_with_an_adapter_is_merged_before_it_is_pruned(folder: Path) -> None:
     model = peft.AutoPeftModelForSequenceClassification.from_pretrained(folder / "run")
     with pytest.raises(AttendropError, match=r"cannot be pruned; merge it first: model\.merge_and_unload\(\)"):
@@ -170,11 +170,6 @@ def test_a_resumed_run_ends_with_the_same_adapter(folder: Path, tmp_path: Path, 
     whole, resumed = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "stopped"))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_a_run_is_repeated_from_its_file(folder: Path, tmp_path: Path) -> None:
-    given = read_run_file(str(folder / "run" / "run.yaml"))
-    assert given["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
 
 
 def test_comparisons_and_studies_have_the_option(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +266,3 @@ def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_pat
     (run / "model_config.json").unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):
         attendrop.load(run)
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_an_adapter_without_its_tokenizer_is_not_used(folder: Path, tmp_path: Path, recorded: bool) -> None:
-    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
-    (run / "tokenizer.json").unlink()
-    if not recorded:
-        (run / "run.json").unlink()
-    with pytest.raises(AttendropError, match=r"lacks tokenizer\.json" if recorded else "has no tokenizer"):
-        load_for(str(run), None)

@@ -54,13 +54,6 @@ def test_a_run_learns_its_labels(folder: Path) -> None:
     assert metrics["training"]["head_start"] == "frozen"
 
 
-def test_the_saved_model_is_stock_and_its_card_names_labels(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the red cat sees"}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert names["labels"] == ["cat", "red"]
-
-
 def test_predictions_are_lists_and_evaluation_repeats_the_score(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["all_scores"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,14 +85,6 @@ def test_a_run_learns_its_tags(folder: Path) -> None:
     assert metrics["training"]["head_start"] == "random" and metrics["training"]["pooling"] is None
 
 
-def test_the_card_tells_how_to_tag(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "pipeline_tag: token-classification" in card and "pooling" not in card
-    names: dict[str, Any] = {"folder": str(folder / "run"), "words": ["the", "cat", "sees", "a", "dog"]}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert names["tags"] == ["O", "B-ANIMAL", "O", "O", "B-ANIMAL"]
-
-
 def test_dependencies_of_words_restrict_attention(folder: Path) -> None:
     asked = train(folder, "run-ud", "--max-steps", "2", "--method", "structure-mask", file="train.conllu")
     assert cli.main([*asked, "--set", "structure=dependencies", "--set", "p=1"]) == 0
@@ -145,35 +136,6 @@ def test_words_get_tags_beside_the_columns_of_the_input(folder: Path, tmp_path: 
     assert np.add(first["probability_O"], first["probability_B-ANIMAL"]) == pytest.approx(1, abs=1e-5)
     assert cli.main([*asked, f"{tmp_path}/out.csv", "--predict-file", str(words)]) == 0
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('0,"[""')
-
-
-@pytest.mark.slow
-def test_other_commands_and_models_tag_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    tiny.save_tiny_gpt2(tmp_path / "gpt2", bos_token_id=0, eos_token_id=0)
-    byte_level = ("--model", f"{tmp_path}/gpt2", "--set", "cross_tuning=false")
-    metric = (
-        "--method",
-        "attendout",
-        "--set",
-        "score=metric",
-        "--set",
-        "dropout_step=2",
-        "--patience",
-        "2",
-        "--no-refit",
-    )
-    for name, options in {"byte-level": byte_level, "adapter": ("--lora", "r=2"), "metric": metric}.items():
-        assert cli.main([*train(folder, name, "--max-steps", "4"), *options]) == 0
-    run = f"{folder}/run"
-    for command in (
-        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
-        ["attend", run, "the cat sees a dog", "--device", "cpu"],
-        ["patterns", f"{folder}/byte-level", "--device", "cpu", "--probe"],
-        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
-    ):
-        assert cli.main([*command, "--quiet", *(["--overwrite"] if command[0] == "attend" else [])]) == 0
-    assert "B-ANIMAL" in (folder / "run" / "attention.html").read_text()
-    assert "the logit of the predicted class" not in (folder / "run" / "attention.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,6 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
             assert not torch.allclose(adapted(**batch).logits, load(str(folder / "run"))(**batch).logits, atol=1e-5)
 
 
-def test_evaluation_repeats_the_score(folder: Path, capsys: Captured) -> None:
-    scores = tiny.read_metrics(folder / "run")["all_scores"]["dev"]
-    assert list(scores) == ["neg_log_loss", "perplexity"]
-    assert scores["perplexity"] == pytest.approx(math.exp(-scores["neg_log_loss"]))
-    capsys.readouterr()
-    assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["all_scores"] == pytest.approx(scores)
-
-
 def test_predictions_do_not_see_the_completions(folder: Path, tmp_path: Path) -> None:
     prompts = [row["prompt"] for row in rows(100, 10)]
     (tmp_path / "in.txt").write_text("\n".join(prompts) + "\n")
@@ -81,14 +71,6 @@ def test_predictions_do_not_see_the_completions(folder: Path, tmp_path: Path) ->
         assert cli.main([*asked, "--output", f"{tmp_path}/{name}.jsonl"]) == 0
     written = [(tmp_path / f"{name}.jsonl").read_text() for name in ("seen", "unseen")]
     assert written[0] == written[1] and written[0].count("completion") == 10
-
-
-def test_the_card_tells_how_to_complete(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    names: dict[str, Any] = {"folder": str(folder / "run"), "prompt": "the cat"}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert isinstance(names["completion"], str)
-    assert "AutoPeftModelForCausalLM.from_pretrained(folder)" in card
 
 
 def test_a_chat_needs_a_template(folder: Path, tmp_path: Path, capsys: Captured) -> None:

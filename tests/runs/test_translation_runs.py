@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,6 @@ def test_dropping_is_in_the_layers_that_were_asked_for(folder: Path, capsys: Cap
     }  # fmt: skip
 
 
-def test_a_translator_without_its_tokenizer_is_not_used(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
-    (run / "tokenizer.json").unlink()
-    assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 2
-    assert "lacks tokenizer.json, which its run wrote" in capsys.readouterr().err
-
-
 def test_texts_are_translated_to_any_format(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("\none cat\n\n\nbig dog and cat\n\n")
     asked = ["predict", f"{folder}/run", "--predict-file", f"{tmp_path}/in.txt", "--device", "cpu", "--quiet"]
@@ -118,11 +110,6 @@ def test_options_that_do_not_apply_are_refused(
     folder: Path, tmp_path: Path, options: tuple[str, ...], message: str, capsys: Captured
 ) -> None:
     assert_refused([*train(folder, "x", *options), "--output-dir", f"{tmp_path}/x"], tmp_path / "x", message, capsys)
-
-
-def test_methods_are_not_rewarded_by_generated_texts(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train(folder, "x", "--method", "attendout", "--set", "score=metric", "--patience", "1")) == 2
-    assert "whose outputs are not generated; use score='loss'." in capsys.readouterr().err
 
 
 # Adapters, resumption, comparisons ------------------------------------------------------------------

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from helpers import tiny
+from helpers import tiny, tiny_images
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import build_method
+from attendrop.reports.attention_viewer import load_stages
 from attendrop.runs.baseline_models import BaselineModel
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
@@ -208,8 +210,8 @@ def test_there_is_no_such_baseline(folder: Path) -> None:
 # Models --------------------------------------------------------------------------------------------------------------
 
 
-def kept_predictions(folder: Path, given: RunConfig, name: str, columns: str, output: str = "csv") -> Any:
-    """Keep a baseline; return its predictions of the evaluation rows in the comparison, and those of its folder."""
+def kept_predictions(given: RunConfig, name: str, output: str = "csv") -> Any:
+    """Keep a baseline; return what it predicted when it was scored, and the file that `predict` wrote then."""
     metrics = run_baseline(given, name, keep_model=True)
     place, file = Path(given.output_dir), Path(given.output_dir).with_suffix(f".{output}")
     scored = pyarrow.parquet.read_table(place / PREDICTIONS)["prediction"].to_pylist()
@@ -225,7 +227,7 @@ def kept_predictions(folder: Path, given: RunConfig, name: str, columns: str, ou
 def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: Path) -> None:
     label = {"label_column": kind, "label_type": "class" if kind == "label" else "number"}
     given = config(folder, f"kept-{kind}-{name}", **label)
-    scored, file = kept_predictions(folder, given, name, kind)
+    scored, file = kept_predictions(given, name)
     with file.open() as lines:
         found = list(csv.DictReader(lines))
     if kind == "label":
@@ -240,10 +242,21 @@ def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: 
 def test_a_kept_model_of_a_decoder_needs_no_other_folder(folder: Path, tmp_path: Path) -> None:
     tiny.save_tiny_gpt2(tmp_path / "model")
     given = config(folder, str(tmp_path / "kept"), model=str(tmp_path / "model"))
-    scored, _ = kept_predictions(folder, given, "frozen", "label")
+    scored, _ = kept_predictions(given, "frozen")
     shutil.rmtree(tmp_path / "model")
     found = evaluate(given.output_dir, Source(file=given.eval_file, device="cpu"))
     assert sum(found["predicted"].values()) == len(scored)
+
+
+def test_a_kept_model_of_images_reads_images(tmp_path: Path) -> None:
+    tiny_images.save_tiny_model(tmp_path / "model", "dinov2")
+    for name, first, count in (("train", 0, 24), ("dev", 100, 12)):
+        tiny_images.write_folder(tmp_path / name, first, count)
+    files = {"train_file": str(tmp_path / "train"), "eval_file": str(tmp_path / "dev"), "text_columns": ()}
+    given = tiny.config(tmp_path, "kept", **files, label_column=None)
+    scored, file = kept_predictions(given, "frozen")
+    with file.open() as lines:
+        assert [row["label"] for row in csv.DictReader(lines)] == [("left", "right")[number] for number in scored]
 
 
 def test_kept_tags_are_the_most_common_one(folder: Path, tmp_path: Path) -> None:
@@ -251,7 +264,7 @@ def test_kept_tags_are_the_most_common_one(folder: Path, tmp_path: Path) -> None
         (tmp_path / f"{name}.conll").write_text("the O\ncat B-X\nsees O\n\na O\ndog O\n\n" * 4)
     files = {"train_file": str(tmp_path / "train.conll"), "eval_file": str(tmp_path / "dev.conll")}
     given = config(folder, str(tmp_path / "kept"), **files, text_columns=(), label_column=None)
-    scored, file = kept_predictions(folder, given, "majority", "tags", "jsonl")
+    scored, file = kept_predictions(given, "majority", "jsonl")
     names = ["O", "B-X"]
     assert [json.loads(line)["tags"] for line in file.open()] == [[names[tag] for tag in row] for row in scored]
 
@@ -263,6 +276,7 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
         lambda: export_run(place, str(tmp_path / "exported")),
         lambda: prune_run(place, str(tmp_path / "pruned")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
+        lambda: load_stages(place, None, build_method("ad-drop"), seed=0, device="cpu"),
     ):
         with pytest.raises(AttendropError, match=r"is no transformer but a baseline.*or a graph to export"):
             refused()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attendrop.cli.app import DataDir, Json, Quiet, app, show
-from attendrop.cli.console import messages
+from attendrop.cli.console import messages, size
+from attendrop.wording import interval_of
 
 
 @app.command()
@@ -28,9 +29,20 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model for programs without attendrop."""
-    from attendrop.cli.pruning_summary import export_summary
     from attendrop.runs.export import export_run
 
     with messages(quiet=True):
         found = export_run(run, output, format=format_, quantize=quantize, overwrite=overwrite, data_dir=data_dir)
-    show(found, export_summary(found), quiet=quiet, as_json=as_json)
+    show(found, _summary(found), quiet=quiet, as_json=as_json)
+
+
+def _summary(found: dict[str, Any]) -> str:
+    wrote = f"Wrote {found['output']}, {size(found['bytes'])}."
+    if "difference" in found:
+        wrote += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
+    loss = found.get("loss")
+    if loss is None:
+        return wrote
+    scores = f"{loss['metric'].replace('_', ' ')} {loss['before']:.4f} -> {loss['after']:.4f}"
+    interval = f"95 % interval of the difference: {interval_of(loss['difference'])}"
+    return f"{wrote}\nint8: {scores} on {loss['rows']} rows of {loss['set']} ({interval})."

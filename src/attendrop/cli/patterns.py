@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,21 +58,16 @@ def patterns(
     from attendrop.runs.run_folder import keeps_model
 
     source = RowSource(rows, file, split_columns(text_columns), data_dir, str(device))
-    found: dict[str, Any] = {}
-    texts: list[str] = []
     with (
         messages(quiet=quiet) as console,
         row_progress(console, quiet=quiet, what="passes" if probe else "steps") as on_step,
     ):
         if probe:
-            found, text = show_probe(run, parse_rates(rates), source, table, overwrite=overwrite, on_pass=on_step)
-            texts.append(text)
+            found, *texts = show_probe(run, parse_rates(rates), source, table, overwrite=overwrite, on_pass=on_step)
         elif not learns_patterns(run) and (fit, output, options) == (None, None, None):
-            found, text = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
-            texts.append(text)
+            found, *texts = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
         else:
-            found, text = show_patterns(run, fit, output, options, overwrite=overwrite)
-            texts.append(text)
+            found, *texts = show_patterns(run, fit, output, options, overwrite=overwrite)
             if keeps_model(run):
                 try:
                     found["drops"], text = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)

@@ -18,6 +18,7 @@ from attendrop.pruning.serialization import is_pruned
 from attendrop.reports.attention_maps import DropSettings, MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
+from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
@@ -138,7 +139,7 @@ def _of_run(
 ) -> Stages:
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     metrics = read_metrics(folder) or {}
-    if not keeps_model(folder):
+    if not keeps_model(folder) and not is_baseline(folder):
         raise AttendropError(
             f"The run in '{folder}' kept no model, only its scores; train one with `attendrop train --config "
             f"{folder}/run.yaml`."

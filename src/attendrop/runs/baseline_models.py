@@ -94,7 +94,7 @@ class BaselineModel:
 
     def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
         """Repeat the constant output for each row, or for each word of it."""
-        inputs = columns[self.head.inputs[0]][:]
+        inputs = columns[self.head.inputs[0]]
         if self.head.one_vector:
             return np.tile(self.bias, (len(inputs), 1))
         return row_array([np.tile(self.bias, (len(row), 1)) if self.bias.ndim == 2 else self.bias for row in inputs])

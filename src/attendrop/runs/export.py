@@ -20,7 +20,6 @@ from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, o
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import own_files, read_run
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.registry import head_of_model
@@ -83,11 +82,8 @@ def export_run(
             if target.parent.resolve() != Path(run_dir).resolve():
                 _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
             if format == "onnx":
-                run = read_run(Path(run_dir)) or {}
-                config = run.get("config", {})
-                metadata = {
-                    name: str(config[name]) for name in ("max_length", "long_texts") if config.get(name) is not None
-                }
+                read = {name: config.get(name) for name in ("max_length", "long_texts")}
+                metadata = {name: str(value) for name, value in read.items() if value is not None}
                 found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
             else:
                 export_torch(model, file)
@@ -146,15 +142,11 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     if name is None:
         logger.warning("The loss of score due to int8 was not measured: the run has no rows except its training rows.")
         return None
-    rows, config = run.sets[name], run.config
-    before = run.predictions(
-        name,
-        predict_outputs(run.model, run.tokenizer, run.task.head, rows.to_dict(), config.eval_batch_size, config.device),
-    )
+    before = run.predictions(name, run.outputs(name))
     after = run.predictions(name, _onnx_logits(run, name, onnx_model(file)))
     return {
         "set": name,
-        "rows": len(rows),
+        "rows": len(run.sets[name]),
         "metric": run.task.metric,
         "before": before.score,
         "after": after.score,

@@ -17,6 +17,7 @@ from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, RUN, read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
@@ -62,6 +63,13 @@ class FinishedRun(ResolvedRun):
         read = [name for name in (*self.tokenizer.model_input_names, "labels") if name in rows.column_names]
         listed = rows.select_columns(read).to_list()
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
+
+    def outputs(self, name: str, model: PreTrainedModel | None = None) -> Array:
+        """Compute the outputs of the run's model, or of another one, for one of the sets, in its order."""
+        rows, config = self.sets[name].to_dict(), self.config
+        return predict_outputs(
+            model or self.model, self.tokenizer, self.task.head, rows, config.eval_batch_size, config.device
+        )
 
     def labels(self, name: str) -> Array:
         """Return the references of a set."""

@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import Loaded, without_report
-from attendrop.runs.prediction_passes import sorted_batches
+from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.runs.small_data_recipe import contrastive_steps
@@ -127,21 +127,21 @@ def _features(
 ) -> Array:
     """Collect what enters the linear layer, ``(rows, features)``."""
     seen: list[tuple[Tensor, Tensor]] = []
+
+    def features_of(batch: dict[str, Tensor]) -> Array:
+        seen.clear()
+        logits = head.predict(model, batch)
+        features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))
+        if features.ndim != 2 or not np.array_equal(outputs.float().cpu().numpy(), logits):
+            raise _NoStart(f"{type(model).__name__} does more than one linear layer on one vector of a text")
+        found: Array = features.float().cpu().numpy()
+        return found
+
     hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    found, order = [], []
     try:
-        with torch.no_grad():
-            for numbers, batch in sorted_batches(model, tokenizer, head, rows.to_dict(), batch_size):
-                seen.clear()
-                logits = head.predict(model, batch)
-                features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))
-                if features.ndim != 2 or not np.array_equal(outputs.float().cpu().numpy(), logits):
-                    raise _NoStart(f"{type(model).__name__} does more than one linear layer on one vector of a text")
-                found.append(features.float().cpu().numpy())
-                order.append(numbers)
+        return over_rows(features_of, model, tokenizer, head, rows.to_dict(), batch_size)
     finally:
         hook.remove()
-    return np.concatenate(found)[np.argsort(np.concatenate(order))]
 
 
 # Pairs in a step, as its authors have it.

@@ -87,7 +87,8 @@ def evaluate(
                 loaded.append(Dataset.from_dict(dict(chunk.columns)))
             for name, values in groups.items():
                 values += chunk.columns[name]
-        rows.finish(source)
+        rows.check_known()
+        rows.write_skipped(source)
         every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
         scores = compute_scores(rows.task, every, labels)
         predicted = (model.head if rows.reading is None else head).predicted_counts(every)
@@ -293,10 +294,6 @@ class _Rows:
         self.done = before + len(found)  # a row may be encoded as several
         self.unknown += model.head.unknown_rows(encoded, model.tokenizer)
         return read_as(found, self.reading, self.task.num_labels)
-
-    def finish(self, source: Source) -> None:
-        self.check_known()
-        self.write_skipped(source)
 
     def check_known(self) -> None:
         """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""

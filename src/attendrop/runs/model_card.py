@@ -12,7 +12,7 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
-from attendrop.wording import counted
+from attendrop.wording import counted, interval_of
 
 CARD = "README.md"
 _PROTOCOLS = {
@@ -32,7 +32,7 @@ _REWARDED = {
 }
 
 
-def model_card(metrics: dict[str, Any], head: Head, *, stock: bool = True) -> str:
+def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) -> str:
     """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
 
     Args:
@@ -41,12 +41,10 @@ def model_card(metrics: dict[str, Any], head: Head, *, stock: bool = True) -> st
         stock: Whether the model's class is one of transformers.
     """
     parts = build_method(metrics["method"], metrics["options"]).parts
-    return (
-        "\n\n".join(
-            [_front_matter(metrics, head, stock), _title(metrics, parts), *_sections(metrics, head, parts, stock)]
-        )
-        + "\n"
-    )
+    library = "attendrop" if not stock else "transformers" if metrics["config"].get("lora") is None else "peft"
+    base = lasting_name(metrics["model"])
+    front = _front_matter(library, head, metrics["method"], base=None if Path(base).exists() else base)
+    return "\n\n".join([front, _title(metrics, parts), *_sections(metrics, head, parts, stock)]) + "\n"
 
 
 def with_section(card: str, title: str, text: str) -> str:
@@ -62,16 +60,13 @@ def scored_once(metrics: Mapping[str, Any]) -> bool:
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
 
-def _front_matter(metrics: dict[str, Any], head: Head, stock: bool) -> str:
-    base = lasting_name(metrics["model"])
-    library = "attendrop" if not stock else "transformers" if metrics["config"].get("lora") is None else "peft"
+def _front_matter(library: str, head: Head, tag: str, base: str | None = None) -> str:
     lines = ["---", f"library_name: {library}", f"pipeline_tag: {head.pipeline_tag}"]
-    if not Path(base).exists():
-        lines.append(f"base_model: {base}")
-    return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
+    lines += [f"base_model: {base}"] if base is not None else []
+    return "\n".join([*lines, "tags:", "- attendrop", f"- {tag}", "---"])
 
 
-def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
+def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
     model = Path(metrics["model"]).name
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
@@ -80,7 +75,7 @@ def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
     )
 
 
-def _data_name(metrics: dict[str, Any]) -> str:
+def _data_name(metrics: Mapping[str, Any]) -> str:
     """Return the name of the task, or of the training file."""
     config = metrics["config"]
     return str(config["task"]) if config["task"] is not None else _file_names(config["train_file"])
@@ -90,7 +85,7 @@ def _file_names(data: str) -> str:
     return ", ".join(file.name for file in files_of(data))
 
 
-def _data(metrics: dict[str, Any]) -> str:
+def _data(metrics: Mapping[str, Any]) -> str:
     """Describe the data: what the model was trained on, what it was scored on, and the rows of each part."""
     config = metrics["config"]
     scored = f"; scored on {_file_names(config['eval_file'])}" if config["eval_file"] else ""
@@ -98,7 +93,7 @@ def _data(metrics: dict[str, Any]) -> str:
     return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 
 
-def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
+def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
     bibtex = "\n\n".join(dict.fromkeys(entry for part in parts if (entry := part.info.citation())))
     shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
@@ -127,7 +122,7 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
     return [section for section in sections if section]
 
 
-def _with_peft(metrics: dict[str, Any], head: Head, stock: bool) -> str:
+def _with_peft(metrics: Mapping[str, Any], head: Head, stock: bool) -> str:
     """Say how PEFT alone loads an adapter; empty for a whole model, or one for which PEFT has no class."""
     if metrics["config"].get("lora") is None or not stock or head.peft_task_type is None:
         return ""
@@ -140,7 +135,7 @@ def _with_peft(metrics: dict[str, Any], head: Head, stock: bool) -> str:
     )
 
 
-def _refit(metrics: dict[str, Any]) -> str:
+def _refit(metrics: Mapping[str, Any]) -> str:
     """Describe the final training on all rows, if there was one."""
     selected = metrics["selection"]
     if selected is None:
@@ -151,7 +146,7 @@ def _refit(metrics: dict[str, Any]) -> str:
     )
 
 
-def _scores(metrics: dict[str, Any]) -> str:
+def _scores(metrics: Mapping[str, Any]) -> str:
     scores = {
         f"{part}: {name}": f"{value:.4f}"
         for part, all_ in metrics["all_scores"].items()
@@ -182,21 +177,16 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []
     rows = [*selection, *pruned["all_scores"].items()]
     scores = "\n".join(
-        f"| {name}: {metric} | {both['before'][metric]:.4f} | {both['after'][metric]:.4f} | {interval(both)} |"
-        for name, both in rows
+        f"| {name}: {metric} | {found['before'][metric]:.4f} | {found['after'][metric]:.4f} | "
+        f"{interval_of(found['difference'])} |"
+        for name, found in rows
     )
     title = f"{Path(metrics['model']).name}, {metrics['task']}"
     unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
     chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"
-    return f"""---
-library_name: attendrop
-pipeline_tag: {head.pipeline_tag}
-tags:
-- attendrop
-- pruned
----
+    return f"""{_front_matter("attendrop", head, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
 
@@ -221,13 +211,7 @@ def baseline_card(metrics: Mapping[str, Any], head: Head) -> str:
         metrics: The content of the folder's ``metrics.json``.
         head: Head of the task.
     """
-    return f"""---
-library_name: attendrop
-pipeline_tag: {head.pipeline_tag}
-tags:
-- attendrop
-- {metrics["method"]}
----
+    return f"""{_front_matter("attendrop", head, metrics["method"])}
 
 # Baseline {metrics["method"]} on {_data_name(metrics)}
 
@@ -252,11 +236,3 @@ def _speed(speed: Mapping[str, Any] | None) -> str:
         return ""
     spread = f"({speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds)"
     return f"\nMeasured speed where it was pruned: {speed['median']:.2f} times that of the whole model {spread}.\n"
-
-
-def interval(both: Mapping[str, Any]) -> str:
-    """Format the 95 % interval of a difference between two scores; empty if nothing was changed."""
-    if both["difference"] is None:
-        return ""
-    low, high = both["difference"]["low"], both["difference"]["high"]
-    return "too few rows to tell" if low is None else f"{low:+.4f} to {high:+.4f}"

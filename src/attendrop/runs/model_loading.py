@@ -73,16 +73,15 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         return _load_finished(name, task)
     place = resolve_model(name)
     _check_weights(Path(place))
-    keywords: dict[str, Any] = {"trust_remote_code": False}
     with _load_errors(name), without_report():
-        config = AutoConfig.from_pretrained(place, **keywords)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         head = head_of_model(config) if task is None else task.head
         if task is not None:
             head.configure(config)
             if head.has_pooling:
-                configure_pooling(config, _default_pooling(name, place, config) if pooling == "auto" else pooling)
+                configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
             elif head.pretrained and is_encoder(config):  # for classifiers that are made of what is trained here
-                configure_pooling(config, _default_pooling(name, place, config))
+                configure_pooling(config, default_pooling(name, config))
         model, found = head.model_class(config).from_pretrained(
             place,
             config=config,
@@ -90,7 +89,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             ignore_mismatched_sizes=task is not None,
             output_loading_info=True,
             dtype="float32",
-            **keywords,
+            trust_remote_code=False,
         )
         tokenizer = head.load_preprocessor(place)
     declare_output(model, head.output_kind)
@@ -122,20 +121,20 @@ def refuse_untrainable(name: str) -> None:
         )
 
 
-def default_pooling(name: str) -> str:
+def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
     """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
 
-    They do for a model of sentence-transformers, and for one that was fine-tuned with the mean. Otherwise ``"cls"``:
-    what the class of transformers reads.
+    ``modules.json`` says so of a model of sentence-transformers, and its configuration of one that was fine-tuned with
+    the mean. Otherwise ``"cls"``: what the class of transformers reads.
 
     Args:
         name: As for :func:`attendrop.files.model_files.resolve_model`.
+        config: Its configuration; None loads it.
     """
-    return _default_pooling(name, resolve_model(name), load_config(name))
-
-
-def _default_pooling(name: str, place: str, config: PreTrainedConfig) -> str:
-    return "mean" if name in ("minilm", MINILM_HUB_ID) else saved_pooling(place, config)
+    config = load_config(name) if config is None else config
+    if name in ("minilm", MINILM_HUB_ID) or (is_encoder(config) and _sentence_is_mean(resolve_model(name))):
+        return "mean"
+    return pooling_of(config)
 
 
 def _load_finished(name: str, task: Task | None) -> Loaded:
@@ -248,18 +247,6 @@ def without_report() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(before)
-
-
-def saved_pooling(place: str, config: PreTrainedConfig) -> str:
-    """Return the pooling that a model was trained with: ``"mean"``, or ``"cls"`` if nothing says that.
-
-    The configuration says it of a classifier, and ``modules.json`` of a model of sentence-transformers.
-
-    Args:
-        place: Folder or hub id.
-        config: Configuration of the model.
-    """
-    return "mean" if is_encoder(config) and _sentence_is_mean(place) else pooling_of(config)
 
 
 def _sentence_is_mean(place: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,37 +44,52 @@ def predict_outputs(
         One output per row of the data, in their order, such as logits ``(rows, classes)``.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
-    found, order = [], []
-    with torch.no_grad():
-        for rows, batch in sorted_batches(model, tokenizer, head, encoded, batch_size):
-            found.append(head.predict(model, batch))
-            order.append(rows)
-            if on_batch is not None:
-                on_batch(len(rows))
-    raw = head.concatenate(found)[np.argsort(np.concatenate(order))]
+    raw = over_rows(
+        lambda batch: head.predict(model, batch), model, tokenizer, head, encoded, batch_size, on_batch,
+        concatenate=head.concatenate,
+    )  # fmt: skip
     return head.row_outputs(raw, encoded, tokenizer)
 
 
-def sorted_batches(
+def over_rows(
+    compute: Callable[[dict[str, Tensor]], Array],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     head: Head,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
-) -> Iterator[tuple[Array, dict[str, Tensor]]]:
-    """Yield batches of what a model reads on its device, the longest rows first, each with the numbers of its rows.
+    on_batch: Callable[[int], None] | None = None,
+    *,
+    concatenate: Callable[[Sequence[Array]], Array] = np.concatenate,
+) -> Array:
+    """Compute something for batches of rows of similar length, the longest first, without gradients.
 
-    The arguments are those of :func:`predict_outputs`.
+    Args:
+        compute: Function that returns a value for each row of a batch.
+        model: The model that reads the batches, on its device.
+        tokenizer: As for :func:`predict_outputs`, as are the following.
+        head: Head, which makes the batches.
+        encoded: The rows.
+        batch_size: Rows in a batch.
+        on_batch: Called after each batch with the number of its rows.
+        concatenate: Concatenates the values of batches.
+
+    Returns:
+        The values, in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
     read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
     columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
-    collate = head.collator(tokenizer)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        batch = collate([{name: values[row] for name, values in columns.items()} for row in rows])
-        yield rows, {name: value.to(model.device) for name, value in batch.items()}
+    collate, found = head.collator(tokenizer), []
+    with torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            batch = collate([{name: values[row] for name, values in columns.items()} for row in rows])
+            found.append(compute({name: value.to(model.device) for name, value in batch.items()}))
+            if on_batch is not None:
+                on_batch(len(rows))
+    return concatenate(found)[np.argsort(order)]
 
 
 def frozen_features(
@@ -106,15 +121,14 @@ def frozen_features(
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
-    found, order = [], []
-    with torch.no_grad():
-        for rows, batch in sorted_batches(encoder, tokenizer, head, encoded, batch_size):
-            hidden = encoder(**batch).last_hidden_state.float()
-            if hidden.ndim != 3:
-                raise AttendropError(f"{type(encoder).__name__} has no vectors of tokens or patches to average.")
-            mask = batch.get("attention_mask", torch.ones(hidden.shape[:2], device=hidden.device)).unsqueeze(-1)
-            mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-            found.append(functional.normalize(mean, dim=-1).cpu().numpy())
-            order.append(rows)
-    features: Array = np.concatenate(found)[np.argsort(np.concatenate(order))]
-    return features
+
+    def means(batch: dict[str, Tensor]) -> Array:
+        hidden = encoder(**batch).last_hidden_state.float()
+        if hidden.ndim != 3:
+            raise AttendropError(f"{type(encoder).__name__} has no vectors of tokens or patches to average.")
+        mask = batch.get("attention_mask", torch.ones(hidden.shape[:2], device=hidden.device)).unsqueeze(-1)
+        mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        normalized: Array = functional.normalize(mean, dim=-1).cpu().numpy()
+        return normalized
+
+    return over_rows(means, encoder, tokenizer, head, encoded, batch_size)

@@ -21,7 +21,7 @@ from attendrop.files.output_files import write_json
 from attendrop.methods.core.info import LayerRanking
 from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import compute_device
-from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
+from attendrop.pruning.comparison import CONFIDENCE, Array, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.pruning.selection import (
@@ -37,7 +37,6 @@ from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.fitting import run_loss
 from attendrop.runs.folder_lock import new_folder
 from attendrop.runs.model_card import pruned_card
-from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
@@ -144,7 +143,7 @@ def _pruned(
     callbacks: Sequence[TrainerCallback],
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
-    run = work.run
+    run, chosen_on, rows = work.run, work.chosen_on, len(work.run.sets[work.chosen_on])
     attention_layers = prunable_layers(run.model)
     selection.check(len(attention_layers))
     chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))
@@ -155,22 +154,21 @@ def _pruned(
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
     if selection.auto:
-        rows = len(run.sets[work.chosen_on])
-        logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, work.chosen_on)
+        logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, chosen_on)
     light, trials = prune_selected(
         run.model,
         selection,
         pi,
         lambda: list(harm.values()),
-        lambda candidate: work.predictions(candidate, work.chosen_on),
+        lambda candidate: run.predictions(chosen_on, work.outputs(candidate, chosen_on)),
         tolerance,
     )
     whole = PrunedModel(mask_layers(run.model, []))
-    before = {name: work.logits(whole, name) for name in run.sets}
+    before = {name: work.outputs(whole, name) for name in run.sets}
     if recover_epochs and light.layers:
         light = _recover(run, light.layers, recover_epochs, callbacks)
         work.known.clear()
-    after = {name: work.logits(light, name) for name in run.sets}
+    after = {name: work.outputs(light, name) for name in run.sets}
     return light, {
         "layers": list(light.layers),
         "of": light.num_layers,
@@ -178,8 +176,8 @@ def _pruned(
         "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
         "harm": harm,
         "chosen": chosen,
-        "chosen_on": work.chosen_on,
-        "rows": len(run.sets[work.chosen_on]),
+        "chosen_on": chosen_on,
+        "rows": rows,
         "scores": {str(trial.count): trial.score for trial in trials},
         "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
         "confidence": CONFIDENCE,
@@ -193,7 +191,7 @@ def _pruned(
 
 
 class _Work:
-    """Passes over the rows of a run, with progress; logits are computed once for the same pruned layers."""
+    """Passes over the rows of a run, with progress; outputs are computed once for the same pruned layers."""
 
     def __init__(self, run: FinishedRun, on_pass: OnPass | None) -> None:
         self.run = run
@@ -210,37 +208,22 @@ class _Work:
             self._on_pass(what, self._done, self._total)
         self._done += 1
 
-    def logits(self, model: PrunedModel, name: str) -> Array:
-        """Compute logits for one of the sets, in its order."""
+    def outputs(self, model: PrunedModel, name: str) -> Array:
+        """Compute outputs for one of the sets, in its order."""
         if (model.layers, name) not in self.known:
             self.begin(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
-            config, rows = self.run.config, self.run.sets[name]
-            self.known[model.layers, name] = predict_outputs(
-                model.model,
-                self.run.tokenizer,
-                self.run.task.head,
-                rows.to_dict(),
-                config.eval_batch_size,
-                config.device,
-            )
+            self.known[model.layers, name] = self.run.outputs(name, model.model)
         return self.known[model.layers, name]
-
-    def predictions(self, model: PrunedModel, name: str) -> Predictions:
-        """Predict one of the sets."""
-        return self.run.predictions(name, self.logits(model, name))
 
     def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
         """Measure the loss without each layer on the set that layers are chosen on."""
-        rows = self.run.sets[self.chosen_on]
+        rows, keys = self.run.sets[self.chosen_on], [layer.key for layer in attention_layers]
         logger.info(
-            "Ranking %d layers by the loss without each, on %d rows of %s.",
-            len(attention_layers),
-            len(rows),
-            self.chosen_on,
+            "Ranking %d layers by the loss without each, on %d rows of %s.", len(keys), len(rows), self.chosen_on
         )
-        batches = self.batches(_by_length(rows), self.run.config.eval_batch_size)
-        losses = importance(self.run.model, self._reported(attention_layers), batches)
-        return dict(zip([layer.key for layer in attention_layers], losses, strict=True))
+        by_length = rows.select(np.argsort(rows["length"], kind="stable"))  # for batches with little padding
+        batches = self.batches(by_length, self.run.config.eval_batch_size)
+        return dict(zip(keys, importance(self.run.model, self._reported(attention_layers), batches), strict=True))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Collate rows into batches, in their order, on the model's device."""
@@ -267,17 +250,13 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     return run
 
 
-def _by_length(rows: Dataset) -> Dataset:
-    """Sort rows by length, for batches with little padding."""
-    return rows.select(np.argsort(rows["length"], kind="stable"))
-
-
 def _recover(
     run: FinishedRun, layers: tuple[int, ...], epochs: int, callbacks: Sequence[TrainerCallback]
 ) -> PrunedModel:
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
     logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
-    masked, rows = mask_layers(run.model, layers), run.encoded(_training_rows(run))
+    trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
+    masked, rows = mask_layers(run.model, layers), run.encoded(trained_on)
     with tempfile.TemporaryDirectory() as unused:
         trainer = RunTrainer(
             masked,
@@ -291,11 +270,6 @@ def _recover(
         )
         trainer.train()
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
-
-
-def _training_rows(run: FinishedRun) -> Dataset:
-    """Return the rows that the run's model was trained on."""
-    return (run.on_all_rows() if run.config.refit else run).parts.train
 
 
 def _scores(

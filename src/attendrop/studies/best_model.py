@@ -41,13 +41,8 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     unit = units[answer.use or REFERENCE]
     changes, baseline = _all_rows(unit.config), unit.baseline
     if baseline is not None:
-        changes = _ALL | {
-            "protocol": "honest",
-            "lora": None,
-            "patience": None,
-            "selection_fraction": 0.0,
-            "refit": False,
-        }
+        changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
+        changes |= {"refit": False, "protocol": "honest"}
     if baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):
         changes |= {"max_steps": 0, "head_start": _HEAD_STARTS[baseline], "pooling": "mean"}
         baseline = None
