@@ -119,7 +119,7 @@ def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> N
             write_runs(tmp_path, "mixout", [score - gain for score in PLAIN], config=config)
             write_runs(tmp_path, "majority", [score - 0.01 for score in PLAIN], config=config)
     write_runs(tmp_path, "r-drop", PLAIN, config={"task": "rte", "max_train_samples": 16})
-    charts = make_charts(read_results(tmp_path))[0]
+    charts = [chart for chart in make_charts(read_results(tmp_path))[0] if chart.kind != "scores"]
     assert len(charts) == 2 + 4 * 4 + 3
     labels = ("finetune", "r-drop", "mixout", "majority")
     looks = dict(zip(labels, zip(drawing.SERIES, drawing.MARKERS, strict=True), strict=False))
@@ -147,6 +147,20 @@ def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Pat
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
     assert "An open marker at an edge is further away." in chart.caption
+
+
+def test_scores_stand_beside_the_reference_with_the_interval_of_their_difference(tmp_path: Path) -> None:
+    for method, found in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
+        write_runs(tmp_path, method, found)
+    chart = made(tmp_path)["scores"]
+    assert [(mark.x, mark.y) for mark in chart.marks][:2] == pytest.approx([(0.515, 0), (0.615, 1)])
+    assert chart.marks[2].x > 0.4  # far away, at the edge
+    assert values(chart, "method", "accuracy", "95 % interval beside the reference") == [
+        ["finetune", "0.515", "-"],
+        ["r-drop", "0.615", "[0.602, 0.628]"],
+        ["majority", "0.010", "-"],
+    ]
+    assert "An open point at an edge is further away." in chart.caption
 
 
 def test_times_have_labels_where_there_is_one_power_of_ten(tmp_path: Path) -> None:
@@ -297,6 +311,7 @@ def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> Non
     write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False))
     assert list(made(tmp_path)) == ["learning_curves"]
     assert reasons(tmp_path) == {
+        "Scores": "there are no scores of the reference and of a method",
         "Score over data size": "no two settings differ only in the number of training rows",
         "Cost against gain": "no method has two seeds in common with the reference",
         "Convergence": "no run has scores on held-out rows; train with --selection-fraction 0.1",

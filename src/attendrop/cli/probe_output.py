@@ -10,8 +10,8 @@ from typing import Any
 from attendrop.cli.patterns_output import writable
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_text
-from attendrop.reports.drop_patterns import RowSource
 from attendrop.reports.probe import DIRECTIONS, ProbeResult, RunProbe, plot_probe, probe_run
+from attendrop.reports.run_drops import RowSource
 from attendrop.runs.run_folder import add_files, hold_run_folders
 from attendrop.text_tables import NAMES_LEFT, aligned
 

@@ -31,8 +31,8 @@ from attendrop.model_support.batches import Batch, number_of_rows, to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.randomness.candidates import candidate_region
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.reports.drop_patterns import RowSource
 from attendrop.reports.figures import require_matplotlib, run_title, save_figure
+from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.long_texts import DOCUMENT, document_means

@@ -15,10 +15,8 @@ from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
 from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
-from attendrop.studies.units import RUNS
+from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
-ANSWER = "answer.json"
-REFERENCE = "finetune"
 # In what the runs of one setting may differ.
 OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
