@@ -25,7 +25,7 @@ from attendrop.reports.figures import (
     styled,
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
-from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
+from attendrop.reports.results import OF_RUN, ReportedRun, ReportedSetting, Results
 from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import PairedDifference, mean_interval
 from attendrop.studies.words import cost, interval, number
@@ -62,7 +62,7 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
     return charts, left_out
 
 
-def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
+def _of_setting(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
     """Make the figures of a setting, each with the title that it has where it cannot be made."""
     yield "Scores", scores(setting)
     yield "Cost against gain", cost_against_gain(setting, every)
@@ -83,7 +83,7 @@ _LEAST_COST = 1e-3
 _FAR = 4.0
 
 
-def scores(setting: Setting) -> Chart | str:
+def scores(setting: ReportedSetting) -> Chart | str:
     """Draw the mean score of each method, with the interval of its difference from the reference."""
     rows = setting.answer.rows
     if len(rows) < 2 or not rows[0].is_reference:
@@ -127,7 +127,7 @@ def scores(setting: Setting) -> Chart | str:
     return Chart(SCORES, setting.name, "Scores", caption, figure, header, table, marks)
 
 
-def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
     rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
     compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
@@ -204,7 +204,7 @@ _SIZES = ("max_train_samples", "shots")
 
 def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
-    groups: dict[str, list[Setting]] = {}
+    groups: dict[str, list[ReportedSetting]] = {}
     for setting in results.settings:
         if setting.runs and setting.answer.rows:
             metrics = setting.runs[0].metrics
@@ -217,12 +217,12 @@ def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> 
     ] or "no two settings differ only in the number of training rows"
 
 
-def _rows(setting: Setting) -> int:
+def _rows(setting: ReportedSetting) -> int:
     """Median number of training rows of the runs."""
     return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
 
 
-def _over_sizes(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -> Chart:
+def _over_sizes(settings: Sequence[ReportedSetting], every: Mapping[str, ShownMethod]) -> Chart:
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
     methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
@@ -257,7 +257,7 @@ def _over_sizes(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -
     return Chart("data_size", "", title, caption, figure, header, table, marks, data)
 
 
-def _common_name(settings: Sequence[Setting]) -> str:
+def _common_name(settings: Sequence[ReportedSetting]) -> str:
     """Name what the settings have in common: the data, and options in which others differ."""
     first, *others = (setting.name.split(", ") for setting in settings)
     common = ", ".join(part for part in first if all(part in other for other in others))
@@ -279,14 +279,14 @@ _PROBABILITY = "/probability/"
 Layers = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def drop_probabilities(setting: Setting) -> list[Chart] | str:
+def drop_probabilities(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed."""
     first = [runs[0] for runs in setting.by_label.values()]
     charts = [_over_steps(setting, run, layers) for run in first if (layers := _by_period(run) or _by_epoch(run))]
     return charts or "no method here learns a probability for each layer"
 
 
-def _by_period(run: FinishedRun) -> Layers:
+def _by_period(run: ReportedRun) -> Layers:
     """Read what a method reports at the end of each of its periods."""
     layers: dict[str, list[tuple[float, float]]] = {}
     for entry in run.metrics.get("dropout_steps") or ():
@@ -295,7 +295,7 @@ def _by_period(run: FinishedRun) -> Layers:
     return layers
 
 
-def _by_epoch(run: FinishedRun) -> Layers:
+def _by_epoch(run: ReportedRun) -> Layers:
     """Read what a method reports of each epoch."""
     layers: dict[str, list[tuple[float, float]]] = {}
     for entry in run.history:
@@ -306,7 +306,7 @@ def _by_epoch(run: FinishedRun) -> Layers:
     return layers
 
 
-def _over_steps(setting: Setting, run: FinishedRun, layers: Layers) -> Chart:
+def _over_steps(setting: ReportedSetting, run: ReportedRun, layers: Layers) -> Chart:
     """Draw a line for each layer."""
     names = sorted(layers, key=_place)
     marks: list[Mark] = []

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attendrop.model_support.batches import Batch
-from attendrop.reports.attention_maps import TOKEN_TYPES, TokenTypes
 from attendrop.reports.drops import (
     LayerDrops,
     PassDrops,
 )
 from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
 from attendrop.text_tables import csv_table
 
 # Lower ends of the groups of distances, in tokens.

@@ -17,7 +17,7 @@ from attendrop.reports.figures import (
     new_figure,
     styled,
 )
-from attendrop.reports.results import FinishedRun, Setting
+from attendrop.reports.results import ReportedRun, ReportedSetting
 from attendrop.studies.words import number
 
 # Values by epoch, of each seed.
@@ -32,7 +32,7 @@ _REPORTED_ROWS = "the rows of the final score, which is optimistic, because the 
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
-def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def learning_curves(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the training loss over epochs of each method."""
     found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
     if not found:
@@ -41,7 +41,7 @@ def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart
     return _over_epochs("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
 
 
-def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def convergence(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
     found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
@@ -51,7 +51,7 @@ def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | s
     return _over_epochs("convergence", "Convergence", setting, every, {metric: found}, caption)
 
 
-def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def losses(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw training and validation loss over epochs of each method."""
     training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
     validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
@@ -64,7 +64,7 @@ def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     return _over_epochs("losses", "Training and validation loss", setting, every, panels, caption)
 
 
-def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
+def _scored_rows(setting: ReportedSetting, labels: Collection[str]) -> str:
     """Say on which rows the epochs of these methods are scored."""
     runs = {label: setting.by_label[label] for label in labels}
     reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
@@ -76,8 +76,8 @@ def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
 
 
 def _collected(
-    setting: Setting,
-    history: Callable[[FinishedRun], Sequence[Mapping[str, Any]]],
+    setting: ReportedSetting,
+    history: Callable[[ReportedRun], Sequence[Mapping[str, Any]]],
     value: Callable[[Mapping[str, Any]], float | None],
 ) -> dict[str, Curves]:
     """Collect the finite values of each epoch of all runs, by label."""
@@ -94,7 +94,7 @@ def _collected(
 def _over_epochs(
     kind: str,
     title: str,
-    setting: Setting,
+    setting: ReportedSetting,
     every: Mapping[str, ShownMethod],
     panels: Mapping[str, Mapping[str, Curves]],
     caption: str,

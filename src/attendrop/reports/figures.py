@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import Results, Setting
+from attendrop.reports.results import ReportedSetting, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -259,7 +259,7 @@ def every_method(results: Results) -> dict[str, ShownMethod]:
 
 
 def methods_shown(
-    setting: Setting, labels: Collection[str], every: Mapping[str, ShownMethod]
+    setting: ReportedSetting, labels: Collection[str], every: Mapping[str, ShownMethod]
 ) -> tuple[list[ShownMethod], str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 

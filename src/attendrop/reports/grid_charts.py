@@ -19,7 +19,7 @@ from attendrop.reports.figures import (
     new_figure,
     styled,
 )
-from attendrop.reports.results import Setting
+from attendrop.reports.results import ReportedSetting
 from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.words import number
@@ -53,7 +53,7 @@ class _Grid:
 _Gains = Mapping[tuple[float, float], float]
 
 
-def heat_maps(setting: Setting) -> list[Chart] | str:
+def heat_maps(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the difference from the reference at each point of each grid."""
     grids = [grid for each in _by_method(setting) for grid in each]
     if not grids:
@@ -65,13 +65,13 @@ def heat_maps(setting: Setting) -> list[Chart] | str:
     return [_heat_map(setting, grid, reference, gains, index) for index, grid in enumerate(grids)]
 
 
-def grid_spread(setting: Setting) -> list[Chart] | str:
+def grid_spread(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     found = [grids for grids in _by_method(setting) if len(grids) > 1]
     return [_spread(setting, grids) for grids in found] or f"{_NONE}, with and without another"
 
 
-def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
+def _by_method(setting: ReportedSetting) -> Iterator[list[_Grid]]:
     """Yield the grids of each method, one for each combination of its other options, in the order of their names."""
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
     for method, group in groupby(rows, key=lambda row: row.method):
@@ -103,7 +103,7 @@ def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
     return all(len({point[side] for point in cells}) > 1 for side in (0, 1))
 
 
-def _gains(setting: Setting, grid: _Grid, reference: MethodRow) -> _Gains:
+def _gains(setting: ReportedSetting, grid: _Grid, reference: MethodRow) -> _Gains:
     """Compute the differences: in points, hundredths of a score, or of errors as they are."""
     scale = score_scale(setting.answer.metric)
     paired = {point: row.versus(reference) for point, row in grid.cells.items()}
@@ -114,7 +114,9 @@ def _largest(gains: _Gains) -> float:
     return max(map(abs, gains.values()), default=0.0)
 
 
-def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int) -> Chart:
+def _heat_map(
+    setting: ReportedSetting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int
+) -> Chart:
     """Draw a heat map; ``every`` has the differences of all maps of the setting, which have one scale of colours."""
     metric, gains = setting.answer.metric, every[index]
     in_points = score_scale(metric) != 1
@@ -153,7 +155,7 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequen
     return Chart("heat_map", setting.name, title, caption, figure, header, rows, marks, grid.method)
 
 
-def _spread(setting: Setting, grids: Sequence[_Grid]) -> Chart:
+def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
     method = next(iter(grids[0].cells.values())).method
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     first, second = grids[0].first, grids[0].second

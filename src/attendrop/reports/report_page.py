@@ -15,7 +15,7 @@ from attendrop.reports.attention_section import AttentionPart, PartOfSize
 from attendrop.reports.charts import SCORES
 from attendrop.reports.figures import Chart, Picture
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
-from attendrop.reports.results import FinishedRun, Results
+from attendrop.reports.results import ReportedRun, Results
 from attendrop.reports.tables import ResultTable
 from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.method_rows import MethodRow
@@ -281,7 +281,7 @@ class RunDetails(NamedTuple):
 
     identifier: str
     setting: str
-    run: FinishedRun
+    run: ReportedRun
     score: float | None
     selection_score: float | None
     values: Sequence[tuple[str, str]]
@@ -334,7 +334,7 @@ def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text(value) for name, value in resolved.items() if value is not None}
 
 
-def _curves(run: FinishedRun) -> list[Curve]:
+def _curves(run: ReportedRun) -> list[Curve]:
     metric = str(run.metrics["metric"])
     scored, rows = run.selection_history, "evaluation" if run.selects_on_reported else "held-out"
     found = [

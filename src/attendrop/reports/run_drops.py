@@ -15,10 +15,11 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import ANSWER_MASK, to_device
 from attendrop.model_support.devices import compute_device
-from attendrop.reports.attention_maps import TokenTypes, assumed_targets
+from attendrop.reports.attention_maps import assumed_targets
 from attendrop.reports.drop_patterns import DropPatterns
 from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs, record_drops
 from attendrop.reports.figures import run_title
+from attendrop.reports.token_types import TokenTypes
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.finished_run import FinishedRun, load_finished_run

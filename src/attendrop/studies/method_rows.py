@@ -16,11 +16,9 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.statistics import (
     Array,
-    CrossedMean,
     Estimate,
     PairedDifference,
     holm,
-    mean_interval,
     paired_difference,
 )
 from attendrop.studies.units import BASELINES
@@ -107,12 +105,6 @@ class MethodRow:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], reference: str | None) -> Self:
         """Read what :meth:`as_dict` returned, given the label of the reference."""
-        difference = None
-        if record["differences"] is not None:
-            values, parts = tuple(map(float, record["differences"])), record["components"]
-            mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
-            components = None if parts is None else CrossedMean(**parts)
-            difference = PairedDifference(values, mean_interval(values), mean, record["p"], components)
         return cls(
             label=str(record["label"]),
             method=str(record["method"]),
@@ -121,7 +113,7 @@ class MethodRow:
             folders={int(seed): str(name) for seed, name in record["runs"].items()},
             is_reference=record["label"] == reference,
             selected_on_reported=bool(record["selected_on_reported"]),
-            difference=difference,
+            difference=None if record["differences"] is None else PairedDifference.from_dict(record),
             p_holm=record["p_holm"],
             cost=record["time_ratio"],
         )
