@@ -8,21 +8,20 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from attendrop.reports.epoch_charts import convergence, learning_curves, losses
 from attendrop.reports.figures import (
     DASHES,
     MUTED,
     SERIES,
     Chart,
-    Mark,
     ShownMethod,
-    add_legend,
+    drawing,
     every_method,
     label_axes,
     methods_shown,
-    new_figure,
     shown,
-    styled,
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
 from attendrop.reports.results import OF_RUN, ReportedRun, ReportedSetting, Results
@@ -90,29 +89,26 @@ def scores(setting: ReportedSetting) -> Chart | str:
         return "there are no scores of the reference and of a method"
     reference, metric = rows[0], setting.answer.metric
     low, high = (reference.mean + end for end in _gain_limits(rows))
-    marks, table, beyond = [], [], False
-    with styled():
-        figure, (axes,) = new_figure(0.55 + 0.36 * len(rows))
+    beyond = False
+    with drawing(0.55 + 0.36 * len(rows)) as drawn:
+        axes = drawn.axes
         for place, row in enumerate(rows):
             axes.vlines(reference.mean, place - 0.15, place + 0.3, color=MUTED, linewidth=1, linestyle=":")
-            is_used = row.label == setting.answer.use
-            color, x, fill = SERIES[0] if is_used else MUTED, min(max(row.mean, low), high), "full"
-            ends, told = "-", f"{row.label}: {number(row.mean)}"
+            is_used, x = row.label == setting.answer.use, min(max(row.mean, low), high)
+            color, fill, ends = SERIES[0] if is_used else MUTED, "full", ""
             if x != row.mean:
                 beyond, fill = True, "none"
             elif (found := row.difference) is not None and math.isfinite(found.known.low):
-                spans = [reference.mean + found.known.low, reference.mean + found.known.high]
-                axes.plot(
-                    [min(max(end, low), high) for end in spans], [place, place], color=color, linewidth=3, alpha=0.5
-                )
-                ends = f"[{number(spans[0])}, {number(spans[1])}]"
+                span = [reference.mean + end for end in (found.known.low, found.known.high)]
+                axes.plot(np.clip(span, low, high), [place, place], color=color, linewidth=3, alpha=0.5)
+                ends = f"[{number(span[0])}, {number(span[1])}]"
             axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
             weight = "bold" if is_used else "normal"
-            name = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontweight": weight, "fontsize": "small"}
-            axes.text(0, place - 0.22, shown(row.label), **name)
-            axes.text(1, place - 0.22, number(row.mean), ha="right", **name)
-            marks.append(Mark(axes, x, place, f"{told}, interval {ends}" if ends != "-" else told))
-            table.append([row.label, number(row.mean), ends, str(row.n)])
+            look = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontweight": weight, "fontsize": "small"}
+            axes.text(0, place - 0.22, shown(row.label), **look)
+            axes.text(1, place - 0.22, number(row.mean), ha="right", **look)
+            text = f"{row.label}: {number(row.mean)}{f', interval {ends}' if ends else ''}"
+            drawn.tell(x, place, text, row.label, number(row.mean), ends or "-", str(row.n))
         axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
@@ -124,7 +120,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
     )
     caption += " An open point at an edge is further away." if beyond else ""
     header = ("method", metric, "95 % interval beside the reference", "seeds")
-    return Chart(SCORES, setting.name, "Scores", caption, figure, header, table, marks)
+    return drawn.chart(SCORES, setting.name, "Scores", caption, header)
 
 
 def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
@@ -136,12 +132,10 @@ def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
     methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
     low, high = _gain_limits(compared)
-    marks, table = [], []
     beyond = False
-    with styled():
-        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
+    with drawing(2.9, [method.label for method in methods]) as drawn:
+        axes = drawn.axes
         axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
-        entries = {}
         for method in methods:
             row = rows[method.label]
             found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
@@ -153,18 +147,17 @@ def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]
                 look = {"yerr": ends, "capsize": 3}
             else:
                 beyond, y = True, min(max(y, low), high)
-            entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
-            marks.append(Mark(axes, x, y, f"{method.label}: {text}, {cost(row)} the time"))
-            table.append([method.label, cost(row), text, "-" if found is None else str(found.n)])
+            drawn.entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
+            pairs = "-" if found is None else str(found.n)
+            drawn.tell(x, y, f"{method.label}: {text}, {cost(row)} the time", method.label, cost(row), text, pairs)
         space = 0.06 * (high - low)
         axes.set_ylim(low - space, high + space)
         _scale_costs(axes)
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
-        add_legend(figure, entries)
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
     caption += " An open marker at an edge is further away." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
-    return Chart("cost_gain", setting.name, "Cost against gain", caption + left_out, figure, header, table, marks)
+    return drawn.chart("cost_gain", setting.name, "Cost against gain", caption + left_out, header)
 
 
 def _scale_costs(axes: Axes) -> None:
@@ -226,35 +219,31 @@ def _over_sizes(settings: Sequence[ReportedSetting], every: Mapping[str, ShownMe
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
     methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
-    marks: list[Mark] = []
-    table: list[list[str]] = []
-    with styled():
-        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
-        entries: dict[str, Any] = {}
+    with drawing(2.9, [method.label for method in methods]) as drawn:
+        axes = drawn.axes
         for method in methods:
             rows = [next(row for row in each.answer.rows if row.label == method.label) for each in settings]
             sizes, means = [_rows(each) for each in settings], [row.mean for row in rows]
-            (entries[method.label],) = axes.plot(sizes, means, **method.line)
+            (drawn.entries[method.label],) = axes.plot(sizes, means, **method.line)
             for size, row in zip(sizes, rows, strict=True):
-                low, high = "-", "-"
+                low, high, ends = "-", "-", ""
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
                     axes.vlines(size, found.low, found.high, color=method.color, alpha=0.5)
                     low, high = number(found.low), number(found.high)
-                ends = "" if row.n == 1 else f" [{low}, {high}]"
-                marks.append(Mark(axes, size, row.mean, f"{method.label}, {size} rows: {number(row.mean)}{ends}"))
-                table.append([method.label, str(size), number(row.mean), low, high, str(row.n)])
-        axes.set_ylim(*_score_limits([row for each in settings for row in each.answer.rows if row.label in entries]))
+                    ends = f" [{low}, {high}]"
+                text = f"{method.label}, {size} rows: {number(row.mean)}{ends}"
+                drawn.tell(size, row.mean, text, method.label, str(size), number(row.mean), low, high, str(row.n))
+        drawn_rows = [row for each in settings for row in each.answer.rows if row.label in drawn.entries]
+        axes.set_ylim(*_score_limits(drawn_rows))
         axes.set_xscale("log")
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         label_axes(axes, "training rows", metric)
-        add_legend(figure, entries)
     caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
     header = ("method", "training rows", metric, "low", "high", "seeds")
     data = _common_name(settings)
-    title = f"Score over data size, {data}"
-    return Chart("data_size", "", title, caption, figure, header, table, marks, data)
+    return drawn.chart("data_size", "", f"Score over data size, {data}", caption, header, data)
 
 
 def _common_name(settings: Sequence[ReportedSetting]) -> str:
@@ -309,23 +298,19 @@ def _by_epoch(run: ReportedRun) -> Layers:
 def _over_steps(setting: ReportedSetting, run: ReportedRun, layers: Layers) -> Chart:
     """Draw a line for each layer."""
     names = sorted(layers, key=_place)
-    marks: list[Mark] = []
-    rows: list[list[str]] = []
-    with styled():
-        figure, (axes,) = new_figure(2.9, names)
-        entries: dict[str, Any] = {}
+    with drawing(2.9, names) as drawn:
         for index, name in enumerate(names):
             steps, values = zip(*layers[name], strict=True)
             color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
-            (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
-            marks += [Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in layers[name]]
-            rows += [[name, f"{step:g}", f"{value:.4f}"] for step, value in layers[name]]
-        axes.set_ylim(bottom=0)
-        label_axes(axes, "training step", "probability of dropping")
-        add_legend(figure, entries)
+            look = {"color": color, "linestyle": dashes, "marker": "o", "markersize": 2.5}
+            (drawn.entries[name],) = drawn.axes.plot(steps, values, **look)
+            for step, value in layers[name]:
+                drawn.tell(step, value, f"{name}, step {step:g}: {value:.3f}", name, f"{step:g}", f"{value:.4f}")
+        drawn.axes.set_ylim(bottom=0)
+        label_axes(drawn.axes, "training step", "probability of dropping")
     caption = f"Run of seed {run.seed}: a line for each attention layer."
     title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
-    return Chart("drop_probability", setting.name, title, caption, figure, header, rows, marks, run.label)
+    return drawn.chart("drop_probability", setting.name, title, caption, header, run.label)
 
 
 def _place(layer: str) -> tuple[str, int]:

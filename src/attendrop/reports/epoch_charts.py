@@ -7,16 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from attendrop.reports.figures import (
-    Chart,
-    Mark,
-    ShownMethod,
-    add_legend,
-    label_axes,
-    methods_shown,
-    new_figure,
-    styled,
-)
+from attendrop.reports.figures import Chart, Mark, ShownMethod, drawing, label_axes, methods_shown
 from attendrop.reports.results import ReportedRun, ReportedSetting
 from attendrop.studies.words import number
 
@@ -102,15 +93,11 @@ def _over_epochs(
     """Draw panels of curves by their name."""
     methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
     banded = len(methods) <= _MOST_BANDS
-    marks: list[Mark] = []
-    rows: list[list[str]] = []
-    with styled():
+    with drawing(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels)) as drawn:
         from matplotlib.ticker import MaxNLocator
 
-        figure, axes = new_figure(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels))
-        entries = {}
-        for panel, (name, curves) in zip(axes, panels.items(), strict=True):
-            label_axes(panel, "epoch" if panel is axes[-1] else "", name)
+        for panel, (name, curves) in zip(drawn.panels, panels.items(), strict=True):
+            label_axes(panel, "epoch" if panel is drawn.axes else "", name)
             for method in methods:
                 if method.label not in curves:
                     continue
@@ -119,7 +106,7 @@ def _over_epochs(
                 values = [[curve[epoch] for curve in found if epoch in curve] for epoch in epochs]
                 means, lows, highs = ([of(each) for each in values] for of in (statistics.fmean, min, max))
                 look = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
-                (entries[method.label],) = panel.plot(epochs, means, **look)
+                (drawn.entries[method.label],) = panel.plot(epochs, means, **look)
                 if banded:
                     panel.fill_between(epochs, lows, highs, color=method.color, alpha=0.12, linewidth=0)
                 apart = -(-len(epochs) // _MOST_MARKS)
@@ -127,10 +114,9 @@ def _over_epochs(
                     spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
                     if (epoch - epochs[-1]) % apart == 0:
                         text = f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"
-                        marks.append(Mark(panel, epoch, mean, text))
-                    rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
-        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-        add_legend(figure, entries)
+                        drawn.marks.append(Mark(panel, epoch, mean, text))
+                    row = [method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))]
+                    drawn.rows.append(row)
+        drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
-    caption = f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}"
-    return Chart(kind, setting.name, title, caption, figure, header, rows, marks)
+    return drawn.chart(kind, setting.name, title, f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}", header)
