@@ -15,11 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
+from attendrop.reports.attention_stages import Stages, load_stages
 from attendrop.reports.attention_viewer import (
     ShownText,
-    Stages,
     explanation,
-    load_stages,
     method_in_words,
     page_length,
     show_texts,
