@@ -213,22 +213,20 @@ class _Words:
 
     def against(self, verdict: Verdict, baseline: str) -> list[str]:
         """Give the difference from the best baseline of what is recommended, and of what would be without it."""
-        reference = next(iter(self.rows))
+        row, reference = self.rows[baseline], next(iter(self.rows))
         first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
         shown = [first or reference]
         if verdict.why == "others not ahead":
             shown.append((verdict.among and verdict.among.use) or reference)
-        lines = [f"{self.difference(label, baseline)}." for label in shown]
-        if (ratio := self.rows[baseline].cost) is not None:
-            lines[-1] = (
-                f"{lines[-1][:-1]}; {baseline} takes {cost(self.rows[baseline])} the time of {self.name(reference)}."
-            )
-        used = self.rows.get(verdict.use or "")
-        if used is None or used.is_baseline or ratio is None or used.cost is None or ratio >= used.cost:
-            return lines
-        if self.versus(used.label, baseline).mean.value < self.margin:
-            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}.")
-        return lines
+        paired = [label for label in shown if self.rows[label].versus(row) is not None]
+        lines = [self.difference(label, baseline) for label in paired]
+        if lines and row.cost is not None:
+            lines[-1] += f"; {baseline} takes {cost(row)} the time of {self.name(reference)}"
+        used = self.rows[verdict.use or baseline]
+        is_cheaper = row.cost is not None and used.cost is not None and row.cost < used.cost
+        if is_cheaper and self.versus(used.label, baseline).mean.value < self.margin:
+            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}")
+        return [f"{line}." for line in lines]
 
     def difference(self, label: str, other: str, *, tested: bool = False) -> str:
         """Give the difference of two models; if it is the one that was tested, with what was found of it."""
