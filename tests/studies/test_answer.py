@@ -384,6 +384,11 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
     assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
 
 
+def test_without_a_common_seed_nothing_is_compared() -> None:
+    found = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:], *runs("tfidf", LOW[:3])[2:]])
+    assert found.sentences == ("No recommendation yet. 0 runs of each are too few to tell: take 4 seeds or more.",)
+
+
 def test_equal_scores_are_not_taken_for_certainty() -> None:
     constant = runs("finetune", [0.5] * 4) + runs("ad-drop", [0.51] * 4)
     assert answer(constant).verdict.kind == "tie"

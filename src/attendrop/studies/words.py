@@ -84,14 +84,13 @@ class _Words:
         best = f"the best of them: {self.gains(verdict.challenger, (lead, ''))}"
         match verdict.why:
             case "few seeds":
-                most = max(row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
-                return self.too_few(most, "each", verdict)
+                pairs = (row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
+                return self.too_few(max(pairs, default=0), "each", verdict)
             case "no row scores":
                 return _NO_ROW_SCORES
             case "all behind":
-                but = (
-                    f" but {self.listed(verdict.not_judged)}, which cannot be judged yet," if verdict.not_judged else ""
-                )
+                others = self.listed(verdict.not_judged)
+                but = f" but {others}, which cannot be judged yet," if others else ""
                 return f"Every other method here{but} is behind it; {best}."
             case "negligible":
                 return "The differences are practically nothing, and it is the cheapest."
