@@ -21,7 +21,7 @@ from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS
-from attendrop.studies.words import cost, ends, interval, number, signed
+from attendrop.studies.words import cost, ends, interval, number, rounded, signed
 from attendrop.wording import counted
 
 if TYPE_CHECKING:
@@ -157,15 +157,15 @@ def key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     if verdict.lead is not None and verdict.challenger is not None:
         span = ends(verdict.lead)
         note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
-        pair = f"{verdict.challenger} minus {verdict.incumbent}"
-        numbers.append((signed(verdict.lead.value), pair, note))
+        difference = f"{verdict.challenger} minus {verdict.incumbent}"
+        numbers.append((signed(verdict.lead.value), difference, note))
     if verdict.plan is not None and (verdict.plan.more_rows or verdict.plan.more_seeds):
-        rows_needed, seeds = verdict.plan.more_rows, verdict.plan.more_seeds
-        value = f"{rows_needed:,}" if rows_needed else f"{seeds:,}"
-        what = "more labelled evaluation rows" if rows_needed else "more seeds (runs of each)"
+        value = rounded(verdict.plan.more_rows or verdict.plan.more_seeds or 0)
+        what = "more labelled evaluation rows" if verdict.plan.more_rows else "more seeds (runs of each)"
         numbers.append((value, what, f"would probably show a difference of {number(verdict.plan.effect)}"))
-    else:
-        timed = rows.get(verdict.challenger or "", main) if main.is_reference else main
+        return numbers
+    pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
+    if (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", "relative to plain fine-tuning"))
     return numbers
 

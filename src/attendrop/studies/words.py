@@ -141,8 +141,8 @@ class _Words:
             if seeds:
                 return f"On {MIN_SEEDS} seeds and as many rows, {difference} would probably show."
             return f"On as many seeds and rows, {difference} would probably have shown."
-        more_seeds = f"{_rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
-        more_rows = f"{_rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
+        more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
+        more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
         if seeds is not None and rows is not None:
             return f"About {more_seeds}, or about {more_rows}, {settle}."
         if rows is not None:
@@ -151,7 +151,7 @@ class _Words:
             return f"About {more_seeds} {settle}; no number of rows alone would."
         if plan.together is None:
             return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
-        return f"{plan.together[0]} seeds on {_rounded(plan.together[1])} rows {settle}; neither alone would."
+        return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
         """Say by how much a model is ahead, or behind, of others; an empty name is left out."""
@@ -291,7 +291,7 @@ def cost(row: MethodRow) -> str:
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x"
 
 
-def _rounded(count: int) -> str:
+def rounded(count: int) -> str:
     """Format a planned number with two digits: it is no better known."""
     return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 
