@@ -518,7 +518,7 @@ def test_the_answer_comes_first_on_a_console() -> None:
 def test_markdown_has_the_answer_the_table_and_every_seed() -> None:
     text = FOUND.markdown()
     assert text.startswith(
-        "**Use ad-drop. It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100 than"
+        "**Use ad-drop.** It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100 than"
     )
     assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
     assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text

@@ -104,9 +104,9 @@ def scores(setting: ReportedSetting) -> Chart | str:
                 ends = f"[{number(span[0])}, {number(span[1])}]"
             axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
             weight = "bold" if is_used else "normal"
-            look = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontweight": weight, "fontsize": "small"}
-            axes.text(0, place - 0.22, shown(row.label), **look)
-            axes.text(1, place - 0.22, number(row.mean), ha="right", **look)
+            look: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": "small"}
+            axes.text(0, place - 0.22, shown(row.label), fontweight=weight, **look)
+            axes.text(1, place - 0.22, number(row.mean), ha="right", fontweight=weight, **look)
             text = f"{row.label}: {number(row.mean)}{f', interval {ends}' if ends else ''}"
             drawn.tell(x, place, text, row.label, number(row.mean), ends or "-", str(row.n))
         axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
@@ -302,8 +302,8 @@ def _over_steps(setting: ReportedSetting, run: ReportedRun, layers: Layers) -> C
         for index, name in enumerate(names):
             steps, values = zip(*layers[name], strict=True)
             color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
-            look = {"color": color, "linestyle": dashes, "marker": "o", "markersize": 2.5}
-            (drawn.entries[name],) = drawn.axes.plot(steps, values, **look)
+            line = drawn.axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
+            (drawn.entries[name],) = line
             for step, value in layers[name]:
                 drawn.tell(step, value, f"{name}, step {step:g}: {value:.3f}", name, f"{step:g}", f"{value:.4f}")
         drawn.axes.set_ylim(bottom=0)

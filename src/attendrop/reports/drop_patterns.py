@@ -20,7 +20,7 @@ from attendrop.reports.drops import (
     LayerDrops,
     PassDrops,
 )
-from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.reports.figures import picture_file
 from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
 from attendrop.text_tables import csv_table
 
@@ -204,20 +204,13 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
-    grid = figure.subplots(2, 2)
-    _by_layer(grid[0, 0], patterns)
-    _by_layer_and_distance(figure, grid[0, 1], patterns)
-    top = 0.0
-    for axes, grouping in ((grid[1, 0], "to"), (grid[1, 1], "from")):
-        top = max(top, _bars(axes, patterns, grouping))
-    for axes in grid[1]:
-        axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
-    save_figure(figure, path, format="png", dpi=150)
+    with picture_file(path, (10, 7.5), 2, 2) as grid:
+        grid[0, 0].figure.suptitle(title, fontsize="medium")
+        _by_layer(grid[0, 0], patterns)
+        _by_layer_and_distance(grid[0, 1], patterns)
+        top = max(_bars(axes, patterns, grouping) for axes, grouping in zip(grid[1], ("to", "from"), strict=True))
+        for axes in grid[1]:
+            axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
 
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:
@@ -232,7 +225,7 @@ def _by_layer(axes: Any, patterns: DropPatterns) -> None:
     axes.grid(alpha=0.3)
 
 
-def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> None:
+def _by_layer_and_distance(axes: Any, patterns: DropPatterns) -> None:
     groups = patterns.groups("distance")
     if not groups:
         axes.set_axis_off()
@@ -243,7 +236,7 @@ def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> No
     axes.set_xticks(range(len(groups)), groups)
     _label_layers(axes.yaxis, patterns)
     axes.set(xlabel=f"{_HEADINGS['distance']}, in tokens", ylabel="attention layer")
-    figure.colorbar(image, ax=axes, label="dropped share")
+    axes.figure.colorbar(image, ax=axes, label="dropped share")
 
 
 def _bars(axes: Any, patterns: DropPatterns, grouping: str) -> float:

@@ -158,6 +158,33 @@ def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
         figure.savefig(file, **options)
 
 
+@contextmanager
+def picture_file(
+    path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[Any]:
+    """Draw panels, and write them as a PNG file.
+
+    Args:
+        path: The file.
+        size: Width and height in inches.
+        rows: Rows of panels.
+        columns: Columns of panels.
+        options: Further arguments of ``Figure.subplots``.
+
+    Yields:
+        The panels, ``(rows, columns)``; each has the ``figure``.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure.subplots(rows, columns, squeeze=False, **options)
+    save_figure(figure, path, format="png", dpi=150)
+
+
 def run_title(metrics: Mapping[str, Any]) -> str:
     """Say in a title what a run trained on what, given its ``metrics.json``."""
     return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"

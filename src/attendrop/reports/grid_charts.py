@@ -159,8 +159,7 @@ def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
                 ys.append(row.mean)
                 text = f"{grid.method}, {first}={one:g}, {second}={other:g}: {number(row.mean)}"
                 drawn.tell(x, row.mean, text, grid.method, f"{one:g}", f"{other:g}", number(row.mean), str(row.n))
-            look = {"linestyle": "", "marker": marker, "color": color, "alpha": 0.85}
-            (drawn.entries[grid.method],) = axes.plot(xs, ys, **look)
+            (drawn.entries[grid.method],) = axes.plot(xs, ys, linestyle="", marker=marker, color=color, alpha=0.85)
         if reference is not None:
             line = axes.axhline(reference.mean, color=MUTED, linestyle=":", linewidth=1)
             drawn.entries[reference.label] = line

@@ -68,6 +68,12 @@ class Answer:
         """Label of what is recommended; None if nothing is."""
         return self.verdict.use
 
+    @property
+    def decision(self) -> tuple[str, str]:
+        """The decision in a sentence, and its reason, which may be empty."""
+        first, point, reason = self.sentences[0].partition(". ")
+        return first + point.rstrip(), reason
+
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
@@ -93,12 +99,13 @@ class Answer:
             (row.label, *(number(row.scores[seed]) if seed in row.scores else "-" for seed in every))
             for row in self.rows
         ]
-        first, *others = self.sentences
+        decision, reason = self.decision
+        figures = " ".join(self.sentences[1:])
         return (
             "\n\n".join(
                 [
-                    f"**{first}**",
-                    *([" ".join(others)] if others else []),
+                    f"**{decision}** {reason}".rstrip(),
+                    *([figures] if figures else []),
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
                     f"{self.metric} of {self.model} on {self.scored_on}:",
                     markdown_table(COLUMNS, [cells(row) for row in self.rows]),
