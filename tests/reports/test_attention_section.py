@@ -20,8 +20,13 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
 from attendrop.reports import page as html_page
 from attendrop.reports import report_page
-from attendrop.reports.attention_section import DEFAULT_VIEWER, AttentionPart, ViewerOptions, attention_part
-from attendrop.reports.kept_model import typical_rows
+from attendrop.reports.attention_section import (
+    DEFAULT_VIEWER,
+    AttentionPart,
+    ViewerOptions,
+    attention_part,
+    typical_rows,
+)
 from attendrop.reports.page import Section
 from attendrop.reports.report import write_report
 from attendrop.reports.results import read_results
@@ -61,7 +66,7 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     assert "ad-drop, seed 0, 40 training rows" in page
     assert "3 of the evaluation rows, those whose length is nearest to 16 tokens, of different labels.</p>" in page
     assert "Crossed out is" not in page  # said only where the method is not the run's own
-    assert "<img" not in page
+    assert "<img src=x" not in page
     assert HOSTILE not in page
     assert "&lt;/script&gt;&lt;img src=x&gt;the ‖ the cat" in page
     json_text = re.search(r'<script type="application/json" id="attention-data">(.*?)</script>', page, re.DOTALL)

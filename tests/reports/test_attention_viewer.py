@@ -13,7 +13,8 @@ from helpers.browser import OpenPage, chromium, open_page
 
 from attendrop import ADDrop
 from attendrop.reports.attention_maps import LayerMaps, TextMaps
-from attendrop.reports.attention_viewer import ShownText, Stage, Stages, attention_page
+from attendrop.reports.attention_stages import Stage, Stages
+from attendrop.reports.attention_viewer import ShownText, attention_page
 from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.slow

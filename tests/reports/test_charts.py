@@ -16,9 +16,9 @@ from helpers.finished_runs import history, write_run, write_runs
 from matplotlib import colormaps
 
 from attendrop.methods.core.registry import build_method
-from attendrop.reports import figures as drawing
+from attendrop.reports import figures
 from attendrop.reports.charts import make_charts, score_over_data_size
-from attendrop.reports.figures import Chart, Mark, Picture, every_method, new_figure, styled
+from attendrop.reports.figures import Chart, Picture, every_method
 from attendrop.reports.results import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
@@ -106,7 +106,7 @@ def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
 def drawn(chart: Chart) -> dict[str, tuple[Any, Any]]:
     """The colour and the marker of each label."""
     lines = [(line.get_color(), line.get_marker()) for line in chart.figure.axes[0].lines]
-    looks = [(color, marker) for color, marker in lines if marker in drawing.MARKERS]
+    looks = [(color, marker) for color, marker in lines if marker in figures.MARKERS]
     return dict(zip((text.get_text() for text in chart.figure.legends[0].texts), looks, strict=True))
 
 
@@ -119,10 +119,10 @@ def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> N
             write_runs(tmp_path, "mixout", [score - gain for score in PLAIN], config=config)
             write_runs(tmp_path, "majority", [score - 0.01 for score in PLAIN], config=config)
     write_runs(tmp_path, "r-drop", PLAIN, config={"task": "rte", "max_train_samples": 16})
-    charts = make_charts(read_results(tmp_path))[0]
+    charts = [chart for chart in make_charts(read_results(tmp_path))[0] if chart.kind != "scores"]
     assert len(charts) == 2 + 4 * 4 + 3
     labels = ("finetune", "r-drop", "mixout", "majority")
-    looks = dict(zip(labels, zip(drawing.SERIES, drawing.MARKERS, strict=True), strict=False))
+    looks = dict(zip(labels, zip(figures.SERIES, figures.MARKERS, strict=True), strict=False))
     for chart in charts:
         assert drawn(chart).items() <= looks.items()
     assert len(drawn(charts[0])) == len(labels)
@@ -147,6 +147,20 @@ def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Pat
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
     assert "An open marker at an edge is further away." in chart.caption
+
+
+def test_scores_stand_beside_the_reference_with_the_interval_of_their_difference(tmp_path: Path) -> None:
+    for method, found in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
+        write_runs(tmp_path, method, found)
+    chart = made(tmp_path)["scores"]
+    assert [(mark.x, mark.y) for mark in chart.marks][:2] == pytest.approx([(0.515, 0), (0.615, 1)])
+    assert chart.marks[2].x > 0.4  # far away, at the edge
+    assert values(chart, "method", "accuracy", "95 % interval beside the reference") == [
+        ["finetune", "0.515", "-"],
+        ["r-drop", "0.615", "[0.602, 0.628]"],
+        ["majority", "0.010", "-"],
+    ]
+    assert "An open point at an edge is further away." in chart.caption
 
 
 def test_times_have_labels_where_there_is_one_power_of_ten(tmp_path: Path) -> None:
@@ -297,6 +311,7 @@ def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> Non
     write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False))
     assert list(made(tmp_path)) == ["learning_curves"]
     assert reasons(tmp_path) == {
+        "Scores": "there are no scores of the reference and of a method",
         "Score over data size": "no two settings differ only in the number of training rows",
         "Cost against gain": "no method has two seeds in common with the reference",
         "Convergence": "no run has scores on held-out rows; train with --selection-fraction 0.1",
@@ -329,12 +344,12 @@ def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 
 def hostile_chart() -> Chart:
     name = "<script>alert(1)</script>\x00\ud800 $\\frac{$ _&"
-    with styled():
-        figure, (axes,) = new_figure(2.0, [name])
-        (line,) = axes.plot([0, 1], [0, 1], color=drawing.SERIES[0])
-        drawing.label_axes(axes, "", name)
-        drawing.add_legend(figure, {name: line})
-    return Chart("kind", "", name, name, figure, (name,), [[name]], [Mark(axes, 0, 0, name), Mark(axes, 1, 1, name)])
+    with figures.drawing(2.0, [name]) as drawn:
+        (drawn.entries[name],) = drawn.axes.plot([0, 1], [0, 1], color=figures.SERIES[0])
+        figures.label_axes(drawn.axes, "", name)
+        for place in (0, 1):
+            drawn.tell(place, place, name, name)
+    return drawn.chart("kind", "", name, name, (name,))
 
 
 def words(svg: bytes) -> list[str]:
@@ -378,7 +393,7 @@ def test_marks_are_where_the_points_are_in_the_picture_of_a_page() -> None:
     root = ElementTree.fromstring(svg_of(picture))
     assert [float(side) for side in root.attrib["viewBox"].split()[2:]] == pytest.approx(picture[1:3])
     line = next(
-        each for each in root.iter() if drawing.SERIES[0] in each.attrib.get("style", "") and "d" in each.attrib
+        each for each in root.iter() if figures.SERIES[0] in each.attrib.get("style", "") and "d" in each.attrib
     )
     ends = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
     assert [place for x, y, _ in picture.marks for place in (x, y)] == pytest.approx(ends[:4], abs=0.1)

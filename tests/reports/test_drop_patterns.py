@@ -18,9 +18,9 @@ from helpers import tiny
 from scipy import stats
 
 from attendrop.attention.layers import AttentionLayer
-from attendrop.reports.attention_maps import TokenTypes
 from attendrop.reports.drop_patterns import DropPatterns, distance_names, plot_drops
 from attendrop.reports.drops import LayerDrops, PassDrops
+from attendrop.reports.token_types import TokenTypes
 
 
 @pytest.fixture(scope="module")

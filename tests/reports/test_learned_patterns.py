@@ -15,6 +15,7 @@ from helpers import tiny
 
 from attendrop import AttendropError, Scheduler, cli
 from attendrop.methods.core.registry import build_method
+from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
 
@@ -182,13 +183,13 @@ def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, monkeypatc
     unknown = {"told_from_noise": False, "effect": None, "effect_interval": None, "p": 1.0}
     run = write_run(tmp_path / "run", layer_effects={"encoder.0": told, "encoder.1": unknown})
     drawn: list[Any] = []
-    save = patterns.save_figure
+    save = figures.save_figure
 
     def save_and_keep(figure: Any, *rest: Any, **how: Any) -> None:
         drawn.append(figure)
         save(figure, *rest, **how)
 
-    monkeypatch.setattr(patterns, "save_figure", save_and_keep)
+    monkeypatch.setattr(figures, "save_figure", save_and_keep)
     assert cli.main(["patterns", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[4].split() == ["encoder.0", "+0.004", "+0.002", "to", "+0.006", "0.012", "yes"]

@@ -37,12 +37,14 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert out.startswith("Use r-drop. It gets 10 more of 100 right than plain fine-tuning.")
     assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
     names = {path.name for path in (study / "report").iterdir()}
-    figures = {
-        f"{kind}.{end}" for kind in ("cost_gain", "learning_curves", "convergence", "losses") for end in ("png", "svg")
-    }
+    kinds = ("scores", "cost_gain", "learning_curves", "convergence", "losses")
+    figures = {f"{kind}.{end}" for kind in kinds for end in ("png", "svg")}
     assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
     page = text((study / "report" / "report.html").read_text())
     assert "Use r-drop. It gets 10 more of 100 right than plain fine-tuning." in page
+    assert "Compared: 2 fine-tuning methods (finetune, r-drop), with 4 seeds each, by their accuracy on cola" in page
+    assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % interval on new" in page
+    assert "1.8x time of training of r-drop relative to plain fine-tuning" in page
     assert "r-drop 4 0.615 ± 0.013 +0.100" in page
     assert "Options that all runs have in common" in page
 

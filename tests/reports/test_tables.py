@@ -97,13 +97,13 @@ def test_latex_uses_booktabs_and_escapes(tmp_path: Path) -> None:
     for part in (r"\toprule", r"\midrule", r"\bottomrule", r"method & task\_0 \\", r"\begin{tabular}{lr}"):
         assert part in found
     assert r"r-drop & \textbf{61.5 $\pm$ 1.3}$^{\dagger}$ \\" in found
-    hostile = ResultTable(("a&b", "$x^2$"), (100, 100), ("m", "m"), {r"\input{x}_%#~<": (None, None)}, "c")
+    hostile = ResultTable(("a&b", "$x^2$"), ("m", "m"), {r"\input{x}_%#~<": (None, None)}, "c")
     assert r"method & a\&b & \$x\textasciicircum{}2\$ \\" in hostile.latex()
     assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - \\" in hostile.latex()
 
 
 def test_markdown_escapes_names() -> None:
-    hostile = ResultTable(("a|b",), (100,), ("m",), {"<script>\n*x*": (None,)}, "c")
+    hostile = ResultTable(("a|b",), ("m",), {"<script>\n*x*": (None,)}, "c")
     assert "| method | a\\|b |" in hostile.markdown()
     assert "| \\<script\\> \\*x\\* | - |" in hostile.markdown()
 

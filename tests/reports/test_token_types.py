@@ -9,7 +9,7 @@ import transformers as hf
 from helpers import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attendrop.reports.attention_maps import TokenTypes
+from attendrop.reports.token_types import TokenTypes
 
 
 def types(tokenizer: Any, text: str, pair: str | None = None) -> list[tuple[str, str]]:

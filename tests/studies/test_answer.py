@@ -384,6 +384,11 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
     assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
 
 
+def test_without_a_common_seed_nothing_is_compared() -> None:
+    found = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:], *runs("tfidf", LOW[:3])[2:]])
+    assert found.sentences == ("No recommendation yet. 0 runs of each are too few to tell: take 4 seeds or more.",)
+
+
 def test_equal_scores_are_not_taken_for_certainty() -> None:
     constant = runs("finetune", [0.5] * 4) + runs("ad-drop", [0.51] * 4)
     assert answer(constant).verdict.kind == "tie"
@@ -513,7 +518,7 @@ def test_the_answer_comes_first_on_a_console() -> None:
 def test_markdown_has_the_answer_the_table_and_every_seed() -> None:
     text = FOUND.markdown()
     assert text.startswith(
-        "**Use ad-drop. It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100 than"
+        "**Use ad-drop.** It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100 than"
     )
     assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
     assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text

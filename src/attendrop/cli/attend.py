@@ -41,7 +41,8 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_viewer import attention_page, load_stages, show_texts
+    from attendrop.reports.attention_stages import load_stages
+    from attendrop.reports.attention_viewer import attention_page, show_texts
 
     settings = read_settings(set_ or [])
     chosen = build_method(method or DEFAULT_METHOD, settings) if method is not None or settings else None

@@ -9,15 +9,8 @@ from typing import Any
 
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.drop_patterns import (
-    ALL,
-    DropPatterns,
-    RecordedDrops,
-    RowSource,
-    Share,
-    plot_drops,
-    record_run_drops,
-)
+from attendrop.reports.drop_patterns import ALL, DropPatterns, Share, plot_drops
+from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
 from attendrop.runs.run_folder import adding, read_metrics, writable
 from attendrop.text_tables import NAMES_LEFT, aligned
 from attendrop.wording import counted_rows

@@ -54,7 +54,7 @@ def patterns(
     from attendrop.cli.patterns_output import learns_patterns, show_patterns
     from attendrop.cli.probe_output import parse_rates, show_probe
     from attendrop.cli.progress import row_progress
-    from attendrop.reports.drop_patterns import RowSource
+    from attendrop.reports.run_drops import RowSource
     from attendrop.runs.run_folder import keeps_model
 
     source = RowSource(rows, file, split_columns(text_columns), data_dir, str(device))

@@ -8,8 +8,8 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_text
-from attendrop.reports.drop_patterns import RowSource
 from attendrop.reports.probe import DIRECTIONS, ProbeResult, RunProbe, plot_probe, probe_run
+from attendrop.reports.run_drops import RowSource
 from attendrop.runs.run_folder import adding, writable
 from attendrop.text_tables import NAMES_LEFT, aligned
 

@@ -1,20 +1,45 @@
-"""The section of a report with an attention viewer, or with what it takes to get one."""
+"""The section of a report with the attention of the model that a comparison kept, or with what it takes to get one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
 from attendrop.errors import AttendropError
-from attendrop.reports.page import Section, render
+from attendrop.methods.core.registry import build_method
+from attendrop.reports.attention_stages import Stages, load_stages
+from attendrop.reports.attention_viewer import (
+    ShownText,
+    explanation,
+    method_in_words,
+    page_length,
+    show_texts,
+    viewer_section,
+)
+from attendrop.reports.page import Section, render, render_page
 from attendrop.reports.results import Results, runs_folder
-from attendrop.runs.run_file import RUN_FILE
-from attendrop.runs.run_folder import keeps_model
+from attendrop.runs.config import DEFAULT_METHOD, RunConfig
+from attendrop.runs.data import divide, load_data
+from attendrop.runs.run_file import RUN_FILE, read_run_file
+from attendrop.runs.run_folder import keeps_model, read_metrics
 from attendrop.studies.comparison import BEST
+from attendrop.studies.method_rows import method_label
+from attendrop.tasks.base import Task
+from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.tokenization import columns_of, encode
 
 _IDENTIFIER, _HEADING = "attention", "Attention"
+# Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
+COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,36 +87,130 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
     """Look at the model that a comparison kept, which is loaded for this; studies keep none.
 
     Returns:
-        A function that makes a part which adds at most so many bytes to a page, or else the shortest there is.
+        A function that makes a part which adds at most so many bytes to a page, or else the shortest there is. To fit,
+        every other layer is left out, and of a single layer, the last text.
 
     Raises:
         AttendropError: Texts were given that cannot be shown.
     """
-    best = results.folder / BEST
+    folder = results.folder / BEST
     try:
-        if not keeps_model(best):
+        if not keeps_model(folder):
             raise AttendropError(_how_to_keep(results))
-        from attendrop.reports.kept_model import look_at_kept_model  # loads what reads data and models
-
-        runs = [run for each in results.settings for run in each.runs]
-        kept = look_at_kept_model(best, runs, options.texts, options.pairs, options.device)
+        stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=options.device)
+        every, source = _texts(folder, results, stages, options)
     except AttendropError as error:
         if options.texts:
             raise
         nothing = _sentence(str(error))
         return lambda most_bytes: nothing
-    no_room = _sentence(
-        f"The page has no room left for the maps of the kept model. `{kept.way_to_see_a_text}` makes a page of a text."
-    )
 
     def part(most_bytes: int) -> AttentionPart:
-        found = kept.section(_IDENTIFIER, _HEADING, most_bytes)
-        if found is None:
-            return no_room
-        section, left_out = found
-        return AttentionPart(section, left_out if options.texts else "")
+        texts = every
+        while texts:
+            left_out = _left_out(every, texts)
+            section = _section(folder, stages, texts, source, left_out)
+            if len(render_page("", [section]).encode()) <= most_bytes:
+                return AttentionPart(section, left_out if options.texts else "")
+            layers = list(texts[0].stages[0].layers)
+            texts = [text.with_layers(layers[::-2][::-1]) for text in texts] if len(layers) > 1 else texts[:-1]
+        length = page_length(folder.name, stages, [max(every, key=lambda text: text.tokens)])
+        command = f'attendrop attend {folder} "TEXT"{"" if length is None else f" --max-length {length}"}'
+        return _sentence(
+            f"The page has no room left for the maps of the kept model. `{command}` makes a page of a text."
+        )
 
     return part
+
+
+def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOptions) -> tuple[list[ShownText], str]:
+    """Compute the maps of the given texts, or of evaluation rows; and say where the texts are from."""
+    texts, pairs, source = options.texts, options.pairs, ""
+    labels: list[str | None] = [None] * len(texts)
+    if not texts:
+        given = read_run_file(str(folder / RUN_FILE))
+        given |= {"seed": given["seed"][0], "output_dir": str(folder)}
+        runs = (run for setting in results.settings for run in setting.runs)
+        fraction = next((run.metrics["config"].get("test_fraction") for run in runs), None)
+        config = RunConfig(**given | ({"test_fraction": fraction} if fraction else {}))
+        data = load_data(config)
+        rows = divide(config, data).report.get("dev")
+        if rows is None:
+            raise AttendropError(
+                "The runs, which tell what the evaluation rows were, are gone; give texts with --text."
+            )
+        chosen = rows.select(typical_rows(rows, data.task, stages.tokenizer, config.max_length))
+        texts, *others = zip(*data.task.head.texts(chosen), strict=True)
+        pairs = others[0] if others else ()
+        labels = [str(data.task.head.shown_label(label)) for label in chosen["label"]]
+        source = _source(len(chosen), len(rows), data.task, config)
+    logger.info("Computing the attention maps of %d texts with the model in %s.", len(texts), folder)
+    shown = show_texts(stages, texts, pairs)
+    return [replace(each, label=label) for each, label in zip(shown, labels, strict=True)], source
+
+
+def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+    """Choose rows that are short, but not the shortest: those whose length is nearest to 16 tokens.
+
+    Of equals, the first is chosen. Each label has its share, as far as there are rows of it.
+
+    Args:
+        rows: Labelled rows, of which the first 2,000 count.
+        task: Their task.
+        tokenizer: Tokenizer that measures them.
+        max_length: In tokens.
+
+    Returns:
+        Numbers of at most three rows.
+    """
+    first = rows.select(range(min(len(rows), MOST_ROWS)))
+    encoded = columns_of(encode(first, task, tokenizer, max_length))
+    lengths, strata = of_documents(encoded["length"][:], encoded), task.head.strata_of(first)
+    share = math.ceil(COUNT / len(set(strata)))
+    chosen: list[int] = []
+    taken: Counter[int] = Counter()
+    for row in sorted(range(len(first)), key=lambda row: abs(lengths[row] - TOKENS)):
+        if taken[strata[row]] < share and len(chosen) < COUNT:
+            taken[strata[row]] += 1
+            chosen.append(row)
+    return chosen
+
+
+def _source(count: int, rows: int, task: Task, config: RunConfig) -> str:
+    """Say which evaluation rows are shown, and whether the kept model was trained on them."""
+    among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
+    labels = ", of different labels" if task.head.num_classes else ""
+    found = f"Texts: {count} of the {among}, those whose length is nearest to {TOKENS} tokens{labels}."
+    if not config.test_fraction:
+        return found
+    if config.shots is None and config.max_train_samples is None:
+        return f"{found} The kept model was trained on all rows, these among them."
+    return f"{found} The kept model was trained on a sample of all rows, which may hold these."
+
+
+def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: str, left_out: str) -> Section:
+    section = viewer_section(_IDENTIFIER, _HEADING, stages, texts)
+    metrics = read_metrics(folder) or {}
+    rows = metrics["data"]["rows"]["train"]
+    content = render(
+        "kept_model.html",
+        folder=folder,
+        trained=f"{method_label(metrics)}, seed {metrics['seed']}, {rows} training rows",
+        source=source,
+        method=None if stages.method is None else method_in_words(stages.method),
+        of_run=stages.of_run,
+        left_out=left_out,
+        viewer=section.content,
+        explanation=explanation(stages),
+    )
+    return replace(section, content=content)
+
+
+def _left_out(texts: Sequence[ShownText], kept: Sequence[ShownText]) -> str:
+    layers, few = len(texts[0].stages[0].layers), len(kept[0].stages[0].layers)
+    pairs = (("layers", few, layers), ("texts", len(kept), len(texts)))
+    counts = [f"{some} of {every} {name}" for name, some, every in pairs if some < every]
+    return f"To keep the page small, it has only {' and '.join(counts)}." if counts else ""
 
 
 def _how_to_keep(results: Results) -> str:
@@ -100,21 +219,19 @@ def _how_to_keep(results: Results) -> str:
     for setting in results.settings:
         found = {label: inside / runs[0].folder for label, runs in setting.by_label.items()}
         tuned = {label: run for label, run in found.items() if (run / RUN_FILE).is_file()}
-        if tuned:
-            run = tuned.get(setting.answer.use or "", next(iter(tuned.values())))
-            return _how_to_see(run)
+        if not tuned:
+            continue
+        run = tuned.get(setting.answer.use or "", next(iter(tuned.values())))
+        if keeps_model(run):
+            command = f'attendrop attend {run} "TEXT"'
+            return f"No model was kept beside the runs, but `{command}` shows the attention of a run."
+        return (
+            "The runs kept their scores, not their models, whose attention could be shown; train one with `attendrop "
+            f'train --config {run / RUN_FILE} --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
+        )
     return (
         'No model was kept whose attention could be shown; `attendrop attend RUN "TEXT"` shows that of a run that kept '
         "its model."
-    )
-
-
-def _how_to_see(run: Path) -> str:
-    if keeps_model(run):
-        return f'No model was kept beside the runs, but `attendrop attend {run} "TEXT"` shows the attention of a run.'
-    return (
-        "The runs kept their scores, not their models, whose attention could be shown; train one with `attendrop train "
-        f'--config {run / RUN_FILE} --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
     )
 
 

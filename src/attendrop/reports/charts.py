@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from attendrop.reports.epoch_charts import convergence, learning_curves, losses
 from attendrop.reports.figures import (
     DASHES,
     MUTED,
     SERIES,
     Chart,
-    Mark,
     ShownMethod,
-    add_legend,
+    drawing,
     every_method,
     label_axes,
     methods_shown,
-    new_figure,
     shown,
-    styled,
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
-from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
+from attendrop.reports.results import OF_RUN, ReportedRun, ReportedSetting, Results
 from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import PairedDifference, mean_interval
 from attendrop.studies.words import cost, interval, number
@@ -61,7 +61,7 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
     return charts, left_out
 
 
-def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
+def _of_setting(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
     """Make the figures of a setting, each with the title that it has where it cannot be made."""
     yield "Scores", scores(setting)
     yield "Cost against gain", cost_against_gain(setting, every)
@@ -73,124 +73,6 @@ def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[
     yield "Heat map of a grid", heat_maps(setting)
 
 
-# Curves over epochs -------------------------------------------------------------------------------------------------
-
-# Values by epoch, of each seed.
-Curves = list[dict[int, float]]
-_LINES, _BANDS = "Lines: mean over seeds", "; bands: from the lowest to the highest seed"
-# Bands of more methods cover each other.
-_MOST_BANDS = 4
-# Curves of more epochs have no markers; curves of more epochs have fewer tooltips.
-_MOST_MARKERS, _MOST_MARKS = 12, 25
-_OWN_ROWS = "rows held out of the training data, which are never those of the final score"
-_REPORTED_ROWS = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
-_HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
-
-
-def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
-    """Draw the training loss over epochs of each method."""
-    found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
-    if not found:
-        return "no run has a training loss of each epoch"
-    caption = "Training loss over epochs, with what the method adds to it or drops. "
-    return _over_epochs("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
-
-
-def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
-    """Draw the score of each epoch of each method."""
-    metric = setting.answer.metric
-    found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
-    if not found:
-        return _HELD_OUT
-    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
-    return _over_epochs("convergence", "Convergence", setting, every, {metric: found}, caption)
-
-
-def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
-    """Draw training and validation loss over epochs of each method."""
-    training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
-    validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
-    if not validation:
-        return f"{_HELD_OUT} (runs of older versions kept no validation loss)"
-    caption = f"Validation loss: on {_scored_rows(setting, validation)}. "
-    caption += "A training loss that falls while the validation loss rises is overfitting. "
-    training = {label: training[label] for label in validation if label in training}
-    panels = {"training loss": training, "validation loss": validation}
-    return _over_epochs("losses", "Training and validation loss", setting, every, panels, caption)
-
-
-def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
-    """Say on which rows the epochs of these methods are scored."""
-    runs = {label: setting.by_label[label] for label in labels}
-    reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
-    if not reported:
-        return _OWN_ROWS
-    if all(run.selects_on_reported for each in runs.values() for run in each):
-        return _REPORTED_ROWS
-    return f"{_OWN_ROWS}; of runs with protocol paper ({', '.join(reported)}), on {_REPORTED_ROWS}"
-
-
-def _collected(
-    setting: Setting,
-    history: Callable[[FinishedRun], Sequence[Mapping[str, Any]]],
-    value: Callable[[Mapping[str, Any]], float | None],
-) -> dict[str, Curves]:
-    """Collect the finite values of each epoch of all runs, by label."""
-    found: dict[str, Curves] = {}
-    for label, runs in setting.by_label.items():
-        for run in runs:
-            values = {int(entry["epoch"]): value(entry) for entry in history(run)}
-            curve = {epoch: float(each) for epoch, each in values.items() if each is not None and math.isfinite(each)}
-            if curve:
-                found.setdefault(label, []).append(curve)
-    return found
-
-
-def _over_epochs(
-    kind: str,
-    title: str,
-    setting: Setting,
-    every: Mapping[str, ShownMethod],
-    panels: Mapping[str, Mapping[str, Curves]],
-    caption: str,
-) -> Chart:
-    """Draw panels of curves by their name."""
-    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
-    banded = len(methods) <= _MOST_BANDS
-    marks: list[Mark] = []
-    rows: list[list[str]] = []
-    with styled():
-        from matplotlib.ticker import MaxNLocator
-
-        figure, axes = new_figure(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels))
-        entries = {}
-        for panel, (name, curves) in zip(axes, panels.items(), strict=True):
-            label_axes(panel, "epoch" if panel is axes[-1] else "", name)
-            for method in methods:
-                if method.label not in curves:
-                    continue
-                found = curves[method.label]
-                epochs = sorted({epoch for curve in found for epoch in curve})
-                values = [[curve[epoch] for curve in found if epoch in curve] for epoch in epochs]
-                means, lows, highs = ([of(each) for each in values] for of in (statistics.fmean, min, max))
-                look = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
-                (entries[method.label],) = panel.plot(epochs, means, **look)
-                if banded:
-                    panel.fill_between(epochs, lows, highs, color=method.color, alpha=0.12, linewidth=0)
-                apart = -(-len(epochs) // _MOST_MARKS)
-                for epoch, mean, low, high, each in zip(epochs, means, lows, highs, values, strict=True):
-                    spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
-                    if (epoch - epochs[-1]) % apart == 0:
-                        text = f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"
-                        marks.append(Mark(panel, epoch, mean, text))
-                    rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
-        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-        add_legend(figure, entries)
-    header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
-    caption = f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}"
-    return Chart(kind, setting.name, title, caption, figure, header, rows, marks)
-
-
 # Scores, and cost against gain ---------------------------------------------------------------------------------------
 
 SCORES = "scores"
@@ -200,36 +82,33 @@ _LEAST_COST = 1e-3
 _FAR = 4.0
 
 
-def scores(setting: Setting) -> Chart | str:
+def scores(setting: ReportedSetting) -> Chart | str:
     """Draw the mean score of each method, with the interval of its difference from the reference."""
     rows = setting.answer.rows
-    if not rows or not rows[0].is_reference:
-        return "no run of the reference has a score"
+    if len(rows) < 2 or not rows[0].is_reference:
+        return "there are no scores of the reference and of a method"
     reference, metric = rows[0], setting.answer.metric
     low, high = (reference.mean + end for end in _gain_limits(rows))
-    marks, table, beyond = [], [], False
-    with styled():
-        figure, (axes,) = new_figure(0.55 + 0.36 * len(rows))
-        axes.axvline(reference.mean, color=MUTED, linewidth=1, linestyle=":")
+    beyond = False
+    with drawing(0.55 + 0.36 * len(rows)) as drawn:
+        axes = drawn.axes
         for place, row in enumerate(rows):
-            is_used = row.label == setting.answer.use
-            color, x, fill = SERIES[0] if is_used else MUTED, min(max(row.mean, low), high), "full"
-            ends, told = "-", f"{row.label}: {number(row.mean)}"
+            axes.vlines(reference.mean, place - 0.15, place + 0.3, color=MUTED, linewidth=1, linestyle=":")
+            is_used, x = row.label == setting.answer.use, min(max(row.mean, low), high)
+            color, fill, ends = SERIES[0] if is_used else MUTED, "full", ""
             if x != row.mean:
                 beyond, fill = True, "none"
             elif (found := row.difference) is not None and math.isfinite(found.known.low):
-                spans = [reference.mean + found.known.low, reference.mean + found.known.high]
-                axes.plot(
-                    [min(max(end, low), high) for end in spans], [place, place], color=color, linewidth=3, alpha=0.5
-                )
-                ends = f"[{number(spans[0])}, {number(spans[1])}]"
+                span = [reference.mean + end for end in (found.known.low, found.known.high)]
+                axes.plot(np.clip(span, low, high), [place, place], color=color, linewidth=3, alpha=0.5)
+                ends = f"[{number(span[0])}, {number(span[1])}]"
             axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
             weight = "bold" if is_used else "normal"
-            name = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontweight": weight, "fontsize": "small"}
-            axes.text(0, place - 0.22, shown(row.label), **name)
-            axes.text(1, place - 0.22, number(row.mean), ha="right", **name)
-            marks.append(Mark(axes, x, place, f"{told}, interval {ends}" if ends != "-" else told))
-            table.append([row.label, number(row.mean), ends, str(row.n)])
+            look: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": "small"}
+            axes.text(0, place - 0.22, shown(row.label), fontweight=weight, **look)
+            axes.text(1, place - 0.22, number(row.mean), ha="right", fontweight=weight, **look)
+            text = f"{row.label}: {number(row.mean)}{f', interval {ends}' if ends else ''}"
+            drawn.tell(x, place, text, row.label, number(row.mean), ends or "-", str(row.n))
         axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
@@ -241,10 +120,10 @@ def scores(setting: Setting) -> Chart | str:
     )
     caption += " An open point at an edge is further away." if beyond else ""
     header = ("method", metric, "95 % interval beside the reference", "seeds")
-    return Chart(SCORES, setting.name, "Scores", caption, figure, header, table, marks)
+    return drawn.chart(SCORES, setting.name, "Scores", caption, header)
 
 
-def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
     rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
     compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
@@ -253,12 +132,10 @@ def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Cha
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
     methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
     low, high = _gain_limits(compared)
-    marks, table = [], []
     beyond = False
-    with styled():
-        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
+    with drawing(2.9, [method.label for method in methods]) as drawn:
+        axes = drawn.axes
         axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
-        entries = {}
         for method in methods:
             row = rows[method.label]
             found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
@@ -270,18 +147,17 @@ def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Cha
                 look = {"yerr": ends, "capsize": 3}
             else:
                 beyond, y = True, min(max(y, low), high)
-            entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
-            marks.append(Mark(axes, x, y, f"{method.label}: {text}, {cost(row)} the time"))
-            table.append([method.label, cost(row), text, "-" if found is None else str(found.n)])
+            drawn.entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
+            pairs = "-" if found is None else str(found.n)
+            drawn.tell(x, y, f"{method.label}: {text}, {cost(row)} the time", method.label, cost(row), text, pairs)
         space = 0.06 * (high - low)
         axes.set_ylim(low - space, high + space)
         _scale_costs(axes)
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
-        add_legend(figure, entries)
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
     caption += " An open marker at an edge is further away." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
-    return Chart("cost_gain", setting.name, "Cost against gain", caption + left_out, figure, header, table, marks)
+    return drawn.chart("cost_gain", setting.name, "Cost against gain", caption + left_out, header)
 
 
 def _scale_costs(axes: Axes) -> None:
@@ -321,7 +197,7 @@ _SIZES = ("max_train_samples", "shots")
 
 def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
-    groups: dict[str, list[Setting]] = {}
+    groups: dict[str, list[ReportedSetting]] = {}
     for setting in results.settings:
         if setting.runs and setting.answer.rows:
             metrics = setting.runs[0].metrics
@@ -334,47 +210,43 @@ def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> 
     ] or "no two settings differ only in the number of training rows"
 
 
-def _rows(setting: Setting) -> int:
+def _rows(setting: ReportedSetting) -> int:
     """Median number of training rows of the runs."""
     return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
 
 
-def _over_sizes(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -> Chart:
+def _over_sizes(settings: Sequence[ReportedSetting], every: Mapping[str, ShownMethod]) -> Chart:
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
     methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
-    marks: list[Mark] = []
-    table: list[list[str]] = []
-    with styled():
-        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
-        entries: dict[str, Any] = {}
+    with drawing(2.9, [method.label for method in methods]) as drawn:
+        axes = drawn.axes
         for method in methods:
             rows = [next(row for row in each.answer.rows if row.label == method.label) for each in settings]
             sizes, means = [_rows(each) for each in settings], [row.mean for row in rows]
-            (entries[method.label],) = axes.plot(sizes, means, **method.line)
+            (drawn.entries[method.label],) = axes.plot(sizes, means, **method.line)
             for size, row in zip(sizes, rows, strict=True):
-                low, high = "-", "-"
+                low, high, ends = "-", "-", ""
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
                     axes.vlines(size, found.low, found.high, color=method.color, alpha=0.5)
                     low, high = number(found.low), number(found.high)
-                ends = "" if row.n == 1 else f" [{low}, {high}]"
-                marks.append(Mark(axes, size, row.mean, f"{method.label}, {size} rows: {number(row.mean)}{ends}"))
-                table.append([method.label, str(size), number(row.mean), low, high, str(row.n)])
-        axes.set_ylim(*_score_limits([row for each in settings for row in each.answer.rows if row.label in entries]))
+                    ends = f" [{low}, {high}]"
+                text = f"{method.label}, {size} rows: {number(row.mean)}{ends}"
+                drawn.tell(size, row.mean, text, method.label, str(size), number(row.mean), low, high, str(row.n))
+        drawn_rows = [row for each in settings for row in each.answer.rows if row.label in drawn.entries]
+        axes.set_ylim(*_score_limits(drawn_rows))
         axes.set_xscale("log")
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         label_axes(axes, "training rows", metric)
-        add_legend(figure, entries)
     caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
     header = ("method", "training rows", metric, "low", "high", "seeds")
     data = _common_name(settings)
-    title = f"Score over data size, {data}"
-    return Chart("data_size", "", title, caption, figure, header, table, marks, data)
+    return drawn.chart("data_size", "", f"Score over data size, {data}", caption, header, data)
 
 
-def _common_name(settings: Sequence[Setting]) -> str:
+def _common_name(settings: Sequence[ReportedSetting]) -> str:
     """Name what the settings have in common: the data, and options in which others differ."""
     first, *others = (setting.name.split(", ") for setting in settings)
     common = ", ".join(part for part in first if all(part in other for other in others))
@@ -396,14 +268,14 @@ _PROBABILITY = "/probability/"
 Layers = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def drop_probabilities(setting: Setting) -> list[Chart] | str:
+def drop_probabilities(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed."""
     first = [runs[0] for runs in setting.by_label.values()]
     charts = [_over_steps(setting, run, layers) for run in first if (layers := _by_period(run) or _by_epoch(run))]
     return charts or "no method here learns a probability for each layer"
 
 
-def _by_period(run: FinishedRun) -> Layers:
+def _by_period(run: ReportedRun) -> Layers:
     """Read what a method reports at the end of each of its periods."""
     layers: dict[str, list[tuple[float, float]]] = {}
     for entry in run.metrics.get("dropout_steps") or ():
@@ -412,7 +284,7 @@ def _by_period(run: FinishedRun) -> Layers:
     return layers
 
 
-def _by_epoch(run: FinishedRun) -> Layers:
+def _by_epoch(run: ReportedRun) -> Layers:
     """Read what a method reports of each epoch."""
     layers: dict[str, list[tuple[float, float]]] = {}
     for entry in run.history:
@@ -423,26 +295,22 @@ def _by_epoch(run: FinishedRun) -> Layers:
     return layers
 
 
-def _over_steps(setting: Setting, run: FinishedRun, layers: Layers) -> Chart:
+def _over_steps(setting: ReportedSetting, run: ReportedRun, layers: Layers) -> Chart:
     """Draw a line for each layer."""
     names = sorted(layers, key=_place)
-    marks: list[Mark] = []
-    rows: list[list[str]] = []
-    with styled():
-        figure, (axes,) = new_figure(2.9, names)
-        entries: dict[str, Any] = {}
+    with drawing(2.9, names) as drawn:
         for index, name in enumerate(names):
             steps, values = zip(*layers[name], strict=True)
             color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
-            (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
-            marks += [Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in layers[name]]
-            rows += [[name, f"{step:g}", f"{value:.4f}"] for step, value in layers[name]]
-        axes.set_ylim(bottom=0)
-        label_axes(axes, "training step", "probability of dropping")
-        add_legend(figure, entries)
+            line = drawn.axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
+            (drawn.entries[name],) = line
+            for step, value in layers[name]:
+                drawn.tell(step, value, f"{name}, step {step:g}: {value:.3f}", name, f"{step:g}", f"{value:.4f}")
+        drawn.axes.set_ylim(bottom=0)
+        label_axes(drawn.axes, "training step", "probability of dropping")
     caption = f"Run of seed {run.seed}: a line for each attention layer."
     title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
-    return Chart("drop_probability", setting.name, title, caption, figure, header, rows, marks, run.label)
+    return drawn.chart("drop_probability", setting.name, title, caption, header, run.label)
 
 
 def _place(layer: str) -> tuple[str, int]:

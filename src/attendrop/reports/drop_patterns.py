@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,40 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
-from attendrop.model_support.batches import ANSWER_MASK, Batch, to_device
-from attendrop.model_support.devices import compute_device
-from attendrop.reports.attention_maps import TOKEN_TYPES, TokenTypes, assumed_targets
+from attendrop.model_support.batches import Batch
 from attendrop.reports.drops import (
-    DropMoment,
     LayerDrops,
-    Learnt,
     PassDrops,
-    acting_in_attention,
-    active_epochs,
-    record_drops,
 )
-from attendrop.reports.figures import require_matplotlib, run_title, save_figure
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
-from attendrop.tasks.custom_files import files_task, stream_file
-from attendrop.tasks.file_formats import default_columns
-from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.splits import subset
-from attendrop.tasks.table import BadRows
-from attendrop.tasks.tokenization import encode_columns
+from attendrop.reports.figures import picture_file
+from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
 from attendrop.text_tables import csv_table
-from attendrop.training.labelled_data import ColumnCollator
 
 # Lower ends of the groups of distances, in tokens.
 _DISTANCES = (0, 1, 2, 3, 5, 9, 17, 33)
@@ -228,20 +204,13 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
-    grid = figure.subplots(2, 2)
-    _by_layer(grid[0, 0], patterns)
-    _by_layer_and_distance(figure, grid[0, 1], patterns)
-    top = 0.0
-    for axes, grouping in ((grid[1, 0], "to"), (grid[1, 1], "from")):
-        top = max(top, _bars(axes, patterns, grouping))
-    for axes in grid[1]:
-        axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
-    save_figure(figure, path, format="png", dpi=150)
+    with picture_file(path, (10, 7.5), 2, 2) as grid:
+        grid[0, 0].figure.suptitle(title, fontsize="medium")
+        _by_layer(grid[0, 0], patterns)
+        _by_layer_and_distance(grid[0, 1], patterns)
+        top = max(_bars(axes, patterns, grouping) for axes, grouping in zip(grid[1], ("to", "from"), strict=True))
+        for axes in grid[1]:
+            axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
 
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:
@@ -256,7 +225,7 @@ def _by_layer(axes: Any, patterns: DropPatterns) -> None:
     axes.grid(alpha=0.3)
 
 
-def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> None:
+def _by_layer_and_distance(axes: Any, patterns: DropPatterns) -> None:
     groups = patterns.groups("distance")
     if not groups:
         axes.set_axis_off()
@@ -267,7 +236,7 @@ def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> No
     axes.set_xticks(range(len(groups)), groups)
     _label_layers(axes.yaxis, patterns)
     axes.set(xlabel=f"{_HEADINGS['distance']}, in tokens", ylabel="attention layer")
-    figure.colorbar(image, ax=axes, label="dropped share")
+    axes.figure.colorbar(image, ax=axes, label="dropped share")
 
 
 def _bars(axes: Any, patterns: DropPatterns, grouping: str) -> float:
@@ -294,151 +263,3 @@ def _label_layers(axis: Any, patterns: DropPatterns) -> None:
     names = [layer.split(".")[1] if len(kinds) == 1 else layer for layer in patterns.layers]
     step = -(-len(names) // _MOST_LABELS)
     axis.set_ticks(range(0, len(names), step), names[::step])
-
-
-# Rows of a step that is repeated: small, so that there are many steps.
-BATCH_SIZE = 8
-
-
-@dataclass(frozen=True)
-class RowSource:
-    """Rows to look at.
-
-    Attributes:
-        rows: How many.
-        file: A file of texts; None: the run's training rows, sampled by its seed.
-        text_columns: Its text columns; none: those of the run.
-        data_dir: Folder of the run's task, if it was moved.
-        device: ``"auto"`` or ``"cpu"``.
-
-    Raises:
-        AttendropError: ``rows`` is less than 1.
-    """
-
-    rows: int = 128
-    file: str | None = None
-    text_columns: tuple[str, ...] = ()
-    data_dir: str | None = None
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise AttendropError(f"rows must be at least 1, not {self.rows}.")
-
-
-@dataclass(frozen=True)
-class RecordedDrops:
-    """What a run's method drops.
-
-    Attributes:
-        run: What was trained on what, for a title.
-        method: The method of the run, or of a composition its methods that can drop positions of attention; None if
-            there are none.
-        rows: Number of rows.
-        windows: Number of encoded rows; where texts are read in windows, there are more than rows.
-        source: Where they came from.
-        patterns: The counts.
-        acted: Whether the method was active in an epoch of the run.
-    """
-
-    run: str
-    method: Method | None
-    rows: int
-    windows: int
-    source: str
-    patterns: DropPatterns
-    acted: bool = True
-
-
-def record_run_drops(
-    run_dir: str, source: RowSource, on_batch: Callable[[int, int], None] | None = None
-) -> RecordedDrops:
-    """Repeat training steps of a finished run's method on some rows, without training.
-
-    The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
-    steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
-    that is active in some epochs only, these are seen.
-
-    Args:
-        run_dir: Folder of the run.
-        source: The rows.
-        on_batch: Called before each step with the number of steps done, and of all.
-
-    Raises:
-        AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.
-    """
-    folder = Path(run_dir)
-    run, metrics = read_run(folder), read_metrics(folder)
-    if run is None or metrics is None:
-        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
-    config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
-    title = run_title(metrics)
-    method, patterns = acting_in_attention(config.regularizer), DropPatterns()
-    if method is None:
-        return RecordedDrops(title, None, 0, 0, "", patterns)
-    if not keeps_model(run_dir):
-        raise AttendropError(
-            f"The run in '{run_dir}' kept no model, with which what it drops could be recorded; train one with "
-            f"`attendrop train --config {run_dir}/run.yaml`."
-        )
-    if source.file is None:
-        trained = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
-        model, tokenizer, columns = trained.model, trained.tokenizer, _training_columns(trained, source.rows)
-    else:
-        model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-        columns = _file_columns(model, tokenizer, config, source, source.file)
-    head = head_of_model(model.config)
-    count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
-    head.refuse("patterns")
-    model.to(compute_device(source.device))  # type: ignore[arg-type]
-    learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
-    collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
-    num_epochs = len(metrics.get("history", ()))
-    epochs = active_epochs(method, max(2, num_epochs))
-    steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
-    for number, start in enumerate(batches if epochs else ()):
-        if on_batch is not None:
-            on_batch(number, len(batches))
-        batch = to_device(collate(rows[start : start + BATCH_SIZE]), model.device)
-        done = (number + 0.5) / len(batches)
-        moment = DropMoment(config.seed + number, int(done * steps), steps, epochs[int(done * len(epochs))])
-        patterns.add(record_drops(model, method, batch, moment, learnt=learnt, tokenizer=tokenizer), types)
-    acted = bool(active_epochs(method, num_epochs))
-    return RecordedDrops(title, method, count, len(rows), source.file or "training rows", patterns, acted)
-
-
-def _rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: Method, columns: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """List the encoded rows, with what the model and the method read."""
-    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
-    accepted |= {"labels", ANSWER_MASK, *method.columns}
-    count = len(columns["labels"])
-    return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
-
-
-def _training_columns(run: FinishedRun, count: int) -> Mapping[str, Any]:
-    """Encode some of the rows that a run was trained on, with the columns that its method reads."""
-    trained = run.on_all_rows() if run.config.refit else run
-    rows = subset(trained.parts.train, count, run.config.seed)
-    encoded: Dataset = encode_parts(run.config, run.task, Parts(rows, None, {}), run.tokenizer).train
-    return {name: encoded[name][:] for name in encoded.column_names}
-
-
-def _file_columns(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, source: RowSource, file: str
-) -> Mapping[str, Any]:
-    """Encode the first rows of a file; what the model predicts is taken as their labels."""
-    head = head_of_model(model.config)
-    texts = source.text_columns or config.text_columns or default_columns(file)[0]
-    if not texts:
-        raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
-    chunks = stream_file(file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
-    chunk = next(chunks, None)
-    if chunk is None:
-        raise AttendropError(f"{file} has no valid row.")
-    limit = head.length_limit(tokenizer, config.max_length, chunk.columns)
-    task = files_task(texts, head).with_long_texts(config.long_texts)
-    encoded = encode_columns(dict(chunk.columns), task, tokenizer, limit)
-    outputs = predict_outputs(model, tokenizer, head, encoded, config.eval_batch_size, source.device)
-    return {**encoded, "labels": assumed_targets(head, outputs, encoded, tokenizer)}

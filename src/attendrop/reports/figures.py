@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import Results, Setting
+from attendrop.reports.results import ReportedSetting, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,6 +158,33 @@ def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
         figure.savefig(file, **options)
 
 
+@contextmanager
+def picture_file(
+    path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[Any]:
+    """Draw panels, and write them as a PNG file.
+
+    Args:
+        path: The file.
+        size: Width and height in inches.
+        rows: Rows of panels.
+        columns: Columns of panels.
+        options: Further arguments of ``Figure.subplots``.
+
+    Yields:
+        The panels, ``(rows, columns)``; each has the ``figure``.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure.subplots(rows, columns, squeeze=False, **options)
+    save_figure(figure, path, format="png", dpi=150)
+
+
 def run_title(metrics: Mapping[str, Any]) -> str:
     """Say in a title what a run trained on what, given its ``metrics.json``."""
     return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
@@ -177,26 +204,60 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float, labels: Sequence[str] = (), panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure; call within :func:`styled`.
+@dataclass(frozen=True)
+class Drawing:
+    """A chart in the making.
+
+    Attributes:
+        figure: The figure.
+        panels: Its axes, one above the other.
+        entries: The artist of each label in the legend.
+        marks, rows: What :meth:`tell` collected.
+    """
+
+    figure: Figure
+    panels: list[Axes]
+    entries: dict[str, Any] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+
+    @property
+    def axes(self) -> Axes:
+        """The last panel, which is the only one of most charts."""
+        return self.panels[-1]
+
+    def tell(self, x: float, y: float, text: str, *row: str) -> None:
+        """Tell of a point of the last panel: in a text beside the pointer, and in a row of values."""
+        self.marks.append(Mark(self.axes, x, y, text))
+        self.rows.append(list(row))
+
+    def chart(
+        self, kind: str, setting: str, title: str, caption: str, header: Sequence[str], detail: str = ""
+    ) -> Chart:
+        """Make the chart; see its attributes."""
+        return Chart(kind, setting, title, caption, self.figure, header, self.rows, self.marks, detail)
+
+
+@contextmanager
+def drawing(height: float, labels: Sequence[str] = (), panels: int = 1) -> Iterator[Drawing]:
+    """Draw a chart in the style of all of them; its legend is added in the end.
 
     Args:
         height: Height of a panel in inches.
         labels: Entries of the legend below the panels, for which there must be space.
-        panels: Number of panels, one above the other, with a common x axis.
+        panels: Number of panels, with a common x axis.
     """
-    from matplotlib.figure import Figure
+    with styled():
+        from matplotlib.figure import Figure
 
-    rows = -(-len(labels) // _columns(labels))
-    figure = Figure(figsize=(WIDTH, height * panels + 0.2 * rows), layout="constrained")
-    axes = figure.subplots(panels, sharex=True, squeeze=False)
-    return figure, [row[0] for row in axes]
-
-
-def add_legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Put a legend below the panels: the artist of each label."""
-    labels = [shown(label) for label in entries]
-    figure.legend(list(entries.values()), labels, loc="outside lower left", ncols=_columns(list(entries)))
+        rows = -(-len(labels) // _columns(labels))
+        figure = Figure(figsize=(WIDTH, height * panels + 0.2 * rows), layout="constrained")
+        axes = figure.subplots(panels, sharex=True, squeeze=False)
+        drawn = Drawing(figure, [row[0] for row in axes])
+        yield drawn
+        if entries := drawn.entries:
+            texts = [shown(label) for label in entries]
+            figure.legend(list(entries.values()), texts, loc="outside lower left", ncols=_columns(list(entries)))
 
 
 def label_axes(axes: Axes, x: str, y: str) -> None:
@@ -259,7 +320,7 @@ def every_method(results: Results) -> dict[str, ShownMethod]:
 
 
 def methods_shown(
-    setting: Setting, labels: Collection[str], every: Mapping[str, ShownMethod]
+    setting: ReportedSetting, labels: Collection[str], every: Mapping[str, ShownMethod]
 ) -> tuple[list[ShownMethod], str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 

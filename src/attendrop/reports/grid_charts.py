@@ -8,21 +8,11 @@ from itertools import groupby
 from typing import Any
 
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.figures import (
-    MARKERS,
-    MUTED,
-    SERIES,
-    Chart,
-    Mark,
-    add_legend,
-    label_axes,
-    new_figure,
-    styled,
-)
-from attendrop.reports.results import Setting
+from attendrop.reports.figures import MARKERS, MUTED, SERIES, Chart, drawing, label_axes
+from attendrop.reports.results import ReportedSetting
 from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.words import number
+from attendrop.studies.words import number, signed
 
 _NONE = "no method was run on a grid of two numeric options"
 # Within a column of the grid, points are spread over this share of the distance to the next.
@@ -53,7 +43,7 @@ class _Grid:
 _Gains = Mapping[tuple[float, float], float]
 
 
-def heat_maps(setting: Setting) -> list[Chart] | str:
+def heat_maps(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the difference from the reference at each point of each grid."""
     grids = [grid for each in _by_method(setting) for grid in each]
     if not grids:
@@ -65,13 +55,13 @@ def heat_maps(setting: Setting) -> list[Chart] | str:
     return [_heat_map(setting, grid, reference, gains, index) for index, grid in enumerate(grids)]
 
 
-def grid_spread(setting: Setting) -> list[Chart] | str:
+def grid_spread(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     found = [grids for grids in _by_method(setting) if len(grids) > 1]
     return [_spread(setting, grids) for grids in found] or f"{_NONE}, with and without another"
 
 
-def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
+def _by_method(setting: ReportedSetting) -> Iterator[list[_Grid]]:
     """Yield the grids of each method, one for each combination of its other options, in the order of their names."""
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
     for method, group in groupby(rows, key=lambda row: row.method):
@@ -103,7 +93,7 @@ def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
     return all(len({point[side] for point in cells}) > 1 for side in (0, 1))
 
 
-def _gains(setting: Setting, grid: _Grid, reference: MethodRow) -> _Gains:
+def _gains(setting: ReportedSetting, grid: _Grid, reference: MethodRow) -> _Gains:
     """Compute the differences: in points, hundredths of a score, or of errors as they are."""
     scale = score_scale(setting.answer.metric)
     paired = {point: row.versus(reference) for point, row in grid.cells.items()}
@@ -114,21 +104,21 @@ def _largest(gains: _Gains) -> float:
     return max(map(abs, gains.values()), default=0.0)
 
 
-def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int) -> Chart:
+def _heat_map(
+    setting: ReportedSetting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int
+) -> Chart:
     """Draw a heat map; ``every`` has the differences of all maps of the setting, which have one scale of colours."""
     metric, gains = setting.answer.metric, every[index]
     in_points = score_scale(metric) != 1
-    texts = {point: f"{round(value, 1) + 0.0:+.1f}" if in_points else _signed(value) for point, value in gains.items()}
+    texts = {point: f"{round(value, 1) + 0.0:+.1f}" if in_points else signed(value) for point, value in gains.items()}
     largest, limit = _largest(gains), max(map(_largest, every))
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
     longest = max(map(len, texts.values()), default=0)
-    marks, rows = [], []
-    with styled():
+    with drawing(min(4.6, 0.9 + 0.42 * len(firsts))) as drawn:
         from matplotlib import colormaps
         from matplotlib.patches import Rectangle
 
-        figure, (axes,) = new_figure(min(4.6, 0.9 + 0.42 * len(firsts)))
-        colors, unit = colormaps["RdBu_r"], " points" if in_points else ""
+        axes, colors, unit = drawn.axes, colormaps["RdBu_r"], " points" if in_points else ""
         for (first, second), value in gains.items():
             row, x, y = grid.cells[first, second], seconds.index(second), firsts.index(first)
             gain, share = texts[first, second], value / (limit or 1.0)
@@ -136,9 +126,9 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequen
             if len(seconds) * (longest + 1) <= _MOST_CHARACTERS:
                 color = "white" if abs(share) > _DARK else "black"
                 axes.text(x, y, gain, ha="center", va="center", color=color, fontsize="small")
-            text = f"{grid.first}={first:g}, {grid.second}={second:g}"
-            marks.append(Mark(axes, x, y, f"{text}: {gain}{unit}, {number(row.mean)} of {row.n} seeds"))
-            rows.append([f"{first:g}", f"{second:g}", number(row.mean), gain, str(row.n)])
+            point, mean = f"{grid.first}={first:g}, {grid.second}={second:g}", number(row.mean)
+            text = f"{point}: {gain}{unit}, {mean} of {row.n} seeds"
+            drawn.tell(x, y, text, f"{first:g}", f"{second:g}", mean, gain, str(row.n))
         axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
         axes.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
         axes.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
@@ -150,43 +140,34 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequen
     header = (grid.first, grid.second, metric, "difference in points" if in_points else "difference", "seeds")
     of = f"points of {metric}" if in_points else metric
     title = f"Difference from {reference.label} in {of} over {grid.first} and {grid.second}, {grid.method}"
-    return Chart("heat_map", setting.name, title, caption, figure, header, rows, marks, grid.method)
+    return drawn.chart("heat_map", setting.name, title, caption, header, grid.method)
 
 
-def _spread(setting: Setting, grids: Sequence[_Grid]) -> Chart:
+def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
     method = next(iter(grids[0].cells.values())).method
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     first, second = grids[0].first, grids[0].second
     columns = sorted({point[0] for grid in grids for point in grid.cells})
     places = sorted({point[1] for grid in grids for point in grid.cells})
-    marks, rows = [], []
-    with styled():
-        figure, (axes,) = new_figure(2.9, [*(grid.method for grid in grids), ""])
-        entries: dict[str, Any] = {}
+    with drawing(2.9, [*(grid.method for grid in grids), ""]) as drawn:
+        axes = drawn.axes
         for grid, color, marker in zip(grids, SERIES * len(grids), MARKERS * len(grids), strict=False):
             xs, ys = [], []
             for (one, other), row in sorted(grid.cells.items()):
                 x = columns.index(one) + _SPREAD * (places.index(other) / (len(places) - 1) - 0.5)
                 xs.append(x)
                 ys.append(row.mean)
-                marks.append(
-                    Mark(axes, x, row.mean, f"{grid.method}, {first}={one:g}, {second}={other:g}: {number(row.mean)}")
-                )
-                rows.append([grid.method, f"{one:g}", f"{other:g}", number(row.mean), str(row.n)])
-            (entries[grid.method],) = axes.plot(xs, ys, linestyle="", marker=marker, color=color, alpha=0.85)
+                text = f"{grid.method}, {first}={one:g}, {second}={other:g}: {number(row.mean)}"
+                drawn.tell(x, row.mean, text, grid.method, f"{one:g}", f"{other:g}", number(row.mean), str(row.n))
+            (drawn.entries[grid.method],) = axes.plot(xs, ys, linestyle="", marker=marker, color=color, alpha=0.85)
         if reference is not None:
-            entries[reference.label] = axes.axhline(reference.mean, color=MUTED, linestyle=":", linewidth=1)
+            line = axes.axhline(reference.mean, color=MUTED, linestyle=":", linewidth=1)
+            drawn.entries[reference.label] = line
         axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
         label_axes(axes, f"{first}; within each, {second} from {places[0]:g} to {places[-1]:g}", setting.answer.metric)
-        add_legend(figure, entries)
     caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
     header = ("method", first, second, setting.answer.metric, "seeds")
-    title = f"Scores over all {first} and {second}, {method}"
-    return Chart("grid", setting.name, title, caption, figure, header, rows, marks, method)
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{number(value)}"
+    return drawn.chart("grid", setting.name, f"Scores over all {first} and {second}, {method}", caption, header, method)
 
 
 def _size(value: float, in_points: bool) -> str:

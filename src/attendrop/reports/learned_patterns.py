@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
-from attendrop.reports.figures import require_matplotlib, run_title, save_figure
+from attendrop.reports.figures import picture_file, run_title
 from attendrop.runs.run_folder import read_metrics
 from attendrop.wording import counted
 
@@ -194,12 +194,13 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure
+    with picture_file(path, (8, 4.5)) as ((axes,),):
+        _plot(axes, patterns, fitted)
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+
+def _plot(axes: Any, patterns: Patterns, fitted: Fit | None) -> None:
+    import matplotlib
+
     colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))
     marker = "o" if len(patterns.steps) <= 40 else None
     # What the fit goes through steps back behind it.
@@ -223,10 +224,9 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
     axes.grid(alpha=0.3)
     columns = 1 + len(patterns.layers) // 17
-    legend = figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    legend = axes.figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
     for line in legend.get_lines():
         line.set(alpha=1.0, linewidth=1.5)
-    save_figure(figure, path, format="png", dpi=150)
 
 
 def plot_effects(title: str, effects: Mapping[str, Mapping[str, Any]], path: Path) -> None:
@@ -240,23 +240,20 @@ def plot_effects(title: str, effects: Mapping[str, Mapping[str, Any]], path: Pat
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 1.2 + 0.3 * len(effects)), layout="constrained")
-    axes = figure.add_subplot()
-    for place, found in enumerate(effects.values()):
-        if found["effect"] is not None:
-            color = "C0" if found["told_from_noise"] else "gray"
-            axes.plot(found["effect_interval"], [place, place], color=color)
-            axes.plot(found["effect"], place, "o", color=color)
-    axes.axvline(0, color="gray", linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(effects)), [*effects])
-    axes.invert_yaxis()
-    axes.set_xlabel("effect on the reward of dropping the layer for a period, 95 % interval\n(blue: told from noise)")
-    axes.set_title(f"AttendOut: {title}", fontsize="medium")
-    axes.grid(axis="x", alpha=0.3)
-    save_figure(figure, path, format="png", dpi=150)
+    with picture_file(path, (6, 1.2 + 0.3 * len(effects))) as ((axes,),):
+        for place, found in enumerate(effects.values()):
+            if found["effect"] is not None:
+                color = "C0" if found["told_from_noise"] else "gray"
+                axes.plot(found["effect_interval"], [place, place], color=color)
+                axes.plot(found["effect"], place, "o", color=color)
+        axes.axvline(0, color="gray", linewidth=1, linestyle=":")
+        axes.set_yticks(range(len(effects)), [*effects])
+        axes.invert_yaxis()
+        axes.set_xlabel(
+            "effect on the reward of dropping the layer for a period, 95 % interval\n(blue: told from noise)"
+        )
+        axes.set_title(f"AttendOut: {title}", fontsize="medium")
+        axes.grid(axis="x", alpha=0.3)
 
 
 def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:

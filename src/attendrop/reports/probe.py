@@ -31,8 +31,8 @@ from attendrop.model_support.batches import Batch, number_of_rows, to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.randomness.candidates import candidate_region
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.reports.drop_patterns import RowSource
-from attendrop.reports.figures import require_matplotlib, run_title, save_figure
+from attendrop.reports.figures import picture_file, run_title
+from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.long_texts import DOCUMENT, document_means
@@ -342,28 +342,24 @@ def plot_probe(found: RunProbe, path: Path) -> None:
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
     layers = list(dict.fromkeys(each.layer for each in found.probe.results))
     rates = sorted({each.rate for each in found.probe.results})
     columns = min(_COLUMNS, len(layers))
     lines = -(-len(layers) // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.7 * lines + 0.6), layout="constrained")
-    figure.suptitle(f"Probe of {found.run}: {found.sample}", fontsize="medium")
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
-    for axes, layer in zip(grid, layers, strict=False):
-        for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):
-            each = [found.probe.by_place[layer, rate, direction] for rate in rates]
-            axes.plot(rates, [one.change for one in each], "o-", color=color, markersize=3, label=direction)
-            bounds = np.array([(one.low, one.high) for one in each]).T
-            axes.fill_between(rates, *bounds, color=color, alpha=0.15, linewidth=0)
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_title(layer, fontsize="small")
-        axes.grid(alpha=0.3)
-    for axes in list(grid)[len(layers) :]:
-        axes.set_axis_off()
-    figure.supxlabel("fraction of each row of attention dropped", fontsize="small")
-    figure.supylabel("change of the mean loss", fontsize="small")
-    figure.axes[0].legend(title="attribution dropped", fontsize="x-small", title_fontsize="x-small")
-    save_figure(figure, path, format="png", dpi=150)
+    with picture_file(path, (3.6 * columns, 2.7 * lines + 0.6), lines, columns, sharex=True, sharey=True) as grid:
+        figure = grid[0, 0].figure
+        figure.suptitle(f"Probe of {found.run}: {found.sample}", fontsize="medium")
+        for axes, layer in zip(grid.flat, layers, strict=False):
+            for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):
+                each = [found.probe.by_place[layer, rate, direction] for rate in rates]
+                axes.plot(rates, [one.change for one in each], "o-", color=color, markersize=3, label=direction)
+                bounds = np.array([(one.low, one.high) for one in each]).T
+                axes.fill_between(rates, *bounds, color=color, alpha=0.15, linewidth=0)
+            axes.axhline(0, color="black", linewidth=0.8)
+            axes.set_title(layer, fontsize="small")
+            axes.grid(alpha=0.3)
+        for axes in grid.flat[len(layers) :]:
+            axes.set_axis_off()
+        figure.supxlabel("fraction of each row of attention dropped", fontsize="small")
+        figure.supylabel("change of the mean loss", fontsize="small")
+        grid[0, 0].legend(title="attribution dropped", fontsize="x-small", title_fontsize="x-small")

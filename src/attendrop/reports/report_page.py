@@ -15,13 +15,13 @@ from attendrop.reports.attention_section import AttentionPart, PartOfSize
 from attendrop.reports.charts import SCORES
 from attendrop.reports.figures import Chart, Picture
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
-from attendrop.reports.results import FinishedRun, Results
+from attendrop.reports.results import ReportedRun, Results
 from attendrop.reports.tables import ResultTable
 from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS
-from attendrop.studies.words import cost, ends, interval, number, signed
+from attendrop.studies.words import cost, ends, interval, number, rounded, signed
 from attendrop.wording import counted
 
 if TYPE_CHECKING:
@@ -157,15 +157,15 @@ def key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     if verdict.lead is not None and verdict.challenger is not None:
         span = ends(verdict.lead)
         note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
-        pair = f"{verdict.challenger} minus {verdict.incumbent}"
-        numbers.append((signed(verdict.lead.value), pair, note))
+        difference = f"{verdict.challenger} minus {verdict.incumbent}"
+        numbers.append((signed(verdict.lead.value), difference, note))
     if verdict.plan is not None and (verdict.plan.more_rows or verdict.plan.more_seeds):
-        rows_needed, seeds = verdict.plan.more_rows, verdict.plan.more_seeds
-        value = f"{rows_needed:,}" if rows_needed else f"{seeds:,}"
-        what = "more labelled evaluation rows" if rows_needed else "more seeds (runs of each)"
+        value = rounded(verdict.plan.more_rows or verdict.plan.more_seeds or 0)
+        what = "more labelled evaluation rows" if verdict.plan.more_rows else "more seeds (runs of each)"
         numbers.append((value, what, f"would probably show a difference of {number(verdict.plan.effect)}"))
-    else:
-        timed = rows.get(verdict.challenger or "", main) if main.is_reference else main
+        return numbers
+    pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
+    if (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", "relative to plain fine-tuning"))
     return numbers
 
@@ -281,7 +281,7 @@ class RunDetails(NamedTuple):
 
     identifier: str
     setting: str
-    run: FinishedRun
+    run: ReportedRun
     score: float | None
     selection_score: float | None
     values: Sequence[tuple[str, str]]
@@ -334,7 +334,7 @@ def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text(value) for name, value in resolved.items() if value is not None}
 
 
-def _curves(run: FinishedRun) -> list[Curve]:
+def _curves(run: ReportedRun) -> list[Curve]:
     metric = str(run.metrics["metric"])
     scored, rows = run.selection_history, "evaluation" if run.selects_on_reported else "held-out"
     found = [

@@ -15,10 +15,8 @@ from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
 from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
-from attendrop.studies.units import RUNS
+from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
-ANSWER = "answer.json"
-REFERENCE = "finetune"
 # In what the runs of one setting may differ.
 OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
@@ -29,7 +27,7 @@ _SKIPPED_FOLDERS = (".", "checkpoint-")
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class ReportedRun:
     """A finished run.
 
     Attributes:
@@ -67,7 +65,7 @@ class FinishedRun:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ReportedSetting:
     """Runs that differ in method and seed only, and their answer.
 
     Attributes:
@@ -78,10 +76,10 @@ class Setting:
 
     name: str
     answer: Answer
-    runs: tuple[FinishedRun, ...]
+    runs: tuple[ReportedRun, ...]
 
     @property
-    def by_label(self) -> dict[str, list[FinishedRun]]:
+    def by_label(self) -> dict[str, list[ReportedRun]]:
         """The runs of each method by its label, in the order of their seeds; methods without a score come last."""
         labels = dict.fromkeys([*(row.label for row in self.answer.rows), *(run.label for run in self.runs)])
         found = {label: [run for run in self.runs if run.label == label] for label in labels}
@@ -100,7 +98,7 @@ class Results:
     """
 
     folder: Path
-    settings: tuple[Setting, ...]
+    settings: tuple[ReportedSetting, ...]
     overall: tuple[OverallRow, ...]
     notes: tuple[str, ...]
 
@@ -158,7 +156,7 @@ def runs_folder(folder: Path) -> Path:
     return folder / RUNS if (folder / RUNS).is_dir() else folder
 
 
-def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
+def _finished_runs(folder: Path) -> Iterator[ReportedRun]:
     """Yield the finished runs below a folder in the order of their paths; files of other programs are left out."""
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(_SKIPPED_FOLDERS))
@@ -169,14 +167,14 @@ def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
         except AttendropError:
             continue
         if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
-            yield FinishedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
+            yield ReportedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
 
 
-def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
+def _recorded(name: str, found: Answer, runs: Sequence[ReportedRun]) -> ReportedSetting:
     """Collect the runs that an answer names."""
     labels = {folder: row.label for row in found.rows for folder in row.folders.values()}
     own = tuple(replace(run, label=labels[at]) for run in runs if (at := Path(run.folder).name) in labels)
-    return Setting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
+    return ReportedSetting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
 
 
 def _have_reference(answers: Mapping[str, Answer], reference: str | None) -> bool:
@@ -185,7 +183,7 @@ def _have_reference(answers: Mapping[str, Answer], reference: str | None) -> boo
     return reference is None or found == {reference}
 
 
-def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
+def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     """Say what the answer, which names some runs, lacks."""
     if not runs:
         return ["The folder has the answer, but not its runs: there are no curves."]
@@ -213,9 +211,9 @@ def _failures(folder: Path) -> list[str]:
     return [f"Without a result: {'; '.join(named)}."] if named else []
 
 
-def _grouped(runs: Sequence[FinishedRun], reference: str) -> list[Setting]:
+def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSetting]:
     """Compare runs with the same options but for method and seed."""
-    groups: dict[str, list[FinishedRun]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(_key(run.metrics), []).append(run)
     options = {key: _options(group[0].metrics) for key, group in groups.items()}
@@ -223,7 +221,7 @@ def _grouped(runs: Sequence[FinishedRun], reference: str) -> list[Setting]:
     for key, group in groups.items():
         metrics = [run.metrics for run in group]
         name = _setting_name(metrics[0], options[key], list(options.values()))
-        settings.append(Setting(name, answer(metrics, reference), tuple(group)))
+        settings.append(ReportedSetting(name, answer(metrics, reference), tuple(group)))
     return settings
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from attendrop.reports.results import Results
 from attendrop.studies.answer import Answer
@@ -34,25 +33,19 @@ class Cell:
         mean: Mean over seeds.
         std: Standard deviation over seeds; None for one seed, and for an average.
         seeds: Number of seeds.
+        text: Mean and standard deviation as they are shown, with the number of seeds where others have more.
         is_partial: Whether other methods of the column have more seeds.
         is_best: Whether no other mean of the column is higher, of those with all seeds.
         marks: Signs for the difference from the reference, and for scores that flatter.
     """
 
     mean: float
-    std: float | None = None
-    seeds: int = 1
+    std: float | None
+    seeds: int
+    text: str
     is_partial: bool = False
     is_best: bool = False
     marks: str = ""
-
-
-class CellText(NamedTuple):
-    """A formatted cell: the score, its marks, and whether it is the best of its column."""
-
-    value: str
-    marks: str = ""
-    is_best: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,14 +54,12 @@ class ResultTable:
 
     Attributes:
         columns: Names of the settings, and "average" if they differ in the task alone and their scores are no errors.
-        scales: Factor of each column, 100 or 1.
         metrics: Metric of each column.
         rows: Cells by column, by label of the method.
         caption: What the scores and marks are.
     """
 
     columns: tuple[str, ...]
-    scales: tuple[float, ...]
     metrics: tuple[str, ...]
     rows: Mapping[str, tuple[Cell | None, ...]]
     caption: str
@@ -81,21 +72,16 @@ class ResultTable:
         pairs = zip(self.columns, self.metrics, strict=True)
         return tuple(name if metric == _AVERAGE else f"{name}, {metric}" for name, metric in pairs)
 
-    def texts(self) -> Iterator[tuple[str, list[CellText]]]:
-        """Yield the label of each row and its formatted cells."""
-        for label, row in self.rows.items():
-            yield label, [_text(cell, scale) for cell, scale in zip(row, self.scales, strict=True)]
-
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        rows = ([_in_markdown(label), *map(_markdown_cell, row)] for label, row in self.texts())
+        rows = ([_in_markdown(label), *map(_markdown_cell, row)] for label, row in self.rows.items())
         table = markdown_table([*map(_in_markdown, ("method", *self.headers))], rows, NAMES_LEFT)
         return f"{table}\n\n{_in_markdown(self.caption)}\n"
 
     def latex(self) -> str:
         """Return the table as LaTeX, for the package booktabs."""
         header = [*map(_in_latex, ("method", *self.headers))]
-        rows = ([_in_latex(label), *map(_latex_cell, row)] for label, row in self.texts())
+        rows = ([_in_latex(label), *map(_latex_cell, row)] for label, row in self.rows.items())
         return latex_table(header, rows, _in_latex(self.caption))
 
     def csv(self) -> str:
@@ -119,23 +105,20 @@ def make_result_table(results: Results) -> ResultTable:
     :func:`attendrop.studies.study.overall_rows`, which are corrected over all of them. A method has an average
     if it has a score in every setting.
     """
-    rows = {(each.name, row.label): row for each in results.settings for row in each.answer.rows}
+    answers = {each.name: each.answer for each in results.settings}
     overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
-    p_values = overall or {at: row.p_holm for at, row in rows.items() if row.p_holm is not None}
-    names = [each.name for each in results.settings]
-    metrics = [each.answer.metric for each in results.settings]
-    most = {each.name: max((row.n for row in each.answer.rows), default=0) for each in results.settings}
-    cells = {
-        label: [_cell(rows.get((name, label)), p_values.get((name, label)), most[name]) for name in names]
-        for label in results.labels
-    }
-    if _are_averaged([each.answer for each in results.settings]):
-        names, metrics = [*names, _AVERAGE], [*metrics, metrics[0] if len(set(metrics)) == 1 else _AVERAGE]
-        for found in cells.values():
-            found.append(_average(found))
-    marked = _with_best(cells)
-    scales = tuple(map(score_scale, metrics))
-    return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
+    columns: dict[str, dict[str, Cell]] = {}
+    for name, found in answers.items():
+        most = max((row.n for row in found.rows), default=0)
+        scored = [(row, overall.get((name, row.label)) if overall else row.p_holm) for row in found.rows if row.scores]
+        columns[name] = {row.label: _cell(row, p, found.metric, most) for row, p in scored}
+    metrics = [found.metric for found in answers.values()]
+    if _are_averaged(list(answers.values())):
+        columns[_AVERAGE] = _averages(list(columns.values()))
+        metrics.append(metrics[0] if len(set(metrics)) == 1 else _AVERAGE)
+    columns = {name: _with_best(column) for name, column in columns.items()}
+    cells = {label: tuple(column.get(label) for column in columns.values()) for label in results.labels}
+    return ResultTable(tuple(columns), tuple(metrics), cells, _caption(results, cells))
 
 
 def score_scale(metric: str) -> float:
@@ -150,39 +133,34 @@ def _are_averaged(answers: Sequence[Answer]) -> bool:
     return 1 < tasks == len(answers) and same_model and all(score_scale(found.metric) != 1 for found in answers)
 
 
-def _average(cells: Sequence[Cell | None]) -> Cell | None:
-    """Average a method over settings; None if it lacks one."""
-    known = [cell for cell in cells if cell is not None]
-    if len(known) < len(cells):
-        return None
-    marks = FLATTERED if any(FLATTERED in cell.marks for cell in known) else ""
-    partial = any(cell.is_partial for cell in known)
-    return Cell(fmean(cell.mean for cell in known), None, min(cell.seeds for cell in known), partial, marks=marks)
+def _averages(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """Average the methods that have a score in every column."""
+    found = {}
+    for label in columns[0]:
+        cells = [column[label] for column in columns if label in column]
+        if len(cells) < len(columns):
+            continue
+        mean, seeds = fmean(cell.mean for cell in cells), min(cell.seeds for cell in cells)
+        partial = any(cell.is_partial for cell in cells)
+        marks = FLATTERED if any(FLATTERED in cell.marks for cell in cells) else ""
+        text = _text(mean, None, _AVERAGE) + (f" ({seeds})" if partial else "")
+        found[label] = Cell(mean, None, seeds, text, partial, marks=marks)
+    return found
 
 
-def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:
-    if row is None or not row.scores:
-        return None
+def _cell(row: MethodRow, p: float | None, metric: str, most: int) -> Cell:
     marks = ""
     if p is not None and p <= ALPHA and row.difference is not None and row.difference.n >= MIN_SEEDS:
         marks = AHEAD if row.difference.mean.value > 0 else BEHIND
     marks += FLATTERED * row.selected_on_reported
-    return Cell(row.mean, row.std, row.n, row.n < most, marks=marks)
+    text = _text(row.mean, row.std, metric) + (f" ({row.n})" if row.n < most else "")
+    return Cell(row.mean, row.std, row.n, text, row.n < most, marks=marks)
 
 
-def _with_best(cells: Mapping[str, Sequence[Cell | None]]) -> dict[str, tuple[Cell | None, ...]]:
-    """Mark the highest mean of each column."""
-    best = [
-        max((cell.mean for cell in column if cell is not None and not cell.is_partial), default=None)
-        for column in zip(*cells.values(), strict=True)
-    ]
-    return {
-        label: tuple(
-            None if cell is None else replace(cell, is_best=not cell.is_partial and cell.mean == highest)
-            for cell, highest in zip(found, best, strict=True)
-        )
-        for label, found in cells.items()
-    }
+def _with_best(column: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Mark the highest mean of a column."""
+    best = max((cell.mean for cell in column.values() if not cell.is_partial), default=None)
+    return {label: replace(cell, is_best=not cell.is_partial and cell.mean == best) for label, cell in column.items()}
 
 
 def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> str:
@@ -207,24 +185,20 @@ def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> st
     return f"{'. '.join(parts)}."
 
 
-def _text(cell: Cell | None, scale: float) -> CellText:
-    if cell is None:
-        return CellText("-")
-    spread = "" if cell.std is None else f" ± {_scaled(cell.std, scale)}"
-    value = _scaled(cell.mean, scale) + spread + (f" ({cell.seeds})" if cell.is_partial else "")
-    return CellText(value, cell.marks, cell.is_best)
-
-
-def _scaled(value: float, scale: float) -> str:
-    return number(value) if scale == 1 else f"{scale * value:.1f}"
+def _text(mean: float, std: float | None, metric: str) -> str:
+    scale = score_scale(metric)
+    values = (mean,) if std is None else (mean, std)
+    return " ± ".join(number(value) if scale == 1 else f"{scale * value:.1f}" for value in values)
 
 
 def _in_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
-def _markdown_cell(cell: CellText) -> str:
-    return (f"**{cell.value}**" if cell.is_best else cell.value) + _in_markdown(cell.marks)
+def _markdown_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    return (f"**{cell.text}**" if cell.is_best else cell.text) + _in_markdown(cell.marks)
 
 
 def _in_latex(text: str) -> str:
@@ -234,9 +208,10 @@ def _in_latex(text: str) -> str:
     return escaped
 
 
-def _latex_cell(cell: CellText) -> str:
-    value, marks, is_best = cell
-    text = value.replace("-", "$-$") if value.startswith("-") and value != "-" else value
+def _latex_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    text = cell.text.replace("-", "$-$") if cell.text.startswith("-") else cell.text
     text = text.replace("±", r"$\pm$")
-    signs = "".join(_LATEX_MARKS[mark] for mark in marks)
-    return (rf"\textbf{{{text}}}" if is_best else text) + (f"$^{{{signs}}}$" if signs else "")
+    signs = "".join(_LATEX_MARKS[mark] for mark in cell.marks)
+    return (rf"\textbf{{{text}}}" if cell.is_best else text) + (f"$^{{{signs}}}$" if signs else "")

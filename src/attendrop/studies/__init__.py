@@ -6,5 +6,6 @@
   :mod:`~attendrop.studies.words` words it.
 - An :class:`~attendrop.studies.answer.Answer` is what is said of one setting: the rows, the verdict and its limits.
 - A :class:`~attendrop.studies.study.StudyReport` has the answers of all settings of a study, and methods over them.
-- An :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.
+- A :class:`~attendrop.studies.comparison.Comparison` is what ``attendrop compare`` is asked for, and an
+  :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.
 """

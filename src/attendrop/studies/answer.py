@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -68,6 +68,12 @@ class Answer:
         """Label of what is recommended; None if nothing is."""
         return self.verdict.use
 
+    @property
+    def decision(self) -> tuple[str, str]:
+        """The decision in a sentence, and its reason, which may be empty."""
+        first, point, reason = self.sentences[0].partition(". ")
+        return first + point.rstrip(), reason
+
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
@@ -93,12 +99,13 @@ class Answer:
             (row.label, *(number(row.scores[seed]) if seed in row.scores else "-" for seed in every))
             for row in self.rows
         ]
-        first, *others = self.sentences
+        decision, reason = self.decision
+        figures = " ".join(self.sentences[1:])
         return (
             "\n\n".join(
                 [
-                    f"**{first}**",
-                    *([" ".join(others)] if others else []),
+                    f"**{decision}** {reason}".rstrip(),
+                    *([figures] if figures else []),
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
                     f"{self.metric} of {self.model} on {self.scored_on}:",
                     markdown_table(COLUMNS, [cells(row) for row in self.rows]),
@@ -188,19 +195,11 @@ def answer(
         found = sorted({str(run[name]) for run in metrics})
         if len(found) > 1:
             raise AttendropError(f"The runs differ in their {name} ({', '.join(found)}); compare those of one {name}.")
-    scored = [run for run in metrics if has_score(run)]
-    rows = method_rows(scored, reference)
+    rows = method_rows([run for run in metrics if has_score(run)], reference)
     if margin is None:
         margin = _margin(metrics[0]["metric"], rows)
     metric, best = metrics[0]["metric"], 0.0 if metrics[0]["metric"].startswith("neg_") else 1.0
     verdict = judge(rows, margin, best)
-    notes = [
-        *_without_result([run for run in metrics if not has_score(run)], failed),
-        *_without_effect(scored),
-        *_unpaired(rows),
-        *_without_rows(rows),
-        *_flattered(rows, verdict),
-    ]
     first = metrics[0]
     usual = Answer(
         task=_data(first),
@@ -211,7 +210,7 @@ def answer(
         rows=tuple(rows),
         verdict=verdict,
         sentences=in_words(verdict, rows, metric, margin, best),
-        notes=tuple(notes),
+        notes=tuple(_notes(metrics, failed, rows, verdict)),
         holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, margin))
@@ -257,54 +256,37 @@ def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
 # Notes ---------------------------------------------------------------------------------------------------------------
 
 
-def _without_result(unscored: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    named = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in unscored]
-    named += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
-    return [f"Without a result: {'; '.join(named)}."] if named else []
-
-
-def _without_effect(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name methods that acted in no epoch of some final models, such as every second epoch of a single one."""
-    epochs: dict[str, list[list[bool]]] = {}
+def _notes(
+    runs: Sequence[Mapping[str, Any]],
+    failed: Sequence[Mapping[str, Any]],
+    rows: Sequence[MethodRow],
+    verdict: Verdict,
+) -> Iterator[str]:
+    """Say what limits an answer."""
+    missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]
+    missing += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
+    if missing:
+        yield f"Without a result: {'; '.join(missing)}."
+    # A method that acts in every second epoch only may act in none of a final model's.
+    acted: dict[str, list[bool]] = {}
     for run in runs:
-        if run.get("history") and run["method"] != FineTune.name:
-            epochs.setdefault(method_label(run), []).append([entry["regularized"] for entry in run["history"]])
-    idle = {label: sum(not any(acted) for acted in found) for label, found in epochs.items()}
-    return [
-        f"{label} acted in no epoch of {count} of {len(epochs[label])} runs, which are plain fine-tuning."
-        for label, count in idle.items()
-        if count
-    ]
-
-
-def _unpaired(rows: Sequence[MethodRow]) -> list[str]:
-    """Name methods that lack seeds of the reference."""
-    if not rows or not rows[0].is_reference:
-        return []
-    notes = []
-    for row in rows[1:]:
+        if has_score(run) and run.get("history") and run["method"] != FineTune.name:
+            acted.setdefault(method_label(run), []).append(any(entry["regularized"] for entry in run["history"]))
+    for label, each in acted.items():
+        if idle := each.count(False):
+            yield f"{label} acted in no epoch of {idle} of {len(each)} runs, which are plain fine-tuning."
+    for row in rows[1:] if rows and rows[0].is_reference else ():
         common = 0 if row.difference is None else row.difference.n
         if common < max(row.n, rows[0].n):
             few = "" if common >= MIN_SEEDS else ", too few to judge"
-            notes.append(f"{row.label} and {rows[0].label} have {counted(common, 'seed')} in common{few}.")
-    return notes
-
-
-def _without_rows(rows: Sequence[MethodRow]) -> list[str]:
-    """Name methods of which it is not known which rows they are right on."""
+            yield f"{row.label} and {rows[0].label} have {counted(common, 'seed')} in common{few}."
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
-    if not unknown:
-        return []
-    return [f"Without scores by row on the rows of the reference, and so on new rows: {', '.join(unknown)}."]
-
-
-def _flattered(rows: Sequence[MethodRow], verdict: Verdict) -> list[str]:
-    notes = []
+    if unknown:
+        yield f"Without scores by row on the rows of the reference, and so on new rows: {', '.join(unknown)}."
     if verdict.kind in ("method", "baseline") and len(rows) > 2:
-        notes.append(f"The best of {len(rows)} on the same rows flatters itself: expect slightly less on new data.")
+        yield f"The best of {len(rows)} on the same rows flatters itself: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
-        notes.append("*: a model was chosen on the rows that it is scored on, which flatters the score.")
-    return notes
+        yield "*: a model was chosen on the rows that it is scored on, which flatters the score."
 
 
 # Tables --------------------------------------------------------------------------------------------------------------

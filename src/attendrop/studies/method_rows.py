@@ -16,11 +16,9 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.statistics import (
     Array,
-    CrossedMean,
     Estimate,
     PairedDifference,
     holm,
-    mean_interval,
     paired_difference,
 )
 from attendrop.studies.units import BASELINES
@@ -41,8 +39,6 @@ class MethodRow:
         method: Name of the method, or of the baseline.
         options: All options.
         scores: Scores by seed.
-        seconds: Seconds of training by seed.
-        steps: Optimizer steps by seed, those of a selection included; without baselines, which take none.
         folders: Names of the folders of the runs by seed.
         is_reference: Whether the others are compared with it.
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
@@ -57,8 +53,6 @@ class MethodRow:
     method: str
     options: Mapping[str, Any]
     scores: Mapping[int, float]
-    seconds: Mapping[int, float]
-    steps: Mapping[int, int] = field(default_factory=dict)
     folders: Mapping[int, str] = field(default_factory=dict)
     is_reference: bool = False
     selected_on_reported: bool = False
@@ -111,22 +105,15 @@ class MethodRow:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], reference: str | None) -> Self:
         """Read what :meth:`as_dict` returned, given the label of the reference."""
-        difference = None
-        if record["differences"] is not None:
-            values, parts = tuple(map(float, record["differences"])), record["components"]
-            mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
-            components = None if parts is None else CrossedMean(**parts)
-            difference = PairedDifference(values, mean_interval(values), mean, record["p"], components)
         return cls(
             label=str(record["label"]),
             method=str(record["method"]),
             options=dict(record["options"]),
             scores={int(seed): float(score) for seed, score in record["scores"].items()},
-            seconds={},
             folders={int(seed): str(name) for seed, name in record["runs"].items()},
             is_reference=record["label"] == reference,
             selected_on_reported=bool(record["selected_on_reported"]),
-            difference=difference,
+            difference=None if record["differences"] is None else PairedDifference.from_dict(record),
             p_holm=record["p_holm"],
             cost=record["time_ratio"],
         )
@@ -184,14 +171,14 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
                 f"'{run.get('output_dir')}'; compare runs that differ in method and seed only."
             )
         groups[label][seed] = run
-    rows = [_row(label, group, label == reference) for label, group in groups.items()]
+    rows = [_row(label, group, groups.get(reference, {}), label == reference) for label, group in groups.items()]
     rows.sort(key=lambda row: (not row.is_reference, row.is_baseline, -row.mean))
     if not rows or not rows[0].is_reference:
         return rows
-    compared = [_compared(row, rows[0]) for row in rows[1:]]
+    compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
     p_values = {row.label: p for row in compared if not row.is_baseline and (p := p_value(row.difference)) is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return [replace(rows[0], cost=1.0), *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
+    return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
 
 
 def p_value(difference: PairedDifference | None) -> float | None:
@@ -199,36 +186,36 @@ def p_value(difference: PairedDifference | None) -> float | None:
     return None if difference is None else difference.p_value
 
 
-def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
-    first = next(iter(group.values()))
+def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
+    seeds, first = sorted(group), next(iter(group.values()))
+    ratios = [_time_ratio(group[seed], reference[seed]) for seed in seeds if seed in reference]
+    known = [ratio for ratio in ratios if ratio is not None]
     return MethodRow(
         label,
         first["method"],
         first["options"],
-        {seed: float(group[seed]["score"]) for seed in sorted(group)},
-        {seed: float(group[seed]["train_seconds"]) for seed in sorted(group)},
-        {seed: taken for seed in sorted(group) if (taken := _steps(group[seed]))},
-        {seed: Path(group[seed]["output_dir"]).name for seed in sorted(group) if group[seed].get("output_dir")},
+        {seed: float(group[seed]["score"]) for seed in seeds},
+        {seed: Path(group[seed]["output_dir"]).name for seed in seeds if group[seed].get("output_dir")},
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
-        {seed: RowScores.from_dict(found) for seed in sorted(group) if (found := group[seed].get("row_scores"))},
+        {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
+        cost=1.0 if is_reference else statistics.median(known) if known else None,
     )
 
 
+def _time_ratio(run: Metrics, reference: Metrics) -> float | None:
+    """Divide the times of training, per step where both took steps."""
+    if not reference["train_seconds"] > 0:
+        return None
+    ratio = float(run["train_seconds"] / reference["train_seconds"])
+    own, others = _steps(run), _steps(reference)
+    return ratio * others / own if own and others else ratio
+
+
 def _steps(run: Metrics) -> int:
-    """Return how many steps a run took for its final model and, before, in its selection."""
+    """Return how many steps a run took for its final model and, before, in its selection; baselines take none."""
     selection = (run.get("selection") or {}).get("history")
     return int(run.get("steps", 0) + (selection[-1]["step"] if selection else 0))
-
-
-def _compared(row: MethodRow, reference: MethodRow) -> MethodRow:
-    ratios = []
-    for seed in row.seconds.keys() & reference.seconds.keys():
-        if reference.seconds[seed] > 0:
-            ratios.append(row.seconds[seed] / reference.seconds[seed])
-            if seed in row.steps and seed in reference.steps:
-                ratios[-1] *= reference.steps[seed] / row.steps[seed]
-    return replace(row, difference=row.versus(reference), cost=statistics.median(ratios) if ratios else None)
 
 
 def has_score(run: Metrics) -> bool:

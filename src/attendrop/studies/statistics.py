@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
@@ -171,6 +171,13 @@ class PairedDifference:
     mean: Estimate
     p_value: float | None = None
     components: CrossedMean | None = None
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Read it from a row of ``answer.json``."""
+        values, parts = tuple(map(float, record["differences"])), record.get("components")
+        mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
+        return cls(values, mean_interval(values), mean, record["p"], None if parts is None else CrossedMean(**parts))
 
     @property
     def n(self) -> int:

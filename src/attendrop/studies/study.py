@@ -21,11 +21,9 @@ from attendrop.studies.method_rows import LABEL, MethodRow, p_value
 from attendrop.studies.statistics import (
     Array,
     CrossedMean,
-    Estimate,
     PairedDifference,
     crossed_test,
     holm,
-    mean_interval,
     paired_difference,
 )
 from attendrop.studies.study_file import Study
@@ -103,11 +101,7 @@ class OverallRow:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Read what :meth:`as_dict` returned."""
-        if not record["seeds"]:
-            return cls(record["label"], record["p_holm"], None)
-        mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
-        values = tuple(map(float, record["differences"]))
-        found = PairedDifference(values, mean_interval(values), mean, record["p"])
+        found = PairedDifference.from_dict(record) if record["seeds"] else None
         return cls(record["label"], record["p_holm"], found)
 
 

@@ -7,12 +7,9 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attendrop.runs.config import RunConfig
-
-if TYPE_CHECKING:
-    pass
 
 RUNS = "runs"
 # Files of the answer of a study or a comparison.

@@ -84,14 +84,13 @@ class _Words:
         best = f"the best of them: {self.gains(verdict.challenger, (lead, ''))}"
         match verdict.why:
             case "few seeds":
-                most = max(row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
-                return self.too_few(most, "each", verdict)
+                pairs = (row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
+                return self.too_few(max(pairs, default=0), "each", verdict)
             case "no row scores":
                 return _NO_ROW_SCORES
             case "all behind":
-                but = (
-                    f" but {self.listed(verdict.not_judged)}, which cannot be judged yet," if verdict.not_judged else ""
-                )
+                others = self.listed(verdict.not_judged)
+                but = f" but {others}, which cannot be judged yet," if others else ""
                 return f"Every other method here{but} is behind it; {best}."
             case "negligible":
                 return "The differences are practically nothing, and it is the cheapest."
@@ -142,8 +141,8 @@ class _Words:
             if seeds:
                 return f"On {MIN_SEEDS} seeds and as many rows, {difference} would probably show."
             return f"On as many seeds and rows, {difference} would probably have shown."
-        more_seeds = f"{_rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
-        more_rows = f"{_rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
+        more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
+        more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
         if seeds is not None and rows is not None:
             return f"About {more_seeds}, or about {more_rows}, {settle}."
         if rows is not None:
@@ -152,7 +151,7 @@ class _Words:
             return f"About {more_seeds} {settle}; no number of rows alone would."
         if plan.together is None:
             return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
-        return f"{plan.together[0]} seeds on {_rounded(plan.together[1])} rows {settle}; neither alone would."
+        return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
         """Say by how much a model is ahead, or behind, of others; an empty name is left out."""
@@ -213,22 +212,20 @@ class _Words:
 
     def against(self, verdict: Verdict, baseline: str) -> list[str]:
         """Give the difference from the best baseline of what is recommended, and of what would be without it."""
-        reference = next(iter(self.rows))
+        row, reference = self.rows[baseline], next(iter(self.rows))
         first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
         shown = [first or reference]
         if verdict.why == "others not ahead":
             shown.append((verdict.among and verdict.among.use) or reference)
-        lines = [f"{self.difference(label, baseline)}." for label in shown]
-        if (ratio := self.rows[baseline].cost) is not None:
-            lines[-1] = (
-                f"{lines[-1][:-1]}; {baseline} takes {cost(self.rows[baseline])} the time of {self.name(reference)}."
-            )
-        used = self.rows.get(verdict.use or "")
-        if used is None or used.is_baseline or ratio is None or used.cost is None or ratio >= used.cost:
-            return lines
-        if self.versus(used.label, baseline).mean.value < self.margin:
-            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}.")
-        return lines
+        paired = [label for label in shown if self.rows[label].versus(row) is not None]
+        lines = [self.difference(label, baseline) for label in paired]
+        if lines and row.cost is not None:
+            lines[-1] += f"; {baseline} takes {cost(row)} the time of {self.name(reference)}"
+        used = self.rows[verdict.use or baseline]
+        is_cheaper = row.cost is not None and used.cost is not None and row.cost < used.cost
+        if is_cheaper and self.versus(used.label, baseline).mean.value < self.margin:
+            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}")
+        return [f"{line}." for line in lines]
 
     def difference(self, label: str, other: str, *, tested: bool = False) -> str:
         """Give the difference of two models; if it is the one that was tested, with what was found of it."""
@@ -294,7 +291,7 @@ def cost(row: MethodRow) -> str:
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x"
 
 
-def _rounded(count: int) -> str:
+def rounded(count: int) -> str:
     """Format a planned number with two digits: it is no better known."""
     return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 

@@ -1,0 +1,187 @@
+"""Models whose attention is shown: a run's before and after training, or any single one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
+from attendrop.model_support.devices import compute_device
+from attendrop.pruning.serialization import is_pruned
+from attendrop.reports.attention_maps import DropSettings
+from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs
+from attendrop.runs.baseline_models import is_baseline
+from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import check_finished
+from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
+from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.registry import get_task
+
+# The training that is assumed for a model that no run has made.
+_STEPS = 1000
+_NEW_HEAD = (
+    "The model has no trained head for this task: its head is random, and so are its predictions, the attributions and "
+    "what is dropped by them. Attention is the model's own."
+)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A model whose attention is shown.
+
+    Attributes:
+        name: Heading, such as "After training".
+        note: What else is to be known of it; may be empty.
+        model: The model, in evaluation mode.
+        drops: What its method drops; None: no method drops anything in attention.
+    """
+
+    name: str
+    note: str
+    model: PreTrainedModel
+    drops: DropSettings | None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Models that are shown beside one another.
+
+    Attributes:
+        stages: The models, in their order.
+        tokenizer: Their tokenizer.
+        head: Their head.
+        num_texts: Number of texts of an input; None: unknown.
+        max_length: Maximum length in tokens that the run had; None: unknown.
+        method: The method whose drops are shown; None: no method drops anything in attention.
+        of_run: Whether the run was trained with this method.
+        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
+    """
+
+    stages: tuple[Stage, ...]
+    tokenizer: PreTrainedTokenizerBase
+    head: Head
+    num_texts: int | None
+    max_length: int | None
+    method: Method | None
+    of_run: bool = False
+    long_texts: str = HEAD
+
+
+def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
+    """Load what is shown for a model.
+
+    Of the folder of a run: its base model, with the head with which training began where that was random, and the
+    trained model.
+
+    Args:
+        name: Folder of a finished run, another folder of a model, a hub id or ``"minilm"``.
+        method: The method whose drops are shown. None: that of the run; where the run has none that drops anything in
+            attention, ``default``.
+        default: See ``method``.
+        seed: Seed of the drops, and of the head of a model that has none.
+        device: ``"auto"`` or ``"cpu"``.
+
+    Raises:
+        AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded.
+    """
+    run = read_run(Path(name)) if Path(name).is_dir() else None
+    if run is None:
+        found = _of_model(name, method or default, seed, device)
+    else:
+        check_finished(name)
+        found = _of_run(Path(name), run, method, default, seed, device)
+    found.head.refuse("attend")
+    return found
+
+
+def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
+    if is_pruned(name):
+        model, tokenizer = load_model_and_tokenizer(name, None)
+        note = ""
+    else:
+        set_seed(seed)
+        head = head_of_model(load_config(name), command="attend")
+        loaded = load_for(name, files_task(head.inputs[: head.least_inputs], head))
+        model, tokenizer = loaded.model, loaded.tokenizer
+        note = _NEW_HEAD if loaded.new else ""
+    drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
+    stage = Stage(Path(name).name, note, _placed(model, device), drops)
+    return Stages((stage,), tokenizer, head_of_model(model.config), None, None, None if drops is None else drops.method)
+
+
+def _of_run(
+    folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int, device: str
+) -> Stages:
+    config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
+    metrics = read_metrics(folder) or {}
+    if not keeps_model(folder) and not is_baseline(folder):
+        raise AttendropError(
+            f"The run in '{folder}' kept no model, only its scores; train one with `attendrop train --config "
+            f"{folder}/run.yaml`."
+        )
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    head = head_of_model(model.config)
+    task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
+    own = acting_in_attention(config.regularizer)
+    of_run = method is None and own is not None
+    learnt = Learnt.of_run(folder) if of_run else None
+    shown = method or own or default
+    epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or _STEPS)
+    moment = DropMoment(seed, 0, max(steps, 1))
+    first = _drops(shown, moment, epochs, first=True)
+    last = _drops(shown, replace(moment, step=max(steps - 1, 0)), epochs, first=False)
+    after = Stage("After training", "", _placed(model, device), None if last is None else replace(last, learnt=learnt))
+    before = _before(config, task, first, device, fitted_head=bool(metrics.get("head_start")))
+    stages = (after,) if before is None else (before, after)
+    return Stages(
+        stages,
+        tokenizer,
+        head,
+        len(task.text_columns),
+        config.max_length,
+        None if last is None else last.method,
+        of_run=of_run,
+        long_texts=config.long_texts or HEAD,
+    )
+
+
+def _before(
+    config: RunConfig, task: Task, drops: DropSettings | None, device: str, *, fitted_head: bool
+) -> Stage | None:
+    """Load the model that a run began with; None, with a warning, if it cannot be loaded any more."""
+    set_seed(config.seed)
+    try:
+        loaded = load_for(config.model, task, config.pooling)
+    except AttendropError as error:
+        logger.warning("The model before training is not shown: %s", error)
+        return None
+    note = f"{config.model}. {_NEW_HEAD}" if loaded.new else config.model
+    if loaded.new and fitted_head:
+        note += " The run began with a head that was fitted to the frozen encoder, which is not repeated here."
+    return Stage("Before training", note, _placed(loaded.model, device), drops)
+
+
+def _drops(method: Method, moment: DropMoment, num_epochs: int, *, first: bool) -> DropSettings | None:
+    """Make the settings of a method in the first or last epoch in which it is active; None if it drops nothing."""
+    acting = acting_in_attention(method)
+    epochs = [] if acting is None else active_epochs(acting, max(2, num_epochs))
+    if acting is None or not epochs:
+        return None
+    return DropSettings(acting, replace(moment, epoch=epochs[0 if first else -1]))
+
+
+def _placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    model.to(compute_device(device))  # type: ignore[arg-type]
+    return model
