@@ -20,7 +20,13 @@ PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# (\S+\.\w+)\n")
 # Packages without which a page is skipped.
-NEEDED = {"study_on_ray": "ray", "prune_and_serve": "onnxruntime", "method_package": "setuptools"}
+NEEDED = {
+    "compare_for_a_paper": "matplotlib",
+    "csv_to_served_model": "onnxruntime",
+    "method_package": "setuptools",
+    "prune_and_serve": "onnxruntime",
+    "study_on_ray": "ray",
+}
 
 
 def blocks(page: Path) -> Iterator[tuple[str, list[str]]]:
