@@ -220,7 +220,7 @@ OPTIONS = [
     (["--label-column", "labels"], "no column 'labels'; did you mean 'label'?"),
     (["--label-type", "clas"], "there is no label type 'clas'; did you mean 'class'?"),
     (["--train-file", "nowhere.csv"], "there is no file nowhere.csv"),
-    (["--train-file", "train.xlsx"], "has the unknown extension '.xlsx'"),
+    (["--train-file", "train.ods"], "has the unknown extension '.ods'; save it as .xlsx"),
     (["--model", "./nowhere"], "There is no model folder './nowhere'."),
     (["--data-dir", "x"], "data-dir is for tasks; omit it"),
 ]
@@ -240,7 +240,7 @@ FILES: list[tuple[str, bytes, str]] = [
     ("mixed-labels", b"sentence1,sentence2,label\na,b,1\nb,c,no\n", "the labels mix numbers, such as '1'"),
     ("one-class", b"sentence1,sentence2,label\na,b,no\nb,c,no\n", "has only one class, 'no'"),
     ("quoting", b'sentence1,sentence2,label\n"a,b,no\nb,c,no\n', "line 2: broken quoting"),
-    ("encoding", b"sentence1,sentence2,label\na,\xe9,no\nb,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
+    ("encoding", b"sentence1,sentence2,label\n\xc3\xa9,\xe9,no\n\xc3\xa9,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
     ("fields", b"sentence1,sentence2,label\na,b,c,no\n", "line 2: 4 fields where the header has 3"),
     ("unseen-label", b"sentence1,sentence2,label\na,b,x\nb,c,y\n", "the label 'no' is not among those of training"),
 ]
