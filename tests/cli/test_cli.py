@@ -199,6 +199,8 @@ OPTIONS = [
     (["--text-columns", "sentence1,sentence1"], "is given twice"),
     (["--label-column", "labels"], "no column 'labels'; did you mean 'label'?"),
     (["--train-file", "nowhere.csv"], "there is no file nowhere.csv"),
+    (["--train-file", "train.ods"], "has the unknown extension '.ods'; save it as .xlsx"),
+    (["--model", "./nowhere"], "There is no model folder './nowhere'."),
     (["--data-dir", "x"], "data-dir is for tasks; omit it"),
 ]
 
@@ -210,7 +212,7 @@ def test_wrong_options(folder: Path, capsys: Captured, more: list[str], message:
 
 FILES: list[tuple[str, bytes, str]] = [
     ("empty-text", b"sentence1,sentence2,label\na,,yes\nb,c,no\n", "line 2, column 'sentence2': the text is empty"),
-    ("encoding", b"sentence1,sentence2,label\na,\xe9,no\nb,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
+    ("encoding", b"sentence1,sentence2,label\n\xc3\xa9,\xe9,no\n\xc3\xa9,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
     ("unseen-label", b"sentence1,sentence2,label\na,b,x\nb,c,y\n", "the label 'no' is not among those of training"),
 ]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,64 @@ def test_what_needs_no_model_is_answered_without_loading_torch() -> None:
         code, said, loaded = json.loads(line)
         assert (arguments, code, loaded) == (arguments, expected, [])
         assert part in said
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of data, and the folder of a run, as far as it is looked at before its model."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [f"some text number {n},{'yes' if n % 2 else 'no'},always\n" for n in range(300)]
+    (folder / "good.csv").write_text("".join(["text,label,same\n", *rows]))
+    (folder / "broken.csv").write_bytes("".join(["text,label\n", "größer,ja\n" * 9]).encode() + b"gr\xf6\xdfer,no\n")
+    (folder / "run").mkdir()
+    config = {"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"}
+    (folder / "run" / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
+    return folder
+
+
+COLUMNS = "--text-columns text --label-column label"
+WRONG_INPUTS = [
+    (f"train --train-file nowhere.csv {COLUMNS}", "there is no file nowhere.csv"),
+    ("train --train-file good.csv --text-columns txt --label-column label", "no column 'txt'; did you mean 'text'?"),
+    ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),
+    (f"train --train-file broken.csv {COLUMNS}", "broken.csv, line 11: byte 0xf6 is not UTF-8"),
+    (f"train --train-file good.csv {COLUMNS} --epochs 0", "epochs must be at least 1, not 0."),
+    (f"train --train-file good.csv {COLUMNS} --eval-file nowhere.csv", "there is no file nowhere.csv"),
+    (f"train --train-file good.csv {COLUMNS} --label-map nowhere.csv", "there is no file nowhere.csv"),
+    (f"compare --train-file nowhere.csv {COLUMNS}", "there is no file nowhere.csv"),
+    ("compare --train-file good.csv --text-columns text --label-column lable", "did you mean 'label'?"),
+    ("compare --train-file good.csv --text-columns text --label-column same", "has only one class, 'always'"),
+    ("evaluate nowhere --eval-file good.csv", "There is no run folder 'nowhere'"),
+    ("evaluate run --eval-file nowhere.csv", "there is no file nowhere.csv"),
+    ("evaluate run --eval-file good.csv --label-column lable", "did you mean 'label'?"),
+    ("evaluate run --eval-file broken.csv", "broken.csv, line 11: byte 0xf6 is not UTF-8"),
+    ("predict run --output out.csv --predict-file nowhere.csv", "there is no file nowhere.csv"),
+    ("predict run --output out.csv --predict-file good.csv --text-columns txt", "did you mean 'text'?"),
+]
+
+
+def test_wrong_data_are_refused_without_loading_torch(data: Path) -> None:
+    """All of them in one process: any that loads PyTorch is seen there."""
+    cases = json.dumps([arguments.split() for arguments, _ in WRONG_INPUTS])
+    done = subprocess.run([sys.executable, "-c", REPORT], input=cases, capture_output=True, text=True, cwd=data)
+    for line, (arguments, part) in zip(done.stdout.splitlines(), WRONG_INPUTS, strict=True):
+        code, said, loaded = json.loads(line)
+        assert (arguments, code, loaded) == (arguments, 2, [])
+        assert part in said.splitlines()[-1]
+
+
+def cpu_seconds(*arguments: str, folder: Path) -> float:
+    """Seconds of user CPU time of a Python process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, check=False)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def test_wrong_data_cost_no_more_than_a_few_imports(data: Path) -> None:
+    """The time of one import of NumPy stands for the speed of the machine; PyTorch takes more than thirty."""
+    train = ("-m", "attendrop", *WRONG_INPUTS[2][0].split())
+    unit = min(cpu_seconds("-c", "import numpy", folder=data) for _ in range(3))
+    assert min(cpu_seconds(*train, folder=data) for _ in range(3)) <= 12 * unit
 
 
 def test_public_names_are_found_when_they_are_asked_for() -> None:

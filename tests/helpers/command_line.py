@@ -12,13 +12,12 @@ Captured = pytest.CaptureFixture[str]
 
 
 def assert_refused(arguments: list[str], output: Path, message: str, capsys: Captured) -> None:
-    """Check for one sentence with the message, exit code 2, no traceback, and that nothing was written."""
+    """Check for one sentence with the message at the end, exit code 2, no traceback, and that nothing was written."""
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    error = [line for line in err.splitlines() if not line.startswith("Warning: ")]
-    assert len(error) == 1
-    assert error[0].startswith("Error: ")
-    assert message in error[0]
+    assert err.count("Error: ") == 1
+    assert err.splitlines()[-1].startswith("Error: ")
+    assert message in err.splitlines()[-1]
     assert "Traceback" not in err
     assert not output.exists()

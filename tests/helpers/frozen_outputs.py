@@ -30,7 +30,20 @@ TRAIN = f"train {DATA} {RECIPE}"
 COMPARE = f"compare {DATA} {RECIPE} --workers 0"
 
 HELP = (
-    *("", "compare", "train", "study", "report", "evaluate", "predict", "runs", "patterns", "attend", "prune"),
+    *(
+        "",
+        "inspect",
+        "compare",
+        "train",
+        "study",
+        "report",
+        "evaluate",
+        "predict",
+        "runs",
+        "patterns",
+        "attend",
+        "prune",
+    ),
     *("export", "methods", "tasks", "doctor", "demo"),
 )
 
@@ -41,6 +54,7 @@ COMMANDS = {
     "methods-ad-drop": "methods ad-drop",
     "tasks": "tasks",
     "doctor": "doctor model",
+    "inspect": "inspect train.csv --eval-file dev.csv --model model",
     "train-finetune": f"{TRAIN} --method finetune --seed 1 --output-dir runs/plain",
     "train-ad-drop": f"{TRAIN} --method ad-drop --set p=0.3 --seed 1,2 --output-dir runs/dropped",
     "train-again": f"{TRAIN} --method finetune --seed 1 --output-dir runs/plain --resume",

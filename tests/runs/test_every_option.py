@@ -83,6 +83,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("text_columns", "sentence2", lambda trainer: first_text(trainer).count("[SEP]"), 1, {}),
     ("label_column", "size", labels, 3, {"eval_file": None}),
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
+    ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
     ("task_options", "pack=true", lambda trainer: trainer.head.pack, True, MLM),
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
@@ -151,6 +152,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     lines = train.read_text().splitlines()
     train.write_text("\n".join([f"{lines[0]},size", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))
     (folder / "unknown.csv").write_text(f"{dev.read_text()}a cat,a dog,maybe\n")
+    (folder / "map.csv").write_text("label,meaning\n2,1\n")
     (folder / "bad.csv").write_text("\n".join([*lines, ",,yes"]))
     for place, sst2, cola in (("glue", "a dog", "a cat"), ("other", "a bird", "")):
         for part in ("train", "dev"):

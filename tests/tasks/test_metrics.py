@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.metrics as skm
-from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
-from attendrop.tasks.prediction_files import write_predictions
+from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
 
 OWN_CLASSES = Task(
@@ -107,13 +106,18 @@ def test_a_constant_answer_scores_zero_without_a_warning(recwarn: pytest.Warning
     assert not recwarn
 
 
+def write_predictions(path: Path, task: Task, index: list[int], outputs: np.ndarray[Any, Any]) -> None:
+    with PredictionWriter(path, task) as writer:
+        writer.write({"index": index}, outputs)
+
+
 def test_what_cannot_be_scored() -> None:
     broken = LOGITS.copy()
     broken[1, 0] = np.nan
     with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows: training diverged"):
         compute_scores(get_task("rte"), broken, LABELS)
     with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows"):
-        write_predictions("out.tsv", get_task("rte"), Dataset.from_dict({"index": [*range(5)]}), broken)
+        write_predictions(Path("out.tsv"), get_task("rte"), [*range(5)], broken)
     with pytest.raises(AttendropError, match="there are no rows to score"):
         compute_scores(get_task("rte"), np.zeros((0, 2)), np.zeros(0))
 
@@ -130,19 +134,19 @@ def test_what_cannot_be_scored() -> None:
 )
 def test_submission(name: str, logits: list[object], answers: list[str], tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.tsv"
-    write_predictions(path, get_task(name), Dataset.from_dict({"index": [0, 7]}), np.array(logits))
+    write_predictions(path, get_task(name), [0, 7], np.array(logits))
     assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
     assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
 
 
 def test_own_predictions(tmp_path: Path) -> None:
-    dataset, logits = Dataset.from_dict({"index": [0, 1]}), np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
-    write_predictions(tmp_path / "a.csv", OWN_CLASSES, dataset, logits)
+    logits = np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
+    write_predictions(tmp_path / "a.csv", OWN_CLASSES, [0, 1], logits)
     assert (tmp_path / "a.csv").read_text() == 'index,label,probability\n0,"b, c",0.7\n1,a,0.5\n'
-    write_predictions(tmp_path / "a.jsonl", OWN_CLASSES, dataset, logits)
+    write_predictions(tmp_path / "a.jsonl", OWN_CLASSES, [0, 1], logits)
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
-    write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, dataset, np.array([[1.25], [-3.0]]))
+    write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, [0, 1], np.array([[1.25], [-3.0]]))
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Module and package, where they have different names.
 _COMMANDS = (  # in the order of the help
+    "inspect",
     "compare",
     "train",
     "study",

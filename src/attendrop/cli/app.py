@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 DataDir = Annotated[str | None, run_option("data_dir")]
 Columns = Annotated[str | None, run_option("text_columns")]
 LabelColumn = Annotated[str | None, run_option("label_column")]
+LabelMap = Annotated[str | None, run_option("label_map")]
 TaskOptions = Annotated[list[str] | None, run_option("task_options")]
 UnknownLabels = Annotated[str | None, run_option("unknown_labels")]
 Device = Annotated[str | None, run_option("device")]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attendrop.cli.app import Json, Quiet, app, show, split_columns
+from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, mappings, with_run_options
 from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from attendrop.studies.setting_search import MethodSetting
@@ -71,20 +74,21 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. Started again, it goes on.
     """
+    given = {**data, **training, **machine}
+    run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
+    config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
+
     from attendrop.cli.console import messages
     from attendrop.cli.interrupts import Interrupted
     from attendrop.cli.progress import StudyProgress
-    from attendrop.runs.config import RunConfig
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison, default_methods
     from attendrop.studies.executor import LOCAL
     from attendrop.studies.units import CHEAP
 
-    given = {**data, **training, **machine}
-    run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
     cheap = CHEAP if baselines is None else () if baselines == "none" else split_columns(baselines)
     comparison = Comparison(
-        config=RunConfig(**run),
+        config=config,
         output_dir=output_dir,
         methods=_settings(split_columns(methods) or tuple(default_methods()), settings or []),
         seeds=seeds,

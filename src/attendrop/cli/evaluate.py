@@ -13,6 +13,7 @@ from attendrop.cli.app import (
     InputFormat,
     Json,
     LabelColumn,
+    LabelMap,
     Overwrite,
     Quiet,
     RunFolder,
@@ -26,7 +27,7 @@ from attendrop.cli.app import (
 )
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import read_mapping
-from attendrop.runs.model_source import Source
+from attendrop.runs.model_source import Source, check_source
 from attendrop.wording import counted, counts_of
 
 
@@ -39,6 +40,7 @@ def evaluate(
     eval_file: Annotated[str | None, typer.Option(help="Your file instead of a task; - is stdin.")] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
+    label_map: LabelMap = None,
     input_format: InputFormat = None,
     skip_bad_rows: SkipBadRows = False,
     unknown_labels: UnknownLabels = None,
@@ -60,11 +62,14 @@ def evaluate(
     """Score the model of a run on labelled data."""
     source = Source(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
-        label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
+        label_column=label_column, label_map=label_map, input_format=input_format,
+        skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
         overwrite=overwrite, task_options=read_mapping("task_options", task_options or []), max_length=max_length,
         long_texts=long_texts, unknown_labels=unknown_labels,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
+
+    check_source(run, source, "dev")
 
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import evaluate as evaluate_run

@@ -25,7 +25,8 @@ from attendrop.cli.app import (
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import read_mapping
 from attendrop.errors import AttendropError
-from attendrop.runs.model_source import STDIN, Source
+from attendrop.runs.model_source import Source, check_source
+from attendrop.tasks.dialect import STDIN
 from attendrop.wording import counted
 
 
@@ -70,6 +71,8 @@ def predict(
     )  # fmt: skip
     if as_json and output == STDIN:
         raise AttendropError("--json and --output - both write on stdout; choose one.")
+
+    check_source(run, source, "test")
 
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import predict as predict_rows

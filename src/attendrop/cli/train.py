@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from attendrop.cli.app import Json, Quiet, app, show
 from attendrop.cli.console import messages
+from attendrop.cli.inspect import announce_files
 from attendrop.cli.interrupts import Interrupted
 from attendrop.cli.run_options import DATA, Groups, mappings, read_mapping, read_options, with_run_options
 from attendrop.errors import AttendropError
@@ -69,7 +71,7 @@ def train(
     """Fine-tune a model, and save it with its scores."""
     line = {**data, **training, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
-    run, seeds = _read_run(line, settings or [], options_file, config, preset_)
+    run, seeds = _read_run(line, settings or [], options_file, config, preset_, partial(announce_files, quiet=quiet))
     if push_to_hub is not None and len(seeds) > 1:
         raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")
 
@@ -102,7 +104,12 @@ def train(
 
 
 def _read_run(
-    line: dict[str, Any], settings: list[str], options_file: str | None, config: str | None, named: str | None
+    line: dict[str, Any],
+    settings: list[str],
+    options_file: str | None,
+    config: str | None,
+    named: str | None,
+    check: Callable[[RunConfig], None],
 ) -> tuple[RunConfig, list[int]]:
     """Make the configuration of the run and the list of seeds.
 
@@ -126,7 +133,7 @@ def _read_run(
     seeds = _seeds(line.get("seed", file.get("seed", [0])))
     options |= {"options": of_method | read_mapping("options", settings), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
-    return RunConfig(**options), seeds
+    return RunConfig(**options, on_data=check), seeds
 
 
 def _seeds(given: str | list[int]) -> list[int]:

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, InitVar, asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -134,8 +134,8 @@ class RunConfig:
     train_file: str | None = _option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder of "
-        "images.",
+        "Training data: a .csv, .tsv, .xlsx, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder "
+        "of images.",
     )
     eval_file: str | None = _option(None, "files", "Evaluation data: a file to report on, once, at the end.")
     """Without one, the score is one on held-out rows."""
@@ -148,6 +148,11 @@ class RunConfig:
     label_type: str = _option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
+    label_map: str | None = _option(
+        None, "columns", "File that merges variants of labels: its columns label and meaning."
+    )
+    """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks stays as it is; one with an
+    empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
     task_options: Mapping[str, Any] = _option(
         {},
         "columns",
@@ -295,8 +300,10 @@ class RunConfig:
     device: str = _option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = _option(False, "machine", "bfloat16 mixed precision.")
     fp16: bool = _option(False, "machine", "float16 mixed precision; needs a GPU.")
+    on_data: InitVar[Callable[[RunConfig], object] | None] = None
+    """Called with the options before the method is made, which loads PyTorch: to look at the data first."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         for name in _FIELDS:
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         self._read_kind_of_task()
@@ -310,6 +317,8 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
+        if on_data is not None:
+            on_data(self)
         object.__setattr__(self, "options", self.regularizer.options())
         if self.adapter is not None:
             from attendrop.methods.core.declarations import refuse_with_adapter
@@ -339,7 +348,7 @@ class RunConfig:
             )
         if self.task is not None and self.train_file is not None:
             raise AttendropError("Give a task or a train-file, and not both.")
-        own = ("eval_file", "text_columns", "label_column", "unknown_labels")
+        own = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels")
         given = [name for name in own if getattr(self, name)]
         if self.task is not None and given:
             raise AttendropError(f"{given[0].replace('_', '-')} is for custom files; omit it for a task.")
@@ -366,7 +375,7 @@ class RunConfig:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
     def _columns_of_train_file(self) -> str:
-        from attendrop.tasks.table_files import column_names  # loads pyarrow
+        from attendrop.tasks.table_files import column_names
 
         return ", ".join(map(repr, column_names(str(self.train_file))))
 

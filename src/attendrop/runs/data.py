@@ -27,6 +27,9 @@ from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
+# Options by which files are read, with the same names for :func:`load_files`.
+_OF_LABELS = ("label_column", "label_type", "label_map", "unknown_labels")
+_READ_BY = ("text_columns", *_OF_LABELS, "skip_bad_rows", "shift_column")
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
 # Rows that are held out as unlike the others, where no part of test rows is given.
@@ -52,18 +55,23 @@ class Parts:
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files = data_files(config)
+    files, columns = data_files(config), _token_columns(config.regularizer)
+    options = {name: getattr(config, name) for name in _READ_BY}
 
     def key() -> list[Any]:
-        of_labels = (config.label_column, config.label_type, config.unknown_labels)
-        options = (config.text_columns, *of_labels, config.skip_bad_rows, config.shift_column)
-        columns = [repr(column) for column in _token_columns(config.regularizer)]
-        return [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options, columns]
+        digests = [[str(file), digest(file)] for file in files]
+        return [config.task, config.data_dir, digests, options, list(map(repr, columns))]
 
-    if files and all(file.exists() for file in files):
-        data = shared(key, lambda: _load(config), _size, kind="data")
-    else:
-        data = _load(config)
+    def load() -> TaskData:
+        if config.task is not None:
+            return load_task(config.task, data_dir=config.data_dir)
+        return load_files(train_file=config.train_file, eval_file=config.eval_file, token_columns=columns, **options)
+
+    def size(data: TaskData) -> int:
+        return sum(split.data.nbytes for split in data.splits.values())
+
+    known = files and all(file.exists() for file in files)
+    data = shared(key, load, size, kind="data") if known else load()
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
@@ -71,7 +79,8 @@ def load_data(config: RunConfig) -> TaskData:
 def data_files(config: RunConfig) -> list[Path]:
     """List the files, or folders, of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        return [file for name in (config.train_file, config.eval_file) if name is not None for file in files_of(name)]
+        named = (config.train_file, config.eval_file, config.label_map)
+        return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
     except AttendropError:  # loading tells what is wrong
@@ -81,28 +90,6 @@ def data_files(config: RunConfig) -> list[Path]:
 def digest(path: Path) -> str:
     """Compute the SHA-256 of a file, or of the images in a folder; empty if there is neither."""
     return folder_sha256(path) if path.is_dir() else sha256(path) if path.is_file() else ""
-
-
-def _load(config: RunConfig) -> TaskData:
-    return _load_files(config) if config.task is None else load_task(config.task, data_dir=config.data_dir)
-
-
-def _size(data: TaskData) -> int:
-    return sum(split.data.nbytes for split in data.splits.values())
-
-
-def _load_files(config: RunConfig) -> TaskData:
-    return load_files(
-        train_file=config.train_file,
-        eval_file=config.eval_file,
-        text_columns=config.text_columns,
-        label_column=config.label_column,
-        label_type=config.label_type,
-        token_columns=_token_columns(config.regularizer),
-        skip_bad_rows=config.skip_bad_rows,
-        unknown_labels=config.unknown_labels,
-        shift_column=config.shift_column,
-    )
 
 
 def _token_columns(method: Method) -> tuple[TokenColumn, ...]:

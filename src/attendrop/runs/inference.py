@@ -21,26 +21,24 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import STDIN, Source
+from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import check_whole, hold_run_folders, own_files, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.error_analysis import error_analysis
-from attendrop.tasks.file_formats import default_columns, files_of
+from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import BadRows, Table, skipped_places, write_skipped
-from attendrop.tasks.table_files import column_names
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
 
-# Number of rows in memory at a time, which are sorted by length into batches.
-CHUNK_ROWS = 4096
 # Called with the number of rows done, and the number of all rows (None if unknown).
 OnProgress = Callable[[int, int | None], None]
 logger = logging.getLogger(__name__)
@@ -186,7 +184,12 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
     if not folder.is_dir():
         return files
     options = (read_run(folder) or {"config": {}})["config"]
-    files += [file for name in ("train_file", "eval_file") if options.get(name) for file in files_of(options[name])]
+    files += [
+        file
+        for name in ("train_file", "eval_file", "label_map")
+        if options.get(name)
+        for file in files_of(options[name])
+    ]
     task = source.task or (options.get("task") if source.file is None else None)
     of_task = [] if task is None else task_files(task, _data_dir(options, source, task))
     return [*own_files(folder), *files, *of_task]
@@ -351,18 +354,12 @@ def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
 
 
 def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
-    name = f"x.{source.input_format}" if file == STDIN else file
-    texts, label = default_columns(name)
-    as_trained = tuple(model.options.get("text_columns", ()))
-    trained_label = model.options.get("label_column")
-    if texts and default_columns(model.options.get("train_file"))[0] != texts:
-        as_trained, trained_label = (), None  # files of this format have columns of their own
-    columns = source.text_columns or as_trained or texts
-    if not columns:
-        raise AttendropError(f"No text-columns are given; give some, comma-separated{_of_columns(file)}.")
-    label = (source.label_column or trained_label or label) if split == "dev" else None
+    columns, label = file_columns(source, file, model.options, split)
     if split == "dev" and label is None and model.head.needs_labels:
-        raise AttendropError(f"No label-column is given; give one{_of_columns(file)}.")
+        raise AttendropError(f"No label-column is given; give one{names_of_columns(file)}.")
+    label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
+    if label_map is not None and not Path(label_map).is_file():
+        raise AttendropError(f"There is no label map '{label_map}', with which labels are read; give --label-map.")
     unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
     bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
     chunks = stream_file(
@@ -370,16 +367,13 @@ def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
         text_columns=columns,
         head=model.head,
         label_column=label,
+        label_map=label_map,
         size=CHUNK_ROWS,
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
     return _Rows(files_task(columns, model.head), split, file, read, None, bad)
-
-
-def _of_columns(file: str) -> str:
-    return "" if file == STDIN else f" of {', '.join(map(repr, column_names(file)))}"
 
 
 def _check_texts(model: _Model, columns: tuple[str, ...]) -> None:

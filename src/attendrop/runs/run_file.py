@@ -54,7 +54,7 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
-PATHS = ("train_file", "eval_file", "data_dir", "model")
+PATHS = ("train_file", "eval_file", "label_map", "data_dir", "model")
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
 

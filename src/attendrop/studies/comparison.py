@@ -25,7 +25,7 @@ RECORD = "comparison.json"
 DEFAULT_TEST_FRACTION = 0.25
 # Options that may change from one call to the next: of single runs, paths (the content counts), and of no effect.
 _NOT_RECORDED = (
-    *("method", "options", "seed", "output_dir", "train_file", "eval_file", "data_dir"),
+    *("method", "options", "seed", "output_dir", "train_file", "eval_file", "label_map", "data_dir"),
     *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps"),
 )
 logger = logging.getLogger(__name__)

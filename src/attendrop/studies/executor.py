@@ -117,7 +117,7 @@ class Runner:
     def place(self, unit: Unit) -> Job:
         """Find the folder of a unit."""
         config = unit.config
-        source = json.dumps([config.task, config.data_dir, config.train_file, config.eval_file])
+        source = json.dumps([config.task, config.data_dir, config.train_file, config.eval_file, config.label_map])
         if source not in self._digests:
             self._digests[source] = data_sha256(config)
         return Job(unit, self.folder / RUNS / unit.folder_name(unit.key(self._digests[source])))

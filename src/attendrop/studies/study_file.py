@@ -46,7 +46,7 @@ _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
-_PATHS = ("train_file", "eval_file", "data_dir")
+_PATHS = ("train_file", "eval_file", "label_map", "data_dir")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
+from attendrop.tasks.label_map import as_meant, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
@@ -27,6 +28,7 @@ def load_files(
     text_columns: Sequence[str],
     label_column: str | None = None,
     label_type: str = "auto",
+    label_map: str | Path | None = None,
     head: Head | None = None,
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
@@ -48,8 +50,10 @@ def load_files(
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
             if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one has a
             decimal fraction or an exponent, otherwise whole numbers and text are classes. The labels of all files
-            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class. Numbers with decimal
-            commas, percent signs or separators of thousands are none, and refused unless classes are asked for.
+            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class. Numbers with percent
+            signs, separators of thousands or, where commas separate columns, decimal commas are none, and refused
+            unless classes are asked for.
+        label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
@@ -68,26 +72,22 @@ def load_files(
             the training data have a single class; or a token column is not of its kind. The message names the file,
             the line and the column.
     """
-    text_columns = tuple(text_columns)
-    _check_names(text_columns, label_column, token_columns)
     paths = {"train": train_file, "dev": eval_file, "test": predict_file}
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
+    rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
+    rows.check_names(token_columns)
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
-    kinds: tuple[type[Head], ...] = () if head is None else (type(head),)
-    if head is None:
-        first = next(iter(tables.values()))
-        texts = [first.column(name)[0] for name in text_columns]
-        labels = first.column(label_column) if label_column in first.columns else []
-        kinds = candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
-    reader = head or kinds[0]
-    _check_inputs(text_columns, token_columns, reader)
-    tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     scored = [split for split in tables if split != "test"]
+    tables |= {split: rows.as_meant(tables[split], label_type if head is None else head.label_type) for split in scored}
+    kinds = rows.kinds(next(iter(tables.values())), label_type) if head is None else (type(head),)
+    reader = head or kinds[0]
+    rows.check_inputs(token_columns, reader)
+    tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
     for split in scored:
-        rows = enumerate(zip(*(tables[split].column(name) for name in text_columns), strict=True))
-        tables[split] = tables[split].only([row for row, texts in rows if not reader.leaves_out(texts)])
+        texts = enumerate(zip(*(tables[split].column(name) for name in rows.texts), strict=True))
+        tables[split] = tables[split].only([row for row, texts in texts if not reader.leaves_out(texts)])
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
@@ -105,22 +105,18 @@ def load_files(
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:
-        tables[split] = _not_empty(_with_labels(tables[split], text_columns, label_column, head, bad))
+        tables[split] = _not_empty(rows.with_labels(tables[split], head))
     for column in token_columns if "train" in tables else ():
         tables["train"] = _not_empty(tables["train"].checked(column.name, numbers_problem(column), bad))
-    splits = {
-        split: _columns(table, text_columns, label_column if split in labelled else None, head)
-        for split, table in tables.items()
-    }
+    splits = {split: rows.columns(table, head, labelled=split in labelled) for split, table in tables.items()}
     if token_columns and "train" in tables:
         splits["train"] |= {column.name: read_numbers(tables["train"], column) for column in token_columns}
         splits["train"]["place"] = tables["train"].places
     if shift_column is not None and "train" in tables:
         splits["train"][SHIFT_VALUES] = [str(value) for value in tables["train"].column(shift_column)]
     files = ", ".join(str(table.path) for table in tables.values())
-    task = files_task(text_columns, head)
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    return TaskData(task, data, files, tuple(bad.skipped))
+    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
 
 
 # Column of the training rows by which some are held out.
@@ -148,6 +144,7 @@ def stream_file(
     text_columns: Sequence[str],
     head: Head,
     label_column: str | None = None,
+    label_map: str | Path | None = None,
     size: int,
     bad: BadRows,
     format: str | None = None,
@@ -159,6 +156,7 @@ def stream_file(
         text_columns: As for :func:`load_files`.
         head: Head of the model.
         label_column: Column of the labels; by default, labels are not read.
+        label_map: As for :func:`load_files`.
         size: Number of rows in a chunk.
         bad: As in :func:`read_chunks`.
         format: As in :func:`read_chunks`.
@@ -169,18 +167,18 @@ def stream_file(
     Raises:
         AttendropError: As :func:`load_files` says.
     """
-    text_columns = tuple(text_columns)
-    _check_names(text_columns, label_column, ())
-    _check_inputs(text_columns, (), head)
+    rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
+    rows.check_names(())
+    rows.check_inputs((), head)
     for table in read_chunks(file, size, bad, format=format):
-        table = _with_texts(table, text_columns, head, bad)
+        table = rows.with_texts(rows.as_meant(table, head.label_type), head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
             if bad.keeps_unknown:
                 head = head.with_unknown(table.column(label_column))
-            table = _with_labels(table, text_columns, label_column, head, bad)
+            table = rows.with_labels(table, head)
         if table.rows:
-            yield Chunk(_columns(table, text_columns, label_column, head), table, head.unknown_names)
+            yield Chunk(rows.columns(table, head, labelled=label_column is not None), table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
@@ -200,25 +198,68 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
     )
 
 
-def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]) -> None:
-    labels = [label_column] if label_column is not None else []
-    named = [*text_columns, *labels, *(column.name for column in token_columns)]
-    repeated = [name for name in named if named.count(name) > 1]
-    if repeated:
-        raise AttendropError(f"the column {repeated[0]!r} is given twice; text, label and token columns must differ.")
+@dataclass(frozen=True)
+class _Rows:
+    """Reader of the rows of files: their columns of texts, that of the labels, and what labels mean."""
 
+    texts: tuple[str, ...]
+    label: str | None
+    meanings: Mapping[str, str]
+    bad: BadRows
 
-def _check_inputs(
-    text_columns: tuple[str, ...], token_columns: Sequence[TokenColumn], reader: Head | type[Head]
-) -> None:
-    least, most = reader.least_inputs, reader.most_inputs
-    if not least <= len(text_columns) <= most:
-        wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
-        given = f"{counted(len(text_columns), 'text column')} {'is' if len(text_columns) == 1 else 'are'} given"
-        raise AttendropError(f"{given}; give {wanted}.")
-    for column in token_columns:
-        if column.name in reader.inputs:
-            raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
+    def check_names(self, token_columns: Sequence[TokenColumn]) -> None:
+        labels = [] if self.label is None else [self.label]
+        named = [*self.texts, *labels, *(column.name for column in token_columns)]
+        if repeated := [name for name in named if named.count(name) > 1]:
+            raise AttendropError(
+                f"the column {repeated[0]!r} is given twice; text, label and token columns must differ."
+            )
+
+    def check_inputs(self, token_columns: Sequence[TokenColumn], reader: Head | type[Head]) -> None:
+        least, most, given = reader.least_inputs, reader.most_inputs, len(self.texts)
+        if not least <= given <= most:
+            wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+            are = "is" if given == 1 else "are"
+            raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
+        for column in token_columns:
+            if column.name in reader.inputs:
+                raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
+
+    def kinds(self, table: Table, label_type: str) -> tuple[type[Head], ...]:
+        """Return the kinds of heads that may read the files, by the first row."""
+        labels = table.column(self.label) if self.label in table.columns else []
+        first = next((label for label in labels if label is not None), None)
+        return candidate_heads(label_type, [table.column(name)[0] for name in self.texts], first)
+
+    def as_meant(self, table: Table, label_type: str) -> Table:
+        return as_meant(table, self.label, self.meanings, label_type)
+
+    def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
+        """Keep the rows whose texts can be read."""
+        table = reader.located(table, self.texts)
+        for number, name in enumerate(self.texts):
+            table = table.checked(name, partial(reader.text_problem, column=number), self.bad)
+        return table.checked_rows(self.texts, reader.texts_problem, self.bad)
+
+    def with_labels(self, table: Table, head: Head) -> Table:
+        """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
+
+        def problem(row: list[Any]) -> str | None:
+            texts, labels = row[: len(self.texts)], row[len(self.texts) :]
+            return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
+
+        if self.label is None:
+            return table.checked_rows(self.texts, problem, self.bad)
+        return table.checked(self.label, head.label_problem, self.bad).checked_rows(
+            (*self.texts, self.label), problem, self.bad
+        )
+
+    def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
+        """Make the columns of a data set from a table of valid rows."""
+        read = [head.read_texts(row) for row in zip(*(table.column(name) for name in self.texts), strict=True)]
+        names = head.inputs_of(len(self.texts))
+        columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
+        return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})
 
 
 def _value_problem(reader: Head | type[Head], joined: str | None, value: Any) -> str | None:
@@ -227,40 +268,7 @@ def _value_problem(reader: Head | type[Head], joined: str | None, value: Any) ->
     return found if found is None or joined is None else f"{found}; {joined}"
 
 
-def _with_labels(
-    table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head, bad: BadRows
-) -> Table:
-    """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
-    columns = (*text_columns, *([] if label_column is None else [label_column]))
-
-    def problem(row: list[Any]) -> str | None:
-        texts, labels = row[: len(text_columns)], row[len(text_columns) :]
-        return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
-
-    if label_column is not None:
-        table = table.checked(label_column, head.label_problem, bad)
-    return table.checked_rows(columns, problem, bad)
-
-
-def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:
-    table = reader.located(table, text_columns)
-    for number, name in enumerate(text_columns):
-        table = table.checked(name, partial(reader.text_problem, column=number), bad)
-    return table.checked_rows(text_columns, reader.texts_problem, bad)
-
-
 def _not_empty(table: Table) -> Table:
     if not table.rows:
         raise AttendropError(f"{table.path} has no valid row: all were skipped.")
     return table
-
-
-def _columns(table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head) -> dict[str, list[Any]]:
-    """Make the columns of a data set from a table of valid rows."""
-    texts = zip(*(table.column(name) for name in text_columns), strict=True)
-    read = [head.read_texts(row) for row in texts]
-    columns = {name: [row[place] for row in read] for place, name in enumerate(head.inputs_of(len(text_columns)))}
-    columns["index"] = table.index
-    if label_column is not None:
-        columns["label"] = head.read_labels(table.column(label_column))
-    return columns

@@ -39,6 +39,12 @@ def files_of(name: str | Path) -> tuple[Path, ...]:
     return tuple(Path(part.strip()) for part in text.split(_SEPARATOR))
 
 
+def extension_of(path: str | Path) -> str:
+    """Return the extension of a file in lower case, such as ".csv" for ``a.csv`` and for ``a.CSV.gz``."""
+    name = str(path).lower()
+    return Path(name.removesuffix(".gz")).suffix or Path(name).suffix
+
+
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of custom data; none if their format names no columns.
 
@@ -59,4 +65,4 @@ def _format(name: str | None) -> _Format:
     if len(files) > 1:
         return _PARALLEL
     unknown = _FOLDER if name and files[0].is_dir() else _Format()
-    return _FORMATS.get(files[0].suffix.lower(), unknown)
+    return _FORMATS.get(extension_of(files[0]), unknown)

@@ -6,10 +6,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from datasets import Dataset
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -17,8 +16,12 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task
 from attendrop.tasks.splits import subset, take
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from attendrop.tasks.base import Task
 
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 # Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
@@ -120,15 +123,25 @@ class Likeness:
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure how alike the rows of a class are; None where there are no words or no classes of several rows."""
-    if len(task.head.strata) < 2:
+    """Measure how alike the rows of a class are, as :func:`likeness`; None for inputs that are not texts, too."""
+    if len(task.head.strata) < 2 or task.head.input_name != "text":
         return None
     rows = subset(rows, _SAMPLE, seed=0)
+    return likeness(_joined(rows, task), task.head.strata_of(rows))
+
+
+def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
+    """Measure how alike texts of the same class are; None where there are no words or no classes of several rows.
+
+    Args:
+        texts: Texts, of which the first 2,000 are looked at.
+        names: Class of each.
+    """
     try:
-        vectors = _tfidf(_joined(rows, task))
+        vectors = _tfidf(texts[:_SAMPLE])
     except AttendropError:
         return None
-    labels = np.array(task.head.strata_of(rows))
+    labels = np.unique(names[:_SAMPLE], return_inverse=True)[1]
     cosines = (vectors @ vectors.T).toarray()
     same = labels[:, None] == labels[None, :]
     np.fill_diagonal(same, False)

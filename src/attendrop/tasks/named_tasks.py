@@ -16,13 +16,14 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
+from attendrop.tasks.dialect import text_lines
 from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.sources import Row, Source
 from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences, text_lines
+from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
@@ -228,7 +229,7 @@ _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
 def _conll_rows(path: Path) -> Iterator[Row]:
-    with text_lines(path, "\n") as lines:
+    with text_lines(path) as lines:
         for sentence in read_sentences(lines):
             words, *_, tags = map(list, zip(*((word[0], word[-1]) for word in sentence.words), strict=True))
             yield Row(path, f"line {sentence.line}", (words,), tags, {"place": f"line {sentence.line}"})
@@ -237,7 +238,7 @@ def _conll_rows(path: Path) -> Iterator[Row]:
 def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
     """Read the sentences of a split: those of its files of the Wall Street Journal, which comments name."""
     first, last = _PTB_SPLITS[split]
-    with text_lines(paths[0], "\n") as lines:
+    with text_lines(paths[0]) as lines:
         for sentence in read_sentences(lines):
             name = next((text.partition("=")[2].strip() for text in sentence.comments if text.startswith("file")), "")
             number = name.removeprefix("wsj_")

@@ -10,31 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from datasets import Dataset
-
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import Table
-from attendrop.tasks.tokenization import columns_of
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-
-
-def write_predictions(path: str | Path, task: Task, dataset: Dataset, outputs: Array) -> None:
-    """Write one prediction for every row of ``dataset``, in its order, with a :class:`PredictionWriter`.
-
-    Args:
-        path: The file.
-        task: The task.
-        dataset: The rows, with "index"; in a column file, the head's inputs are written, too.
-        outputs: Outputs of the model, one row per example, such as logits ``(rows, classes)``.
-    """
-    with PredictionWriter(path, task) as writer:
-        writer.write(columns_of(dataset), outputs)
 
 
 class PredictionWriter:

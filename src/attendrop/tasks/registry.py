@@ -2,7 +2,7 @@
 
 Load a task with :func:`load_task` or :func:`load_files`, sample or split it with :func:`few_shot`, :func:`subset` and
 :func:`hold_out`, tokenize it with :func:`encode`, score outputs with :func:`compute_scores`, and write them with
-:func:`write_predictions`.
+:class:`PredictionWriter`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.named_tasks import NAMED_TASKS
-from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
+from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.sources import Source
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
@@ -39,7 +39,6 @@ __all__ = [
     "task_files",
     "task_names",
     "with_metric",
-    "write_predictions",
 ]
 _SOURCES = {source.task.name: source for source in (*(each.source for each in GLUE.values()), *NAMED_TASKS)}
 

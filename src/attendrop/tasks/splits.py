@@ -1,16 +1,22 @@
 """Few-shot samples, subsets and held-out splits, all determined by a seed."""
 
+from __future__ import annotations
+
 import math
 import random
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from datasets import Dataset
 from sklearn.model_selection import train_test_split
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from attendrop.tasks.base import Task
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ class Table:
         rows: One value per column: strings in CSV and TSV, typed values in other formats.
         places: Where each row is: "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1.
         index: Number of each row in the file, from 0, invalid rows included.
+        delimiter: Separator of the columns in CSV and TSV files.
     """
 
     path: Path
@@ -117,6 +118,7 @@ class Table:
     rows: list[list[Any]]
     places: list[str]
     index: list[int]
+    delimiter: str = ""
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
@@ -125,6 +127,12 @@ class Table:
             raise AttendropError(f"{self.path} has no column {name!r}{hint}")
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
+
+    def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
+        """Return the table with the values of a column replaced by those of a function."""
+        self.column(column)  # there is one of this name
+        at = self.columns.index(column)
+        return replace(self, rows=[[*row[:at], function(row[at]), *row[at + 1 :]] for row in self.rows])
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
         """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
@@ -150,7 +158,7 @@ class Table:
     def only(self, rows: Sequence[int]) -> Table:
         """Return the table with these of its rows, given by their place in it."""
         rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
-        return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
+        return replace(self, rows=rows_of, places=places, index=index)  # type: ignore[arg-type]
 
 
 def _has_nul(value: Any) -> bool:

@@ -4,28 +4,29 @@ import csv
 import json
 import re
 import warnings
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, time
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from attendrop.errors import AttendropError
-from attendrop.tasks.file_formats import files_of
-from attendrop.tasks.images import read_image_folder
+from attendrop.tasks.dialect import STDIN, delimiter_of, text_lines
+from attendrop.tasks.file_formats import extension_of, files_of
 from attendrop.tasks.table import BadRows, Table, in_chunks
-from attendrop.tasks.text_files import STDIN, read_conll, read_conllu, read_lines, read_parallel, text_lines
+from attendrop.tasks.text_files import read_conll, read_conllu, read_lines, read_parallel
 from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n|\r|\n")
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
-# Number of places that a warning names.
-_SHOWN = 5
+# Number of places that a warning names, and of lines by which the separator is found.
+_SHOWN, _SNIFFED = 5, 50
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
@@ -48,13 +49,14 @@ def column_names(path: str | Path) -> list[str]:
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file in chunks, two parallel text files, or images.
+    """Read a file in chunks, by its extension: a table, sentences, lines of text, two parallel texts, or images.
 
-    Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
-    and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
-    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.text_files`; of plain text, a
-    line, see :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see
-    :mod:`attendrop.tasks.images`.
+    Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl and .parquet files. Text may be packed by gzip,
+    with ``.gz`` after the extension; see :mod:`attendrop.tasks.dialect` for its encoding. CSV and TSV files have a
+    header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header.
+    No string is read as a missing value. The columns of JSON lines are those of the rows read so far. A row of a
+    column file (.conll, .conllu) is a sentence, and of plain text (.txt) a line, see
+    :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see :mod:`attendrop.tasks.images`.
 
     Args:
         path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
@@ -67,26 +69,26 @@ def read_chunks(
         Tables of at most ``size`` rows.
 
     Raises:
-        AttendropError: The file is missing, empty or broken, its extension is unknown, its header has another
-            separator, or a column occurs twice.
+        AttendropError: The file is missing, empty or broken, or its extension is unknown.
     """
     if len(files := files_of(path)) > 1:
         yield from read_parallel(files, size)
         return
-    suffix = f".{format}" if format is not None else Path(path).suffix.lower()
-    if suffix not in _READERS and Path(path).is_dir():
-        yield from read_image_folder(Path(path), size)
+    name, suffix = str(path), f".{format}" if format is not None else extension_of(path)
+    path, bad = Path(path), bad or BadRows()
+    if suffix not in _READERS and path.is_dir():
+        from attendrop.tasks.images import read_image_folder  # loads NumPy
+
+        yield from read_image_folder(path, size)
         return
-    if suffix not in _READERS and not Path(path).suffix and not Path(path).exists():
-        raise AttendropError(f"there is no file or folder {path}.")
+    if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix):
+        what = "file" if path.suffix else "file or folder"
+        raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no {what} {path}.")
     if suffix not in _READERS:
         fix = _SAVED_AS.get(suffix, f"give a file with one of {', '.join(_READERS)}")
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")
-    path, bad = Path(path), bad or BadRows()
-    if str(path) == STDIN and suffix == ".parquet":
-        raise AttendropError("Parquet cannot be read from standard input; give a file.")
-    if str(path) != STDIN and not path.is_file():
-        raise AttendropError(f"there is no file {path}." if not path.exists() else f"{path} is not a file.")
+    if name == STDIN and suffix in (".parquet", ".xlsx"):
+        raise AttendropError(f"A {suffix} file cannot be read from standard input; give its name.")
     rows_before = len(bad.skipped)
     table = None
     for table in _READERS[suffix](path, size, bad):
@@ -95,15 +97,16 @@ def read_chunks(
         raise AttendropError(f"{path} has no rows.")
 
 
-def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) -> Iterator[Table]:
+def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
+    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
     with text_lines(path, "") as lines:
-        records = _records(path, lines, delimiter)
-        _, header = next(records)
-        _check_separator(path, header, delimiter)
-        _check_columns(path, header)
+        first = list(islice(lines, _SNIFFED))
+        delimiter = delimiter_of(first, usual)
+        records = _records(path, chain(first, lines), delimiter)
+        header = _own_names(path, next(records)[1])
         for table in in_chunks(path, header, _fitting(path, header, records, bad), size):
             _warn_of_joined_rows(table, delimiter)
-            yield table
+            yield replace(table, delimiter=delimiter)
 
 
 def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
@@ -138,13 +141,29 @@ def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, label
     return False
 
 
+def _own_names(path: Path, header: list[str]) -> list[str]:
+    """Number the columns that have the name of an earlier one: ``note``, ``note.2``, with a warning."""
+    names: dict[str, str] = {}
+    for place, name in enumerate(header):
+        number, own = 1, name
+        while own in names:
+            number += 1
+            own = f"{name}.{number}"
+        names[own] = name
+        if number > 1 and name:
+            warnings.warn(
+                f"{path} has more than one column {name!r}: column {place + 1} is read as {own!r}.", stacklevel=3
+            )
+    return list(names)
+
+
 def _fitting(
-    path: Path, header: list[str], records: Iterator[tuple[int, list[str]]], bad: BadRows
+    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows
 ) -> Iterator[tuple[int, str, list[str]]]:
-    """Yield the rows with as many fields as the header, with their index and place."""
+    """Yield the rows with as many fields as the header, with their index and place; rows without a value are none."""
     index = 0
     for line, record in records:
-        if not record and len(header) > 1:
+        if not any(record) and len(header) > 1:
             continue
         values = record or [""]
         if len(values) == len(header):
@@ -156,14 +175,12 @@ def _fitting(
         index += 1
 
 
-def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the records with their first lines, without blank lines at the beginning and at the end."""
-    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    line = 1
+    line, begun = 1, False
     blank: list[tuple[int, list[str]]] = []
     try:
-        begun = False
         for record in reader:
             if record:
                 _check_quotes(path, line, record, delimiter)
@@ -180,6 +197,46 @@ def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple
         ) from None
 
 
+def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read the first sheet that has rows; values become text, as in CSV."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise AttendropError(
+            f"{path}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
+        ) from None
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise AttendropError(f"{path} is not a readable Excel workbook ({error}).") from None
+    with closing(book):
+        for sheet in book.worksheets:
+            lines = ([_cell(value) for value in row] for row in sheet.iter_rows(values_only=True))
+            rows = (row for row in enumerate(lines, start=1) if any(row[1]))
+            _, header = next(rows, (0, []))
+            width = max((number for number, name in enumerate(header, start=1) if name), default=0)
+            if width:
+                break
+        else:
+            return
+        if len(book.sheetnames) > 1:
+            warnings.warn(f"{path}: of its sheets {', '.join(book.sheetnames)}, {sheet.title!r} is read.", stacklevel=2)
+        # A row that is longer than the header has values without a column, an error as in CSV.
+        padded = ((line, row + [""] * (width - len(row))) for line, row in rows)
+        records = ((line, row if any(row[width:]) else row[:width]) for line, row in padded)
+        header = _own_names(path, header[:width])
+        yield from in_chunks(path, header, _fitting(path, header, records, bad), size)
+
+
+def _cell(value: Any) -> str:
+    """Write the value of a cell as CSV has it: 3 for 3.0, dates as 2024-05-31, nothing for an empty one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, datetime) and value.time() == time():
+        value = value.date()
+    return "" if value is None else str(value)
+
+
 def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> None:
     """Raise if a quoted field of a TSV file seems to hold whole rows: then its quotes are part of texts."""
     if delimiter == "\t" and any("\t" in field and "\n" in field for field in record):
@@ -191,7 +248,7 @@ def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> N
 
 def _read_json_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     columns: list[str] = []
-    with text_lines(path, "\n") as lines:
+    with text_lines(path) as lines:
         objects = _objects(path, lines, bad)
         while chunk := list(islice(objects, size)):
             index, places, found = map(list, zip(*chunk, strict=True))
@@ -233,10 +290,11 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    import pyarrow.parquet  # only here, for it takes as long to load as most files to read
+
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            _check_columns(path, columns)
+            columns = _own_names(path, file.schema_arrow.names)
             first = 0
             for batch in [file.read()] if size is None else file.iter_batches(size):
                 if batch.num_rows == 0:
@@ -249,33 +307,10 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
 
 
-def _check_columns(path: Path, columns: list[str]) -> None:
-    duplicates = [column for column, count in Counter(columns).items() if count > 1]
-    if duplicates:
-        raise AttendropError(f"{path} has more than one column {duplicates[0]!r}; give each its own name.")
-
-
-def _check_separator(path: Path, header: list[str], delimiter: str) -> None:
-    """Raise if another separator divides the header into more columns."""
-    line = delimiter.join(header)
-    if len(header) > 1 or ", " in line:  # commas in a question, as a header
-        line = line.replace(",", "")
-    others = [other for other in _SEPARATORS if other != delimiter and line.count(other) >= len(header)]
-    if not others:
-        return
-    found, right = others[0], {",": "csv", "\t": "tsv"}.get(others[0])
-    fix = f"save it with {_SEPARATORS[delimiter]}"
-    if right is not None:
-        fix = f"give --input-format {right}" if str(path) == STDIN else f"rename it to .{right}"
-    raise AttendropError(
-        f"{path}: its header is separated by {_SEPARATORS[found]}, but is read with {_SEPARATORS[delimiter]}; {fix}."
-    )
-
-
-_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".csv": lambda path, size, bad: _read_delimited(path, size, bad, ","),
     ".tsv": lambda path, size, bad: _read_delimited(path, size, bad, "\t"),
+    ".xlsx": _read_excel,
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet,
     ".conll": read_conll,
@@ -283,5 +318,5 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".txt": read_lines,
 }
 # What to do with files of formats that are not read.
-_SAVED_AS = dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV, in UTF-8 and with commas")
+_SAVED_AS = dict.fromkeys((".xls", ".ods"), "save it as .xlsx, or as CSV in UTF-8")
 _SAVED_AS[".json"] = "save it as JSON lines, .jsonl, with an object for each row on its line"

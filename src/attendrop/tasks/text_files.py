@@ -1,4 +1,4 @@
-"""Readers of text files in UTF-8: lines of one file or of two parallel ones, and column files with a word on each line.
+"""Readers of text files: lines of one file or of two parallel ones, and column files with a word on each line.
 
 Errors name the file and the line. In column files, columns are separated by tabs where a line has one, otherwise by
 spaces; a blank line ends a sentence, which is a row. Comments before a sentence, such as ``# name = value``, and the
@@ -7,93 +7,32 @@ spaces; a blank line ends a sentence, which is a row. Comments before a sentence
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.dialect import text_lines
 from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.wording import counted
 
-STDIN = "-"
-# NUL characters, and what `errors="surrogateescape"` makes of bytes that are not UTF-8.
-_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
-_AS_CSV = "save the sheet as CSV, in UTF-8 and with commas"
-# What a file is that begins with these bytes.
-_OTHER_FORMATS = {
-    b"\x1f\x8b": "a gzip file, not text; unpack it",
-    b"PK\x03\x04": f"a ZIP archive, such as an Excel workbook, not text; unpack it, or {_AS_CSV}",
-    b"\xd0\xcf\x11\xe0": f"an Excel workbook, not text; {_AS_CSV}",
-    b"PAR1": "a Parquet file, not text; rename it to .parquet",
-    b"\xff\xfe": "text in UTF-16; save the file as UTF-8",
-    b"\xfe\xff": "text in UTF-16; save the file as UTF-8",
-}
-
 
 def decode(path: Path) -> str:
-    """Read a UTF-8 file without its byte-order mark; raise AttendropError if it is empty or not UTF-8."""
-    with text_lines(path, "\n") as lines:
+    """Read a text file, without its byte-order mark; raise AttendropError if it is empty or not text."""
+    with text_lines(path) as lines:
         return "".join(lines)
-
-
-@contextmanager
-def text_lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
-    """Iterate over the lines of a UTF-8 file, with their line ends; ``newline`` is that of ``open``.
-
-    Raises:
-        AttendropError: The file is empty or not UTF-8.
-    """
-    binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
-    text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-    try:
-        valid = _valid_lines(path, text)
-        blank: list[str] = []
-        for line in valid:
-            blank.append(line)
-            if line.strip():
-                break
-        else:
-            raise AttendropError(f"{path} is empty.")
-        yield chain(blank, valid)
-    finally:
-        if binary is sys.stdin.buffer:
-            text.detach()
-        else:
-            text.close()
 
 
 def tabbed_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the fields of each line of a file with tabs and without quoting, as benchmarks have them."""
-    with text_lines(path, "\n") as lines:
+    with text_lines(path) as lines:
         for number, line in enumerate(lines, start=1):
             yield f"line {number}", line.removesuffix("\n").removesuffix("\r").split("\t")
-
-
-def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    start = b""
-    for number, line in enumerate(lines, start=1):
-        wrong = _NOT_TEXT.search(line)
-        start = start or line[:8].encode(errors="surrogateescape")
-        if wrong:
-            raise AttendropError(f"{path}{_problem(start, number, ord(wrong[0]))}.")
-        yield line
-
-
-def _problem(start: bytes, line: int, character: int) -> str:
-    """Describe a file that is not text, given its first bytes, and the first character that is none."""
-    for magic, what in _OTHER_FORMATS.items():
-        if start.startswith(magic):
-            return f" is {what}"
-    if character == 0:
-        return f", line {line}: a NUL character, which no text has; delete it, or save the file as UTF-8"
-    return f", line {line}: byte 0x{character - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
 
 
 def read_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -127,7 +66,7 @@ def _tables(path: Path, files: Sequence[Path], columns: Sequence[str], size: int
             yield index, f"line {index + 1}", [text.rstrip("\r\n") for text in texts]
 
     with ExitStack() as stack:
-        lines = [stack.enter_context(text_lines(file, "\n")) for file in files]
+        lines = [stack.enter_context(text_lines(file)) for file in files]
         yield from in_chunks(path, list(columns), rows(), size)
 
 
@@ -195,7 +134,7 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             else:
                 yield index, f"line {sentence.line}", [list(values) for values in zip(*sentence.words, strict=True)]
 
-    with text_lines(path, "\n") as lines:
+    with text_lines(path) as lines:
         yield from in_chunks(path, columns, rows(), size)
 
 
@@ -219,7 +158,7 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             values[HEADS] = [-1 if head == "_" else own if head == "0" else int(head) - 1 for own, head in heads]
             yield index, f"line {sentence.line}", list(values.values())
 
-    with text_lines(path, "\n") as lines:
+    with text_lines(path) as lines:
         yield from in_chunks(path, list(_CONLLU), rows(), size)
 
 

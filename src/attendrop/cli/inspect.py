@@ -1,0 +1,151 @@
+"""`attendrop inspect`, and the short form of its report before training."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attendrop.cli.app import Columns, Json, LabelColumn, LabelMap, Overwrite, app, show, split_columns
+from attendrop.cli.run_options import run_option
+from attendrop.runs.run_folder import is_main_process
+from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
+from attendrop.tasks.label_map import write_label_map
+from attendrop.text_tables import aligned
+from attendrop.wording import counted
+
+if TYPE_CHECKING:
+    from attendrop.runs.config import RunConfig
+
+_MOST_LABELS = 20
+_MAX_LENGTH = 128  # the default of runs
+_MAP = "map.csv"
+
+
+@app.command()
+def inspect(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a table, such as .csv, .xlsx, .jsonl.")],
+    eval_file: Annotated[str | None, run_option("eval_file", "Evaluation data, to compare with FILE.")] = None,
+    text_columns: Columns = None,
+    label_column: LabelColumn = None,
+    label_type: Annotated[str, run_option("label_type")] = "auto",
+    label_map: LabelMap = None,
+    model: Annotated[str, run_option("model", "Model whose tokens are counted, if it is on this machine.")] = "minilm",
+    write_map: Annotated[
+        str | None,
+        typer.Option("--write-label-map", metavar="FILE", help="Write a draft of a label map: label,meaning,rows."),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Tell how a file is written, what is in it and doubtful in it, and how to train on it."""
+    found = inspect_files(
+        file,
+        eval_file,
+        text_columns=split_columns(text_columns),
+        label_column=label_column,
+        label_type=label_type,
+        label_map=label_map,
+    )
+    doubts = found.doubts()
+    doubtful = [f"- {line}" for line in (*found.notes, *doubts.values())]
+    parts = [_columns(found), _labels(found), _rows(found, model), ["To look at:", *doubtful] if doubtful else []]
+    if write_map is not None:
+        write_label_map(write_map, found.labels, overwrite=overwrite)
+        parts.append([f"Wrote {write_map}: correct its column meaning."])
+    parts.append(_next(found, doubts, label_map or write_map))
+    text = "\n\n".join([_head(found), *("\n".join(lines) for lines in parts if lines)])
+    show(found.as_dict() if as_json else None, text, as_json=as_json)
+
+
+def announce_files(config: RunConfig, *, quiet: bool) -> None:
+    """Tell shortly how the files of a run are read, before PyTorch is loaded; refuse them as :func:`check_files`."""
+    if config.train_file is None:
+        return
+    options = {name: getattr(config, name) for name in ("text_columns", "label_column", "label_type", "label_map")}
+    found = check_files(config.train_file, config.eval_file, skip_bad_rows=config.skip_bad_rows, **options)
+    if found is None or quiet or not is_main_process():
+        return
+    print(f"{_head(found)}; {_reading(found)}.", file=sys.stderr)
+    if found.variants:
+        draft = f"attendrop inspect {config.train_file} --write-label-map {_MAP}"
+        print(f"{found.doubts()['variants']} A map merges them: {draft}", file=sys.stderr)
+
+
+def _head(found: Inspection) -> str:
+    rows = len(found.table.rows)
+    more, written = "the first " if rows == MOST_ROWS else "", found.written_as
+    return f"{found.table.path}: {more}{counted(rows, 'row')}" + (f", {written}" if written else "")
+
+
+def _reading(found: Inspection) -> str:
+    """Tell what is read as what."""
+    texts = f"{'texts' if len(found.text_columns) > 1 else 'text'} {', '.join(map(repr, found.text_columns))}"
+    if found.label_column is None:
+        return f"{texts}, no label"
+    number = len(found.labels)
+    kind = {"labels": f" ({counted(number, 'label')}, several of a row)", "number": " (numbers)"}
+    kind["class"] = f" ({number} class{'' if number == 1 else 'es'})"
+    return f"{texts}, label {found.label_column!r}{kind.get(found.label_type, '')}"
+
+
+def _columns(found: Inspection) -> list[str]:
+    rows = [["column", "role", "different", "missing", "words"]]
+    for column in found.columns:
+        words = f"{column.words:.1f}" if column.role == TEXT else ""
+        rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
+    return aligned(rows, "llr")
+
+
+def _labels(found: Inspection) -> list[str]:
+    if not found.labels:
+        return []
+    shown = aligned([[f"  {label}", str(count)] for label, count in list(found.labels.items())[:_MOST_LABELS]], "lr")
+    more = len(found.labels) - len(shown)
+    return [f"Labels of {found.label_column!r}: {len(found.labels)}", *shown, *([f"  and {more} more"] if more else [])]
+
+
+def _rows(found: Inspection, model: str) -> list[str]:
+    if not found.text_columns:
+        return []
+    unit, lengths = found.lengths(model)
+    over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
+    lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
+    if found.label_type == "class" and len(found.labels) > 1:
+        from attendrop.tasks.likeness import likeness  # loads scikit-learn
+
+        texts = [" ".join(map(str, row)) for row in zip(*map(found.table.column, found.text_columns), strict=True)]
+        if (alike := likeness(texts, found.written_labels())) is not None:
+            lines.append(
+                f"Likeness of texts (mean cosine of TF-IDF): {alike.within:.2f} within a class, {alike.between:.2f} "
+                f"between classes, {alike.nearest:.2f} to the nearest of the class."
+            )
+    return lines
+
+
+def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> list[str]:
+    """Tell what attendrop makes of the file, and the commands for it."""
+    if found.label_column is None:
+        return ["No column looks like labels; name it with --label-column."]
+    file = str(found.table.path)
+    data = {
+        "--train-file": file,
+        "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
+        "--text-columns": ",".join(found.text_columns),
+        "--label-column": found.label_column,
+        "--label-type": found.label_type if found.label_type == "labels" else None,
+        "--label-map": label_map or (_MAP if found.variants else None),
+    }
+    words = [word for option, value in data.items() if value is not None for word in (option, value)]
+    words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "without_label"} else []
+    lines = [f"attendrop reads: {_reading(found)}."]
+    for column in found.columns:
+        if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):
+            lines.append(f"With --shift-column {column.name}, it also scores the rows of the last dates.")
+    draft = [f"attendrop inspect {shlex.quote(file)} --write-label-map {_MAP}   # then correct {_MAP}"]
+    commands = draft if found.variants and label_map is None else []
+    commands += [f"attendrop {command} {shlex.join(words)}" for command in ("compare", "train")]
+    return [*lines, "Next:", *(f"  {command}" for command in commands)]

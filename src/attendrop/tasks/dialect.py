@@ -1,0 +1,168 @@
+"""How a text file is written: packed or not, its encoding, and the separator of its columns."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import sys
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+
+STDIN = "-"
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+# Encodings that are told apart, as Python names them, with their usual names.
+ENCODINGS = {
+    "utf-8": "UTF-8",
+    "utf-8-sig": "UTF-8 with a byte-order mark",
+    "utf-16": "UTF-16",
+    "utf-16-le": "UTF-16 without a byte-order mark (a guess)",
+    "utf-16-be": "UTF-16 without a byte-order mark (a guess)",
+    "cp1252": "Windows-1252 (a guess)",
+}
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_GZIP = b"\x1f\x8b"
+# What a file is that begins with these bytes.
+_NO_TEXT = {
+    b"PK\x03\x04": "a ZIP archive, such as an Excel workbook, not text; unpack it, or name the workbook .xlsx",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook, not text; save it as .xlsx, or as CSV in UTF-8",
+    b"PAR1": "a Parquet file, not text; rename it to .parquet",
+}
+# NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
+_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_ESCAPED = re.compile("[\udc80-\udcff]")
+_BEYOND_ASCII = re.compile("[^\0-\x7f]")
+_START, _BLOCK = 4096, 2**20  # bytes
+
+
+def encoding_of(path: Path) -> str:
+    """Find the encoding of a text file, a key of :data:`ENCODINGS`; raise AttendropError for another kind of file."""
+    with _opened(path) as file:
+        return _encoding(path, file)
+
+
+@contextmanager
+def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
+    """Iterate over the lines of a text file, with their line ends; warn of an encoding that is a guess.
+
+    Args:
+        path: The file, which gzip may have packed; "-" is standard input.
+        newline: As for ``open``.
+
+    Raises:
+        AttendropError: The file is empty, of another kind, or not in the encoding in which it begins.
+    """
+    with _opened(path) as file:
+        encoding = _encoding(path, file)
+        if encoding == "cp1252":
+            warnings.warn(
+                f"{path} is not UTF-8: it is read as Windows-1252, which is a guess; if letters are wrong, save it as "
+                "UTF-8.",
+                stacklevel=3,
+            )
+        codec = "utf-8-sig" if encoding == "utf-8" else encoding
+        text = io.TextIOWrapper(file, encoding=codec, errors="surrogateescape", newline=newline)
+        try:
+            valid, blank = _valid_lines(path, text), list[str]()
+            for line in valid:
+                blank.append(line)
+                if line.strip():
+                    break
+            else:
+                raise AttendropError(f"{path} is empty.")
+            yield chain(blank, valid)
+        except UnicodeDecodeError as error:
+            raise AttendropError(f"{path} is broken {ENCODINGS[encoding]} ({error.reason}).") from None
+        finally:
+            text.detach()
+
+
+def delimiter_of(lines: Sequence[str], usual: str) -> str:
+    """Find the separator of columns.
+
+    Args:
+        lines: The first lines, the header first.
+        usual: The separator that the name of the file says.
+
+    Returns:
+        Another one than the usual if it divides the header into more columns, and most of the rows into as many.
+    """
+    widths = {each: _widths(lines, each) for each in SEPARATORS}
+
+    def divides(delimiter: str) -> bool:
+        header, *rows = widths[delimiter]
+        return sum(row == header for row in rows) * 2 > len(rows) or (not rows and widths[usual][0] == 1)
+
+    others = [each for each in SEPARATORS if widths[each][0] > widths[usual][0] and divides(each)]
+    return max(others, key=lambda each: widths[each][0], default=usual)
+
+
+def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
+    """Count the fields of each record; the last one may be cut off within quotes."""
+    return [len(record) for record in csv.reader(lines, delimiter=delimiter) if record]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file, or standard input, which stays open, to read bytes; unpack what gzip packed."""
+    with ExitStack() as stack:
+        if str(path) == STDIN:
+            file: Any = io.BufferedReader(sys.stdin.buffer)
+            stack.callback(file.detach)
+        else:
+            file = stack.enter_context(path.open("rb"))
+        try:
+            yield gzip.GzipFile(fileobj=file) if file.peek(len(_GZIP)).startswith(_GZIP) else file
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise AttendropError(f"{path} is not a readable gzip file ({error}).") from None
+
+
+def _encoding(path: Path, file: Any) -> str:
+    """Find the encoding of an open file by its start and, without a mark, by all of its bytes; rewind it."""
+    start = bytes(file.peek(_START)[:_START])
+    for magic, what in _NO_TEXT.items():
+        if start.startswith(magic):
+            raise AttendropError(f"{path} is {what}.")
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    for encoding, zeros in (("utf-16-le", start[1::2].count(0)), ("utf-16-be", start[::2].count(0))):
+        if zeros > len(start) // 4:
+            return encoding
+    if str(path) == STDIN:  # cannot be read twice
+        return "utf-8"
+    letters = broken = 0
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    for block in iter(partial(file.read, _BLOCK), b""):
+        text = decoder.decode(block)
+        if not text.isascii():
+            broken += len(_ESCAPED.findall(text))
+            letters += len(_BEYOND_ASCII.findall(text))
+    file.seek(0)
+    # Where most letters are UTF-8 already, the file is UTF-8 with a broken place.
+    return "cp1252" if 2 * broken > letters else "utf-8"
+
+
+def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if wrong := _NOT_TEXT.search(line):
+            byte = ord(wrong[0]) - 0xDC00
+            problem = "a NUL character, which no text has; delete it, or save the file as UTF-8"
+            if byte > 0:
+                problem = f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+            raise AttendropError(f"{path}, line {number}: {problem}.")
+        yield line

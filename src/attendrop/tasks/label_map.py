@@ -1,0 +1,154 @@
+"""Labels of files before a head reads them: maps that merge their variants, and decimal commas."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.files.output_files import check_output, write_text
+from attendrop.tasks.table import Table
+from attendrop.tasks.table_files import read_table
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, written
+
+LABEL, MEANING = "label", "meaning"
+# How much rarer a misspelling is, at least.
+_TIMES_RARER = 4
+# Labels that are compared; more are hardly classes, and comparing takes the square of their number.
+_MOST_LABELS = 300
+
+
+def read_label_map(path: str | Path) -> dict[str, str]:
+    """Read a file with the columns ``label`` and ``meaning``, or with two others in this order.
+
+    Raises:
+        AttendropError: The file cannot be read, or a label has two meanings.
+    """
+    table = read_table(path)
+    names = [LABEL, MEANING] if {LABEL, MEANING} <= set(table.columns) else table.columns[:2]
+    if len(names) < 2:
+        raise AttendropError(f"the label map {path} has one column; give it two, {LABEL} and {MEANING}.")
+    meanings: dict[str, str] = {}
+    for place, label, meaning in zip(table.places, *(map(_text, table.column(name)) for name in names), strict=True):
+        if meanings.setdefault(label, meaning) != meaning:
+            known = meanings[label]
+            raise AttendropError(f"{path}, {place}: {label!r} means {known!r} and {meaning!r}; delete one of them.")
+    return meanings
+
+
+def write_label_map(path: str | Path, counts: Mapping[str, int], *, overwrite: bool = False) -> None:
+    """Write a draft of a label map, to be corrected: each label with its meaning, as far as it is likely, and its rows.
+
+    Args:
+        path: A .csv file.
+        counts: Rows of each label.
+        overwrite: Replace an existing file.
+    """
+    check_output(path, [], overwrite=overwrite)
+    meanings = {label: group[0] for group in label_variants(counts) for label in group}
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow((LABEL, MEANING, "rows"))
+    rows.writerows((label, meanings.get(label, label), count) for label, count in counts.items())
+    write_text(Path(path), text.getvalue())
+
+
+def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
+    """Group labels that may be the same: they differ in case, spaces and punctuation, or by a misspelling.
+
+    Args:
+        counts: Rows of each label. A misspelling is much rarer than the label that it stands for.
+
+    Returns:
+        Groups of two labels or more, the most frequent first.
+    """
+    groups: list[list[str]] = []
+    for label in sorted(counts, key=lambda each: -counts[each])[:_MOST_LABELS]:
+        plain = _plain(label)
+        for group in groups:
+            main = _plain(group[0])
+            rare = _TIMES_RARER * counts[label] <= counts[group[0]]
+            if (main == plain and plain) or (rare and _misspelt(plain, main)):
+                group.append(label)
+                break
+        else:
+            groups.append([label])
+    return [group for group in groups if len(group) > 1]
+
+
+def _plain(label: str) -> str:
+    return "".join(letter for letter in label.casefold() if letter.isalnum())
+
+
+def _misspelt(first: str, second: str) -> bool:
+    """Tell whether two labels differ in one letter, or in two of long labels; one in another digit is another."""
+    if min(len(first), len(second)) < 4 or first.endswith(second) or second.endswith(first):
+        return False  # "entailment" and "not entailment"
+    digits = [[letter for letter in label if letter.isdigit()] for label in (first, second)]
+    matcher = SequenceMatcher(None, first, second, autojunk=False)
+    length = len(first) + len(second)
+    least = 1 - (2 if length < 20 else 4) / length  # a letter that is replaced is missing in both
+    return digits[0] == digits[1] and matcher.real_quick_ratio() >= least and matcher.ratio() >= least
+
+
+def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str) -> Table:
+    """Return the table with its labels replaced by what they mean.
+
+    Args:
+        table: Rows of a file.
+        column: Column of the labels; a table without it is returned as it is.
+        meanings: As of :func:`read_label_map`; a label that it lacks stays.
+        label_type: "labels": rows may have several, with separators between them. "number", or "auto" where all labels
+            are numbers: in a file separated by semicolons, ``0,5`` is 0.5, as spreadsheets write it.
+    """
+    if column is None or column not in table.columns:
+        return table
+    if meanings:
+        table = table.mapped(column, partial(_meaning, meanings, label_type == "labels"))
+    numbers = label_type == "number" or (label_type == "auto" and all(map(_is_number, table.column(column))))
+    if table.delimiter == ";" and numbers:
+        table = table.mapped(column, lambda value: _pointed(value) if _is_number(value) else value)
+    return table
+
+
+def _meaning(meanings: Mapping[str, str], several: bool, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_meaning(meanings, False, each) for each in value]
+    if (label := _text(value)) in meanings:
+        return meanings[label]
+    if several and isinstance(value, str) and (listed := labels_in(value)):
+        return [meanings.get(label, label) for label in listed]
+    return value
+
+
+def labels_in(value: str) -> list[str]:
+    """Return the labels of a row that may have several, as JSON or with separators between them."""
+    listed = json_list(value)
+    return [label for each in (LABEL_SEPARATORS.split(value) if listed is None else listed) if (label := _text(each))]
+
+
+def _is_number(value: Any) -> bool:
+    return not str(value).strip() or number_form(_pointed(str(value)).strip()) in ("whole", "decimal")
+
+
+def _pointed(value: str) -> str:
+    return value if "." in value else value.replace(",", ".")
+
+
+def _text(value: Any) -> str:
+    return "" if is_missing(value) else written(value)
+
+
+def label_counts(values: Iterable[Any], *, several: bool) -> dict[str, int]:
+    """Count labels, the most frequent first; with ``several``, a value may be a list, or hold several labels."""
+    counts: Counter[str] = Counter()
+    for value in values:
+        listed = value if isinstance(value, list) else labels_in(value) if several else [value]
+        counts.update(label for each in listed if (label := _text(each)))
+    return dict(counts.most_common())

@@ -1,0 +1,135 @@
+"""`attendrop inspect` on ugly files, and what is told of files before training."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import Captured, assert_refused
+
+from attendrop import cli
+from attendrop.tasks.inspection import inspect_files
+
+TOPICS = {
+    "Refund": ("please send my money back for order", "wann kommt die Rückzahlung für Auftrag"),
+    "Delivery": ("the parcel has not arrived, number", "wo bleibt mein Päckchen mit der Nummer"),
+    "Account": ("I cannot log in to account", "Konto gesperrt, bitte prüfen:"),
+}
+
+
+@pytest.fixture
+def ugly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file as a spreadsheet leaves it after a year of hands: 120 tickets of three classes."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    lines = ["id;date;channel;message;category;hours;category;note"]
+    for n in range(120):
+        label = list(TOPICS)[n % 3]
+        text = f"{draw.choice(TOPICS[label])} {n}"
+        text = {20: f'"well, {text}', 23: f'{text}"', 50: f'"{text}; asap"'}.get(n, text)
+        written = {30: "refund", 31: "delivery ", 60: "Refnud", 77: "", 90: "refund"}.get(n, label)
+        channel = draw.choice(("mail", "web"))
+        lines.append(f"{1000 + n};2024-03-{n % 28 + 1:02d};{channel};{text};{written};{n % 7},5;x;")
+        lines += ["", ";;;;;;;"] if n == 100 else []
+    repeated = "send  MY parcel back"
+    lines += [f"{1500 + n};2024-04-01;web;{repeated};{list(TOPICS)[n]};1,5;x;" for n in range(2)]
+    lines += ["2000;2024-04-01;mail;broken"]
+    Path("tickets.csv").write_bytes("\r\n".join(lines).encode("cp1252"))
+    return "tickets.csv"
+
+
+def test_all_that_is_doubtful_is_found(ugly: str) -> None:
+    known = inspect_files(ugly).table.column("message")[0]
+    Path("dev.csv").write_text(f"message,category\n  {known.upper()},Delivery\nnew,Lost\n")
+    found = inspect_files(ugly, "dev.csv")
+    assert (len(found.table.rows), found.written_as) == (119, "Windows-1252 (a guess), separated by semicolons, quoted")
+    assert {column.name: column.role for column in found.columns} == {
+        **{"id": "id", "date": "date", "channel": "source", "message": "text", "category": "label"},
+        **{"hours": "", "category.2": "constant", "note": "empty"},
+    }
+    assert (found.text_columns, found.label_column, found.label_type) == (("message",), "category", "class")
+    assert found.variants == [["Delivery", "delivery"], ["Refund", "refund", "Refnud"]]
+    assert [row.place for row in found.bad.skipped] == ["line 126"]
+    guess, swallowed = (note for note in found.notes if "category" not in note)
+    assert "a guess" in guess and "(lines 22-25)" in swallowed
+    doubts = found.doubts()
+    assert set(doubts) == {
+        *("skipped", "without_label", "variants", "rare", "duplicates", "conflicts", "in_both", "unknown_labels"),
+        *("empty", "constant"),
+    }
+    assert doubts["without_label"].startswith("1 row ") and "1 of 2 rows of dev.csv" in doubts["in_both"]
+    assert "'Lost' (1)" in doubts["unknown_labels"] and "'Refund', 'Delivery'" in doubts["conflicts"]
+
+
+def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> None:
+    assert cli.main(["inspect", ugly, "--write-label-map", "map.csv", "--model", "nowhere/model"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tickets.csv: 119 rows, Windows-1252 (a guess), separated by semicolons, quoted\n")
+    assert "Length in words: " in out and "Likeness of texts" in out
+    data = "--train-file tickets.csv --text-columns message --label-column category"
+    assert f"  attendrop compare {data} --label-map map.csv --skip-bad-rows\n" in out
+    assert "Refnud,Refund,1\n" in Path("map.csv").read_text()
+    merged = inspect_files(ugly, label_map="map.csv")
+    assert set(merged.labels) == set(TOPICS) and not merged.variants
+
+
+def test_json_holds_the_report(ugly: str, capsys: Captured) -> None:
+    assert cli.main(["inspect", ugly, "--label-column", "hours", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["label_type"], found["text_columns"]) == ("number", ["message"]) and "skipped" in found["doubts"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "kind", "texts", "label"),
+    [
+        (
+            [{"premise": f"a b {n}", "hypothesis": f"d e {n}", "gold_label": n % 2} for n in range(9)],
+            {},
+            "class",
+            2,
+            "gold_label",
+        ),
+        ([{"text": f"a b c {n}", "labels": ["x", "y"][: n % 3]} for n in range(9)], {}, "labels", 1, "labels"),
+        (
+            [{"text": f"a b c {n}", "tags": "x|y" if n % 2 else "xy"[n % 4 // 2]} for n in range(9)],
+            {},
+            "labels",
+            1,
+            "tags",
+        ),
+        ([{"text": f"a b c {n}", "score": n / 4} for n in range(9)], {}, "number", 1, "score"),
+        ([{"text": f"a b c {n}", "score": n % 3} for n in range(9)], {}, "class", 1, "score"),
+        ([{"tokens": ["a", "b"], "tags": ["X", "Y"]}], {"text_columns": ["tokens"]}, "auto", 1, "tags"),
+        ([{"text": f"a b c {n}"} for n in range(9)], {}, "auto", 1, None),
+    ],
+)
+def test_kinds_of_labels(
+    tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], kind: str, texts: int, label: str | None
+) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = inspect_files(tmp_path / "a.jsonl", **options)
+    assert (found.label_type, len(found.text_columns), found.label_column) == (kind, texts, label)
+
+
+def test_other_formats_are_inspected(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.conll").write_text("a X\nb Y\n\nc X\n")
+    assert cli.main(["inspect", str(tmp_path / "a.conll")]) == 0
+    assert "text 'tokens', label 'tags'." in capsys.readouterr().out
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert cli.main(["inspect", str(tmp_path / "a.txt")]) == 0
+    assert "No column looks like labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.csv"], "there is no file nowhere.csv"),
+        (["tickets.csv", "--label-column", "categry"], "did you mean 'category'?"),
+        (["tickets.csv", "--eval-file", "nowhere.csv"], "there is no file nowhere.csv"),
+    ],
+)
+def test_mistakes_are_refused(ugly: str, tmp_path: Path, arguments: list[str], message: str, capsys: Captured) -> None:
+    assert_refused(["inspect", *arguments, "--write-label-map", "map.csv"], tmp_path / "map.csv", message, capsys)

@@ -1,0 +1,149 @@
+"""Encodings, separators and workbooks: what is read as the same table."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.dialect import ENCODINGS, delimiter_of, encoding_of
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.table_files import read_table
+
+ROWS = [["Größe, Preis", "ja"], ["zwei\nZeilen", "nein"], ["“gut”", "ja"]]
+TEXT = 'text;label\n"Größe, Preis";ja\n"zwei\nZeilen";nein\n“gut”;ja\n'
+
+
+@pytest.mark.filterwarnings("ignore:.*Windows-1252, which is a guess")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_encodings_are_found(tmp_path: Path, encoding: str, packed: bool) -> None:
+    content = TEXT.encode(encoding)
+    path = tmp_path / ("a.CSV.gz" if packed else "a.csv")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    assert encoding_of(path) == encoding
+    table = read_table(path)
+    assert (table.columns, table.rows, table.delimiter) == (["text", "label"], ROWS, ";")
+
+
+def test_a_guess_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(TEXT.encode("cp1252"))
+    with pytest.warns(UserWarning, match=r"a\.csv is not UTF-8: it is read as Windows-1252, which is a guess"):
+        read_table(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, packed: bool, encoding: str) -> None:
+    content = TEXT.encode(encoding)
+    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(content) if packed else content))
+    monkeypatch.setattr("sys.stdin", stdin)
+    rows = stream_file("-", text_columns=["text"], head=Classification(("ja",)), size=9, bad=BadRows(), format="csv")
+    assert [row for chunk in rows for row in chunk.columns["text"]] == [text for text, _ in ROWS]
+    assert not stdin.buffer.closed
+
+
+@pytest.mark.parametrize(
+    ("lines", "usual", "found"),
+    [
+        (["text,label", "a,b"], ",", ","),
+        (["text;label", "a;b"], ",", ";"),
+        (["text\tlabel", "a, b\tc"], ",", "\t"),
+        (["text|label|id", "a|b|c", "a, b|c|d"], ",", "|"),
+        (["text,label", "a;b;c,d"], ",", ","),  # the header decides
+        (["a;b;c,d", "a,b", "c,d"], ",", ","),  # and most rows agree
+        (["Is it, in short, good?", "a", "b"], "\t", "\t"),
+        (["text,label", "a,b"], "\t", ","),
+        (["text;label"], ",", ";"),
+        (["text", "a;b"], ",", ","),
+        (['"text";"label"', '"a;b";"c', 'd"'], ",", ";"),
+    ],
+)
+def test_the_separator_is_the_one_that_divides_the_header(lines: list[str], usual: str, found: str) -> None:
+    assert delimiter_of([f"{line}\n" for line in lines], usual) == found
+
+
+def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n")
+    with pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"):
+        assert read_table(tmp_path / "a.csv").columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
+
+
+def test_rows_without_a_value_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text;label\none;yes\n;\n\ntwo;no\n;\n")
+    table = read_table(tmp_path / "a.csv")
+    assert (table.rows, table.places, table.index) == ([["one", "yes"], ["two", "no"]], ["line 2", "line 5"], [0, 1])
+
+
+def scores(folder: Path, separator: str, *labels: str) -> str:
+    path = folder / "a.csv"
+    path.write_text("".join(f'text{separator}"{label}"\n' for label in ("score", *labels)))
+    return str(path)
+
+
+def test_decimal_commas_are_read_where_semicolons_separate_columns(tmp_path: Path) -> None:
+    options = {"text_columns": ["text"], "label_column": "score"}
+    name = scores(tmp_path, ";", "0,5", "-1,25", "3")
+    data = load_files(train_file=name, **options)
+    assert data.task.kind == "regression" and data.splits["train"]["label"] == [0.5, -1.25, 3.0]
+    assert load_files(train_file=name, label_type="class", **options).task.label_names == ("3", "-1,25", "0,5")
+    (chunk,) = stream_file(name, **options, head=Regression(), size=9, bad=BadRows())
+    assert chunk.columns["label"] == [0.5, -1.25, 3.0]
+    with pytest.raises(AttendropError, match="look like numbers, but are not read as such"):
+        load_files(train_file=scores(tmp_path, ",", "0,5", "1,5"), **options)
+    names = load_files(train_file=scores(tmp_path, ";", "0,5", "much"), label_type="class", **options).task.label_names
+    assert names == ("0,5", "much")
+
+
+# Workbooks ------------------------------------------------------------------------------------------------------------
+
+
+def workbook(path: Path, *rows: list[object], first: str = "Sheet") -> Path:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.title = first
+    sheet = book.create_sheet("tickets")
+    for row in rows:
+        sheet.append(row)
+    book.save(path)
+    return path
+
+
+def test_a_workbook_is_read_as_its_csv_would_be(tmp_path: Path) -> None:
+    day = datetime(2024, 5, 31)
+    header: list[object] = ["text", "label", "date", "score", None]
+    path = workbook(tmp_path / "a.xlsx", [], header, ["one", 1, day, 0.5], [], ["two", 2.0, None, 3])
+    with pytest.warns(UserWarning, match=r"of its sheets Sheet, tickets, 'tickets' is read"):
+        table: Table = read_table(path)
+    assert table.columns == ["text", "label", "date", "score"]
+    assert table.rows == [["one", "1", "2024-05-31", "0.5"], ["two", "2", "", "3"]]
+    assert table.places == ["line 3", "line 5"]
+
+
+@pytest.mark.filterwarnings("ignore:.*of its sheets")
+def test_broken_workbooks_are_refused(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "a.xlsx", ["text", "label"], ["one", "yes", "more"])
+    with pytest.raises(AttendropError, match=r"a\.xlsx, line 2: 3 fields where the header has 2"):
+        read_table(path)
+    path.write_bytes(path.read_bytes()[:99])
+    with pytest.raises(AttendropError, match=r"a\.xlsx is not a readable Excel workbook"):
+        read_table(path)
+    with pytest.raises(AttendropError, match=r"a\.xlsx has no rows"):
+        read_table(workbook(path))
+
+
+def test_a_workbook_without_openpyxl_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    importlib.invalidate_caches()
+    with pytest.raises(AttendropError, match=r"run `pip install 'attendrop\[excel\]'`, or save the sheet as CSV"):
+        read_table(tmp_path / "a.xlsx")

@@ -1,0 +1,86 @@
+"""Label maps: their drafts, and what labels mean with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.label_map import label_counts, label_variants, read_label_map, write_label_map
+from attendrop.tasks.table import BadRows
+
+
+@pytest.mark.parametrize(
+    ("counts", "groups"),
+    [
+        ({"Refund": 9, "refund": 3, "re-fund": 1, "billing": 5}, [["Refund", "refund", "re-fund"]]),
+        ({"delivery": 40, "delivry": 1, "deliverly": 2, "damage": 9}, [["delivery", "deliverly", "delivry"]]),
+        ({"hotel": 30, "motel": 28}, []),  # as frequent: another word
+        ({"entailment": 90, "not_entailment": 9, "positive": 90, "negative": 9}, []),
+        ({"step 1": 90, "step 2": 2, "1": 50, "2": 1, "yes": 90, "yet": 1}, []),
+        ({"-": 3, "?": 2}, []),
+    ],
+)
+def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:
+    assert label_variants(counts) == groups
+
+
+def test_labels_are_counted_as_they_are_read() -> None:
+    assert label_counts([" a", "a ", "b", "", None, float("nan")], several=False) == {"a": 2, "b": 1}
+    assert label_counts(["a|b", "b; c", '["b"]', ["c"]], several=True) == {"b": 3, "c": 2, "a": 1}
+
+
+def test_a_draft_merges_the_likely_variants(tmp_path: Path) -> None:
+    path = tmp_path / "map.csv"
+    write_label_map(path, {"Refund": 9, "refund": 3, "Billing, other": 2})
+    assert (
+        path.read_text()
+        == 'label,meaning,rows\nRefund,Refund,9\nrefund,Refund,3\n"Billing, other","Billing, other",2\n'
+    )
+    assert read_label_map(path) == {"Refund": "Refund", "refund": "Refund", "Billing, other": "Billing, other"}
+    with pytest.raises(AttendropError, match=r"map\.csv"):
+        write_label_map(path, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,meaning\na,b\nc,b\na,c\n", "map.csv, line 4: 'a' means 'b' and 'c'; delete one of them"),
+        ("label\na\n", "has one column; give it two, label and meaning"),
+    ],
+)
+def test_a_map_that_says_no_one_thing_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "map.csv").write_text(content)
+    with pytest.raises(AttendropError, match=message):
+        read_label_map(tmp_path / "map.csv")
+
+
+def load(folder: Path, labels: list[str], **options: Any) -> Any:
+    (folder / "map.csv").write_text("from;to\nrefnd;refund\nBilling;billing\n?;\n")
+    (folder / "a.csv").write_text("text,label\n" + "".join(f"text,{label}\n" for label in labels))
+    given = {"text_columns": ["text"], "label_column": "label", "label_map": folder / "map.csv"}
+    return load_files(train_file=folder / "a.csv", **given, **options)
+
+
+def test_labels_are_merged_at_reading(tmp_path: Path) -> None:
+    data = load(tmp_path, ["refund", " refnd", "billing", "Billing"])
+    assert data.task.label_names == ("billing", "refund") and data.splits["train"]["label"] == [1, 1, 0, 0]
+    options = {"text_columns": ["text"], "label_column": "label", "label_map": tmp_path / "map.csv"}
+    (chunk,) = stream_file(tmp_path / "a.csv", **options, head=data.task.head, size=9, bad=BadRows())
+    assert chunk.columns["label"] == [1, 1, 0, 0]
+
+
+def test_a_label_without_a_meaning_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match="line 4, column 'label': the label is empty"):
+        load(tmp_path, ["refund", "billing", "?"])
+    data = load(tmp_path, ["refund", "billing", "?"], skip_bad_rows=True)
+    assert len(data.splits["train"]) == 2 and [row.place for row in data.skipped] == ["line 4"]
+
+
+def test_several_labels_of_a_row_are_merged_each(tmp_path: Path) -> None:
+    data = load(tmp_path, ["refnd|Billing", "billing", '"[""refnd""]"'], label_type="labels")
+    assert data.task.label_names == ("billing", "refund")
+    assert data.splits["train"]["label"] == [[1, 1], [1, 0], [0, 1]]
