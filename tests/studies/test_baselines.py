@@ -15,7 +15,7 @@ from helpers import tiny, tiny_images
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_viewer import load_stages
+from attendrop.reports.attention_stages import load_stages
 from attendrop.runs.baseline_models import BaselineModel
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run

@@ -272,8 +272,8 @@ class RunConfig:
         _FRACTION,
         shown="0, or 0.1 without evaluation data",
     )
-    """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit`` or
-    the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
+    """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``,
+    ``calibrate`` or the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
     refit: bool | None = _option(None, "selection", "Train again, also on the rows held out.", shown="if any are")
     """For as many steps as were best with a part held out. None: wherever a part was held out, but for rewards."""
     patience: int | None = _option(
@@ -282,6 +282,8 @@ class RunConfig:
         "Stop after this many epochs without improvement.",
         flags=["--patience", "--early-stopping"],
     )
+    calibrate: bool = _option(False, "selection", "Scale the logits so that probabilities fit held-out rows.")
+    """By one temperature, in the weights of the last layer; predictions stay. For classes."""
     save_steps: int | None = _option(None, "checkpoints", "Number of steps between additional checkpoints.")
     """In addition to one after each epoch."""
     report_to: str = _option(
@@ -396,6 +398,8 @@ class RunConfig:
                 raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
         elif self.patience is not None and self.selection_fraction == 0:
             raise AttendropError("patience needs a selection split, but selection-fraction is 0; raise it.")
+        if self.calibrate and (self.protocol == "paper" or self.selection_fraction == 0):
+            raise AttendropError("calibrate needs rows held out from training, but there are none; omit it.")
         if self.refit and (self.protocol == "paper" or self.selection_fraction == 0):
             raise AttendropError(
                 "refit trains on the selection split, too, but no training rows are held out; omit it."

@@ -23,7 +23,7 @@ from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.error_analysis import error_analysis
+from attendrop.tasks.error_analysis import best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
@@ -168,7 +168,7 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
 
     Returns:
         ``steps`` (those after which the kept epoch ended) of ``planned_steps``, ``epoch`` (the kept one), ``score`` and
-        ``scores`` on the held-out rows, ``history``, ``seconds``.
+        ``scores`` on the held-out rows, ``history``, ``seconds``; to calibrate, ``temperature``.
     """
     log, metric = trainer.state.log_history, run.task.metric
     score = _selection_score(run, trainer)
@@ -183,7 +183,13 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
         "scores": asdict(_score(run, trainer, encoded.train, encoded.selection, "selection")),
         "history": _history(log, run.method, run.data),
         "seconds": round(trainer.meter.seconds_so_far, 3),
-    }
+    } | ({"temperature": held_out_temperature(run, trainer, encoded.selection)} if run.config.calibrate else {})
+
+
+def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -> float:
+    """Return the temperature that fits a model's logits to rows that it was not trained on."""
+    head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
+    return best_temperature(head.checked(outputs), head.references(columns_of(rows)))
 
 
 def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:

@@ -31,8 +31,9 @@ DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "hea
 def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     """Decide how many rows are held out, and whether the model is trained again on all.
 
-    Rows are held out only if something needs them: a choice of the epoch that was asked for, rewards, or a score where
-    there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded on it.
+    Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, rewards, or a
+    score where there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded
+    on it.
 
     Args:
         config: Options as given.
@@ -41,7 +42,7 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     rewarded = config.rewarded_on == "selection"
     fraction = config.selection_fraction
     if fraction is None:
-        needed = config.patience is not None or config.refit or rewarded or not has_eval_rows
+        needed = config.patience is not None or config.refit or config.calibrate or rewarded or not has_eval_rows
         fraction = SELECTION_FRACTION if needed and config.protocol == "honest" else 0.0
     refit = config.refit
     if refit is None:

@@ -20,6 +20,7 @@ from attendrop.model_support.devices import compute_device
 from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.announcements import announce_data, announce_run, announce_scores
+from attendrop.runs.calibration import divide_logits
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report
@@ -44,7 +45,13 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import reset_peak_memory, run_metrics, score_model, selection_report
+from attendrop.runs.run_metrics import (
+    held_out_temperature,
+    reset_peak_memory,
+    run_metrics,
+    score_model,
+    selection_report,
+)
 from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.heads.model_classes import pools_mean
@@ -135,11 +142,13 @@ def _train(
         steps = counted(selected["steps"], "step")
         logger.info("Training again on all %d rows, for %s.", len(final.parts.train), steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
+    temperature = _calibrate(run, trainer, encoded, selected) if config.calibrate else None
     # Score it, and write the results.
     scores = score_model(run, trainer, encoded, selected)
     metrics = run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
     metrics["data"]["report"] = report
+    metrics["temperature"] = temperature
     metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + trainer.meter.seconds_before, 3)
     if trainer.is_world_process_zero():
         predictions = scores["dev"].predictions if "dev" in scores else None
@@ -169,6 +178,18 @@ def _select(
     if trainer.is_world_process_zero():
         shutil.rmtree(place / SELECTION, ignore_errors=True)
     return selected, trainer.meter.seconds_before
+
+
+def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None) -> float:
+    """Divide the model's logits by the temperature that fits rows held out, in this training or in that before it."""
+    if selected is None:
+        assert encoded.selection is not None
+        temperature = held_out_temperature(run, trainer, encoded.selection)
+    else:
+        temperature = float(selected["temperature"])
+    divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
+    logger.info("Logits are divided by %.2f, which fits rows held out.", temperature)
+    return temperature
 
 
 def _write(
