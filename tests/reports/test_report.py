@@ -49,6 +49,32 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert "Options that all runs have in common" in page
 
 
+def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> None:
+    error = {"row": 3, "text": HOSTILE, "class": "no", "predicted": "yes", "probability": 0.97}
+    scores = {"rows": 4, "predicted": 5, "precision": 0.6, "recall": 0.75, "f1": 2 / 3}
+    report = {
+        "classes": [{"class": HOSTILE, **scores}, {"class": "none of it", **scores, "rows": 0}],
+        "confusions": [{"class": "no", "predicted": "yes", "rows": 7}],
+        "calibration": {
+            "error": 0.123,
+            "temperature": 2.0,
+            "bins": [{"rows": 9, "probability": 0.95, "accuracy": 0.8}],
+        },
+        "errors": [error | {"nearest": {"text": HOSTILE, "class": "yes", "likeness": 1.0}}],
+    }
+    folder = tmp_path / "study"
+    write_runs(folder, "finetune", PLAIN)
+    write_runs(folder, "r-drop", AHEAD, report=report)
+    write_report(str(folder))
+    html = (folder / "report" / "report.html").read_text()
+    assert HOSTILE not in html
+    page = text(html)
+    assert "What goes wrong r-drop, seed 0 Most frequent confusions is predicted rows no yes 7" in page
+    assert "Of 9 predictions with a probability above 0.9, 80.0% are right; probabilities are off by 0.123" in page
+    assert "The text of 1 error is that of a training row with another label" in page
+    assert "none of it" not in page
+
+
 def test_the_result_can_be_read_by_programs(study: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(["report", str(study), "--output-dir", str(tmp_path / "out"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ import attendrop
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.attention_section import AttentionPart, PartOfSize
 from attendrop.reports.charts import SCORES
+from attendrop.reports.error_section import error_section
 from attendrop.reports.figures import Chart, Picture
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.reports.results import ReportedRun, Results
@@ -59,6 +60,8 @@ def report_page(
     """
     drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
     above = [Section("answer", "Answer", _answer(results, drawn))]
+    if (errors := error_section(results)) is not None:
+        above.append(errors)
     if table.rows:
         methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
         above.append(Section("methods", "Methods", methods))
