@@ -128,7 +128,9 @@ RULES = (
     Rule(DECIDES_PASSES, DECIDES_PASSES, "Both control the passes of a training step."),
     Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both replace the model's weights during training."),
     Rule(
-        *[REPLACES_PARAMETERS] * 2, "Both replace the parameters of a pass, and only one replacement would take effect."
+        REPLACES_PARAMETERS,
+        REPLACES_PARAMETERS,
+        "Both replace the parameters of a pass, and only one replacement would take effect.",
     ),
     Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
     Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
