@@ -52,7 +52,7 @@ class RowMask:
     @classmethod
     def of(cls, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> RowMask:
         """Pack a boolean mask."""
-        return cls(np.packbits(mask).tobytes(), mask.shape)  # type: ignore[arg-type] # three dimensions
+        return cls(np.packbits(mask).tobytes(), mask.shape)
 
     @property
     def size(self) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attendrop.attention.layers import select_self_attention
 from attendrop.extend import (
+    AttendropError,
     AttentionCall,
     AttentionEdit,
     AttentionLayer,
@@ -17,13 +20,75 @@ from attendrop.extend import (
     Plan,
     SampleKey,
     StepContext,
+    TrainingContext,
+    forked_rng,
     sample_mask,
 )
+from attendrop.methods.attend_out.generator import Generator
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.model_support.batches import to_device
 from attendrop.randomness.candidates import pack, unpack
 
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.policy_gradient import Players
+
+class Policy:
+    """The generator and the layers in which it drops.
+
+    Args:
+        method: The options.
+        training: The model to drop in.
+        attention_layers: All attention layers of the model.
+        inputs: Inputs of the model, on which its embeddings are traced.
+        seed: Seed of the generator's weights.
+
+    Attributes:
+        attention_layers: The layers to drop in.
+        selected_keys: Keys of these layers.
+        layers: All self-attention layers up to the last of these, by key; the generator is applied for each.
+    """
+
+    def __init__(
+        self,
+        method: AttendOutOptions,
+        training: TrainingContext,
+        attention_layers: Sequence[AttentionLayer],
+        inputs: Batch,
+        seed: int,
+    ) -> None:
+        self.method = method
+        self.attention_layers = method.selected_layers(attention_layers)
+        self.selected_keys = {layer.key for layer in self.attention_layers}
+        every = select_self_attention(attention_layers, "all")
+        last = max(layer.index for layer in self.attention_layers)
+        self.layers = {layer.key: layer for layer in every if layer.index <= last}
+        config: Any = training.model.config
+        heads = int((config.get_text_config() if hasattr(config, "get_text_config") else config).num_attention_heads)
+        own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
+        if heads % own_heads:
+            raise AttendropError(
+                f"generator_heads={own_heads} does not divide the model's {heads} heads; use a divisor."
+            )
+        with forked_rng(training.model):
+            self.generator = Generator(
+                training.model,
+                every[0].name,
+                inputs,
+                heads=own_heads,
+                feed_forward=method.generator_feed_forward,
+                init_drop_prob=method.init_drop_prob,
+                learn_bias=method.learn_bias,
+                seed=seed,
+            )
+        self.autocast: torch.dtype | None = None
+
+    def notice_autocast(self, device: torch.device) -> None:
+        """Record the autocast precision that the model currently runs in."""
+        on = torch.is_autocast_enabled(device.type)
+        self.autocast = torch.get_autocast_dtype(device.type) if on else None
+
+    def precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return the generator's autocast context, the same for sampling and updates; never float16 (underflow)."""
+        half = self.autocast == torch.bfloat16
+        return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
 
 @dataclass
@@ -85,13 +150,13 @@ class Course:
     """Application of the generator to the successive layers of one pass of the model.
 
     Args:
-        players: The generator and its layers.
+        policy: The generator and its layers.
         inputs: Inputs of the model in that pass.
     """
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        self.granularity = players.method.granularity
-        self.draft = players.generator.begin(inputs)
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
+        self.granularity = policy.method.granularity
+        self.draft = policy.generator.begin(inputs)
 
     def logits(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute the logits of dropping each unit of a layer, and the mask of its units; see :class:`Outcome`."""
@@ -126,21 +191,21 @@ class GeneratorPlan(Plan):
 
     acts_on = frozenset({"attention"})
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
         super().__init__()
-        self.players = players
+        self.policy = policy
         self.inputs = inputs
         self._course: Course | None = None
 
     def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.players.layers
+        return layer.key in self.policy.layers
 
     def course(self, call: AttentionCall) -> Course:
         """Return the generator's course, created at the first layer that runs."""
         if self._course is None:
-            self.players.notice_autocast(call.device)
-            with self.players.precision(call.device):
-                self._course = Course(self.players, self.inputs)
+            self.policy.notice_autocast(call.device)
+            with self.policy.precision(call.device):
+                self._course = Course(self.policy, self.inputs)
         return self._course
 
 
@@ -148,16 +213,16 @@ class Attack(GeneratorPlan):
     """Plan of the attacker's training pass: samples the dropped units, and records how to sample them again.
 
     Args:
-        players: The generator.
+        policy: The generator.
         context: The micro-batch.
         micro: Record to fill.
         probabilities: Sum of the drop probabilities and number of the units, by layer key, to add to.
     """
 
     def __init__(
-        self, players: Players, context: StepContext, micro: Micro, probabilities: dict[str, Tensor] | None = None
+        self, policy: Policy, context: StepContext, micro: Micro, probabilities: dict[str, Tensor] | None = None
     ) -> None:
-        super().__init__(players, context.inputs)
+        super().__init__(policy, context.inputs)
         self.context = context
         self.micro = micro
         self.probabilities = {} if probabilities is None else probabilities
@@ -178,8 +243,8 @@ class Attack(GeneratorPlan):
 
     def _act(self, call: AttentionCall) -> Tensor | None:
         key, course = call.layer.key, self.course(call)
-        with self.players.precision(call.device):
-            if key not in self.players.selected_keys:
+        with self.policy.precision(call.device):
+            if key not in self.policy.selected_keys:
                 course.logits(call)
                 return None
             logits, units, dropped = course.act(call, self.micro.key)
@@ -202,26 +267,26 @@ class Attack(GeneratorPlan):
 class Decide(GeneratorPlan):
     """Plan without edits that counts the units that the generator drops with a probability above 1/2."""
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        super().__init__(players, inputs)
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
+        super().__init__(policy, inputs)
         self.counts: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> None:
         logits, units = self.course(call).logits(call)
-        if call.layer.key in self.players.selected_keys:
+        if call.layer.key in self.policy.selected_keys:
             dropped = logits > 0 if units is None else (logits > 0) & units
             self.counts[call.layer.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
 
 
-def replayed(players: Players, micro: Micro) -> Iterator[Outcome]:
+def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
     """Repeat the generator's actions of a pass, with gradients, on each selected layer that ran."""
-    course = Course(players, {name: micro.batch[name] for name in micro.inputs})
+    course = Course(policy, {name: micro.batch[name] for name in micro.inputs})
     batch, length, _ = course.draft.hidden.shape
     masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
     for key, number in micro.layers.items():
-        call = AttentionCall(players.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
-        if key in players.selected_keys:
+        call = AttentionCall(policy.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
+        if key in policy.selected_keys:
             yield course.act(call, micro.key)
         else:
             course.logits(call)

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +21,10 @@ from attendrop.extend import (
     StepContext,
     TrainingContext,
 )
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shared
 from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.model_support.batches import ROW_INDEX, refuse_graph, to_device
-
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.method import AttendOut
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +122,9 @@ class EffectsState(MethodState):
     rest is plain fine-tuning, too.
     """
 
-    method: AttendOut
+    method: AttendOutOptions
 
-    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
+    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
         super().__init__(method)
         check(method, training)
         self.training = training

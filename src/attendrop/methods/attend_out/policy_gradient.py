@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.layers import select_self_attention
 from attendrop.extend import (
     AttendropError,
     AttentionLayer,
@@ -24,68 +22,28 @@ from attendrop.extend import (
     evaluating,
     forked_rng,
 )
-from attendrop.methods.attend_out.actions import Attack, Decide, Micro, replayed
-from attendrop.methods.attend_out.generator import Generator
+from attendrop.methods.attend_out.actions import Attack, Decide, Micro, Policy, replayed
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shared
 from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.methods.common.perturbations import token_uniform
 from attendrop.model_support.batches import refuse_graph, to_device
 
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.method import AttendOut
-
 _NOISE = 0.15
 
 
-class Players:
-    """The generator, with its policy gradient updates, and the defender.
-
-    Args:
-        method: The options.
-        training: The attacker and its optimizer.
-        attention_layers: All attention layers of the model.
-        inputs: Inputs of the model, on which its embeddings are traced.
-        seed: Seed of the generator's weights.
-
-    Attributes:
-        attention_layers: The layers to drop in.
-        selected_keys: Keys of these layers.
-        layers: All self-attention layers up to the last of these, by key; the generator is applied for each.
-    """
+class Players(Policy):
+    """The generator, with its policy gradient updates, and the defender. Arguments are those of :class:`Policy`."""
 
     def __init__(
         self,
-        method: AttendOut,
+        method: AttendOutOptions,
         training: TrainingContext,
         attention_layers: Sequence[AttentionLayer],
         inputs: Batch,
         seed: int,
     ) -> None:
-        self.method = method
-        self.attention_layers = method.selected_layers(attention_layers)
-        self.selected_keys = {layer.key for layer in self.attention_layers}
-        every = select_self_attention(attention_layers, "all")
-        last = max(layer.index for layer in self.attention_layers)
-        self.layers = {layer.key: layer for layer in every if layer.index <= last}
-        config: Any = training.model.config
-        heads = int((config.get_text_config() if hasattr(config, "get_text_config") else config).num_attention_heads)
-        own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
-        if heads % own_heads:
-            raise AttendropError(
-                f"generator_heads={own_heads} does not divide the model's {heads} heads; use a divisor."
-            )
-        with forked_rng(training.model):
-            self.generator = Generator(
-                training.model,
-                every[0].name,
-                inputs,
-                heads=own_heads,
-                feed_forward=method.generator_feed_forward,
-                init_drop_prob=method.init_drop_prob,
-                learn_bias=method.learn_bias,
-                seed=seed,
-            )
-        self.autocast: torch.dtype | None = None
+        super().__init__(method, training, attention_layers, inputs, seed)
         self.defender = SecondModel(training, method.defender_device)
         self.processes = training.processes
         self.baseline = 0.0
@@ -96,16 +54,6 @@ class Players:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda update: max(0.0, 1 - update / updates) if linear else 1.0
         )
-
-    def notice_autocast(self, device: torch.device) -> None:
-        """Record the autocast precision that the model currently runs in."""
-        on = torch.is_autocast_enabled(device.type)
-        self.autocast = torch.get_autocast_dtype(device.type) if on else None
-
-    def precision(self, device: torch.device) -> AbstractContextManager[None]:
-        """Return the generator's autocast context, the same for sampling and updates; never float16 (underflow)."""
-        half = self.autocast == torch.bfloat16
-        return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
     def learn(self, period: Sequence[Sequence[Micro]], rewards: Tensor) -> dict[str, float]:
         """Take one policy gradient step, given each step's micro-batches and reward; return metrics to log.
@@ -194,9 +142,9 @@ class GeneratorState(MethodState):
     The networks are created at the first batch, which is needed to trace the embeddings, or from a checkpoint.
     """
 
-    method: AttendOut
+    method: AttendOutOptions
 
-    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
+    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
         super().__init__(method)
         check(method, training)
         self.training = training

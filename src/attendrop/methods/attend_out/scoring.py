@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,12 @@ from attendrop.extend import (
     in_full_precision,
     number_of_rows,
 )
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.model_support.batches import to_device
-
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.method import AttendOut
 
 
 def scores(
-    method: AttendOut,
+    method: AttendOutOptions,
     training: TrainingContext,
     networks: Sequence[nn.Module],
     items: Sequence[Sequence[Batch]],
@@ -49,7 +46,7 @@ def scores(
     return totals[:-1] / totals[-1]
 
 
-def rewards_of(method: AttendOut, attacker: Tensor, defender: Tensor) -> Tensor:
+def rewards_of(method: AttendOutOptions, attacker: Tensor, defender: Tensor) -> Tensor:
     """Compute the rewards of the attacker from the scores of both models."""
     return attacker - defender if method.reward == "difference" else (attacker - defender).sign()
 
@@ -60,7 +57,7 @@ def shared(sampled: Sequence[Batch], training: TrainingContext) -> list[list[Bat
     return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
 
 
-def _score(method: AttendOut, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
+def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
     loss, outputs = training.evaluate(network, batch)
     if method.score == "loss":
         return -float(loss)
@@ -72,7 +69,7 @@ def _score(method: AttendOut, training: TrainingContext, network: nn.Module, bat
         return training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
 
-def check(method: AttendOut, training: TrainingContext) -> None:
+def check(method: AttendOutOptions, training: TrainingContext) -> None:
     """Check that the training context provides everything that the options need.
 
     Raises:

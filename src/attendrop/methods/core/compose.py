@@ -14,7 +14,7 @@ from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, refuse_conflicts
+from attendrop.methods.core.info import LayerRanking, MethodInfo, rules_among
 from attendrop.methods.core.replay import Replay
 from attendrop.model_support.batches import Batch, number_of_rows
 
@@ -216,3 +216,15 @@ class ComposedState(MethodState):
         copies = number_of_rows(batch) // context.key.rows
         key = dataclasses.replace(context.key, salt=f"{state.method.name}/", copies=copies)
         return dataclasses.replace(context, batch=batch, key=key, source=state.method.source)
+
+
+def refuse_conflicts(methods: Sequence[Method]) -> None:
+    """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
+    rules = rules_among(method.info.rules for method in methods)
+    for number, one in enumerate(methods):
+        for other in methods[:number]:
+            if one.name == other.name:
+                raise AttendropError(f"Method '{one.name}' is given twice; give it once.")
+            for rule in rules:
+                if (one.has(rule.one) and other.has(rule.other)) or (one.has(rule.other) and other.has(rule.one)):
+                    raise AttendropError(f"'{other.name}' and '{one.name}' cannot be combined. {rule.reason}")

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from attendrop.errors import AttendropError
-
-if TYPE_CHECKING:
-    from attendrop.methods.core.base import Method
+from typing import Any
 
 REFERENCES = Path(__file__).parents[1] / "references.bib"
 
@@ -41,10 +36,6 @@ class Rule:
     one: str
     other: str
     reason: str
-
-    def forbids(self, one: Method, other: Method) -> bool:
-        """Return whether the rule forbids combining these two, in any order."""
-        return (one.has(self.one) and other.has(self.other)) or (one.has(self.other) and other.has(self.one))
 
 
 @dataclass(frozen=True)
@@ -140,18 +131,6 @@ RULES = (
 def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
     """Return the general rules, followed by each method's ``own`` rules."""
     return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
-
-
-def refuse_conflicts(methods: Sequence[Method]) -> None:
-    """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
-    rules = rules_among(method.info.rules for method in methods)
-    for number, one in enumerate(methods):
-        for other in methods[:number]:
-            if one.info.name == other.info.name:
-                raise AttendropError(f"Method '{one.info.name}' is given twice; give it once.")
-            for rule in rules:
-                if rule.forbids(one, other):
-                    raise AttendropError(f"'{other.info.name}' and '{one.info.name}' cannot be combined. {rule.reason}")
 
 
 @dataclass(frozen=True)
