@@ -152,6 +152,24 @@ def test_accumulation_equals_the_whole_batch_where_every_token_counts(
         zoo.assert_same(one, other, 2e-5 if name == "gpt2" else 1e-6)
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_the_micro_batches_of_a_step_weigh_one_together(name: str, tmp_path: Path) -> None:
+    """What a method adds to the loss then weighs as much as in one batch; GPT-2 predicts no first token."""
+    found: list[float] = []
+
+    class Look(TrainerCallback):
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            found.append(float(trainer._regularization.loss_weight))  # type: ignore[union-attr]
+
+        on_step_end = on_substep_end
+
+    cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 1}
+    data = {"train_dataset": examples(name), "model": zoo.build(name), "callbacks": [Look()]}
+    trainer = trainer_of(tmp_path, **cut, **data)
+    trainer.train()
+    assert len(found) == 4 and sum(found) == pytest.approx(1)
+
+
 def test_label_smoothing_leaves_answers_to_questions_as_they_are(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
