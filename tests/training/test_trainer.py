@@ -94,8 +94,13 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}],
-    ids=["plain", "smoothing", "loss function"],
+    [
+        {},
+        {"label_smoothing_factor": 0.2},
+        {"compute_loss_func": smooth_loss},
+        {"train_dataset": examples(count=12), "max_steps": -1},
+    ],
+    ids=["plain", "smoothing", "loss function", "a partial last step"],
 )
 def test_accumulation_equals_the_whole_batch(options: dict[str, Any], tmp_path: Path) -> None:
     found = []
@@ -109,11 +114,10 @@ def test_accumulation_equals_the_whole_batch(options: dict[str, Any], tmp_path: 
             gradient_accumulation_steps=steps,
             callbacks=[kept],
             max_grad_norm=0.0,
-            max_steps=2,
             optim="sgd",
-            **options,
+            **{"max_steps": 2, **options},
         )
-        assert len(kept.steps) == 2
+        assert len(kept.steps) == (4 if "train_dataset" in options else 2)
         found.append([*kept.steps, final])
     for one, other in zip(*found, strict=True):
         zoo.assert_same(one, other, 1e-8)
@@ -152,6 +156,25 @@ def test_accumulation_equals_the_whole_batch_where_every_token_counts(
         zoo.assert_same(one, other, 2e-5 if name == "gpt2" else 1e-6)
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_micro_batches_of_a_step_weigh_one_together(name: str, tmp_path: Path) -> None:
+    """What a method adds to the loss then weighs as much as in one batch; Llama predicts no first token."""
+    found: list[float] = []
+
+    class Look(TrainerCallback):
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            found.append(float(trainer._regularization.loss_weight))  # type: ignore[union-attr]
+
+        on_step_end = on_substep_end
+
+    cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 1}
+    rows = [row | {"labels": row["input_ids"]} if name == "llama" else row for row in examples(name)]
+    data = {"train_dataset": rows, "model": zoo.build(name), "callbacks": [Look()]}
+    trainer = trainer_of(tmp_path, **cut, **data)
+    trainer.train()
+    assert len(found) == 4 and sum(found) == pytest.approx(1)
+
+
 def test_label_smoothing_leaves_answers_to_questions_as_they_are(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
@@ -161,26 +184,6 @@ def test_label_smoothing_leaves_answers_to_questions_as_they_are(tmp_path: Path)
     )
     trainer = RegularizedTrainer(BertForQuestionAnswering(config), arguments, train_dataset=rows, regularizer=ADDrop())
     assert trainer.train().training_loss > 0
-
-
-def test_a_partial_last_accumulation_is_scaled_by_what_it_holds(tmp_path: Path) -> None:
-    found = []
-    for size, steps in ((8, 1), (2, 4)):
-        kept = Gradients()
-        trained(
-            tmp_path,
-            model=zoo.build("bert", dtype=torch.float64),
-            train_dataset=examples(count=12),
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            callbacks=[kept],
-            max_grad_norm=0.0,
-            optim="sgd",
-        )
-        found.append(kept.steps)
-    assert len(found[0]) == len(found[1]) == 4
-    for one, other in zip(*found, strict=True):
-        zoo.assert_same(one, other, 1e-8)
 
 
 # --- What is logged

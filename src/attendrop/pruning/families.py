@@ -108,13 +108,13 @@ class Family:
     def parts(self, layer: nn.Module) -> LayerParts:
         """Pick the parts of a layer."""
         attention = layer.get_submodule(self.attention)
+        reach: int | None = getattr(attention, "sliding_window", None)  # of local attention; counts the token itself
         projections = (getattr(attention, name) for name in self.projections)
         return self.block(
             attention=attention,
             projections=tuple(projection for projection in projections if projection is not None),
             output=attrgetter(self.output)(layer),
-            # Of local attention, which counts the token itself.
-            window=None if getattr(attention, "sliding_window", None) is None else attention.sliding_window - 1,
+            window=None if reach is None else reach - 1,
             **{field: attrgetter(path)(layer) for field, path in self.parts_of_block.items()},
         )
 
