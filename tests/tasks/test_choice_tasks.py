@@ -47,28 +47,6 @@ def test_choices_in_a_list_with_numbers_as_labels(write: Write) -> None:
     assert load(Path("own.jsonl"), "q,all").splits["train"]["label"][:] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("why?,x,,,A", "own.csv, line 3: only one choice; give 2 to 26, in a column each, or as a list."),
-        ("why?,,,,A", "own.csv, line 3: no choice; give 2 to 26"),
-        ("why?,x,,z,A", "own.csv, line 3: choice 2 of 3 is empty."),
-        (",x,y,z,A", "own.csv, line 3, column 'q': the text is empty."),
-        ("why?,x,y,,C", "own.csv, line 3: the label 'C' is none of the 2 choices, from A to B."),
-        ("why?,x,y,z,", "own.csv, line 3, column 'label': the label is empty."),
-        ("why?,x,y,z,yes", "the label 'yes' is neither the letter of a choice nor its number, from 0."),
-        ("why?,x,y,z,-1", "the label '-1' is neither the letter of a choice nor its number, from 0."),
-        ("why?,x,y,z,1", "the label '1' is not written as those of training, with letters."),
-    ],
-)
-def test_bad_rows_are_named(row: str, message: str, write: Write) -> None:
-    with pytest.raises(AttendropError) as refused:
-        load(write("how?,x,y,z,A", row))
-    assert message in str(refused.value)
-    kept = load(write("how?,x,y,z,A", row), skip_bad_rows=True)
-    assert len(kept.splits["train"]) == 1 and len(kept.skipped) == 1
-
-
 def test_numbers_that_seem_to_count_from_one_are_refused(write: Write) -> None:
     with pytest.raises(
         AttendropError, match="no label is 0, and choices count from 0; subtract 1 if yours count from 1"

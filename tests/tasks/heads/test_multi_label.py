@@ -59,23 +59,6 @@ def test_lists_are_recognized(tmp_path: Path) -> None:
         assert found.splits["train"]["label"][:] == EXPECTED
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        (None, "the labels are missing; write an empty list"),
-        (math.nan, "the labels are missing"),
-        (0.5, r"0\.5 is no list of labels"),
-        (["art", ""], r"label 2 of .* is empty"),
-        ("art;;music", "label 2 of 'art;;music' is empty"),
-    ],
-)
-def test_what_is_no_list_of_labels_is_refused_or_skipped(tmp_path: Path, label: Any, message: str) -> None:
-    path = write(tmp_path / "a.jsonl", [["art"], ["music"], label])
-    with pytest.raises(AttendropError, match=f"line 3.*{message}"):
-        load(path)
-    assert len(load(path, skip_bad_rows=True).splits["train"]) == 2
-
-
 def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [["art"], ["music"]])
     with pytest.raises(AttendropError, match=r"the label 'arts' is not among those of training.*'art'"):

@@ -121,27 +121,6 @@ def test_words_and_texts_are_no_chats(text: Any) -> None:
     assert TextGeneration.may_read([text, chat("a", "b")])
 
 
-@pytest.mark.parametrize(
-    ("row", "label", "message"),
-    [
-        ('{"messages": "a"}', None, "there is no completion; name its column as label column"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', None, "no message of the assistant ends the messages"),
-        ('{"messages": [{"role": "user"}], "label": "a"}', None, "message 1 of 1 is not an object with"),
-        (
-            '{"messages": [{"role": "user", "content": "a"}], "label": "a"}', "label",
-            "the last message is the completion; omit the label column",
-        ),
-        ('{"messages": "a", "label": " "}', "label", "column 'label': the text is empty"),
-    ],
-)  # fmt: skip
-def test_rows_without_a_completion(tmp_path: Path, row: str, label: str | None, message: str) -> None:
-    (tmp_path / "rows.jsonl").write_text(f"{row}\n")
-    with pytest.raises(AttendropError, match=rf"rows\.jsonl, line 1.*{message}"):
-        load_files(
-            train_file=tmp_path / "rows.jsonl", text_columns=["messages"], label_column=label, label_type="completion"
-        )
-
-
 def test_language_models_are_recognized_but_shown_as_classifiers() -> None:
     config = GPT2Config(architectures=["GPT2LMHeadModel"])
     assert head_of_model(config) == TextGeneration()

@@ -136,25 +136,6 @@ def test_one_s_own_tags_come_in_many_formats(tmp_path: Path, name: str, text: st
     assert data.splits["train"][0] == {"tokens": ["a", "cat"], "label": [0, 1], "index": 0}
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"tokens": ["a"], "tags": ["O", "O"]}, "line 2: 1 words, but 2 tags; give one for each word"),
-        ({"tokens": [], "tags": []}, "line 2, column 'tokens': there is no word; give a list of words"),
-        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "line 2, column 'tokens': word 2 of 2 is empty"),
-        ({"tokens": ["a"], "tags": [None]}, "line 2, column 'tags': tag 1 of 1 is empty"),
-        ({"tokens": ["a"]}, "line 2, column 'tags': there is no tag"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused_or_skipped(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    good = {"tokens": ["a", "cat"], "tags": ["O", "B-X"]}
-    file = write(tmp_path / "a.jsonl", [good, row])
-    with pytest.raises(AttendropError, match=message):
-        load(file)
-    data = load(file, skip_bad_rows=True)
-    assert len(data.splits["train"]) == 1 and len(data.skipped) == 1
-
-
 def test_tags_that_training_lacks_are_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", [{"tokens": ["a", "cat"], "tags": ["O", "B-X"]}])
     dev = write(tmp_path / "b.jsonl", [{"tokens": ["a"], "tags": ["B-Y"]}])

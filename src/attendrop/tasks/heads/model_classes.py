@@ -25,7 +25,6 @@ from transformers.utils.generic import can_return_tuple
 
 from attendrop.errors import AttendropError
 
-POOLINGS = ("cls", "mean")
 # The name that ModernBERT and others give to the option.
 _OPTION = "classifier_pooling"
 # Ends as the classes of transformers do, which choose the loss by it.

@@ -1,0 +1,83 @@
+"""Rows of files that a kind of task cannot read: named with their line, or skipped."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.custom_files import load_files
+
+Record = dict[str, Any]
+USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+LABELS = ("label_type labels; text_columns x", [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}])
+TAGS = ("label_type tags; text_columns x", [{"x": ["a", "cat"], "label": ["O", "B-X"]}])
+CHOICES = ("text_columns q,a,b,c", [{"q": "how?", "a": "x", "b": "y", "c": "z", "label": "A"}])
+ANSWERS = ("label_type answer; text_columns q,x", [{"q": "who?", "x": "the cat", "label": None}])
+COMPLETIONS = ("label_type completion; text_columns x", [{"x": "a", "label": "b"}])
+CHATS = ("label_type completion; text_columns x; label_column", [{"x": [USER, ASSISTANT]}])
+TEXTS = ("label_type mlm; text_columns x; label_column", [{"x": "a cat"}])
+
+
+def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
+    return {"q": q, "a": a, "b": b, "c": c, "label": label}
+
+
+BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
+    (LABELS, {"x": "a", "label": None}, "column 'label': the labels are missing; write an empty list"),
+    (LABELS, {"x": "a", "label": math.nan}, "the labels are missing"),
+    (LABELS, {"x": "a", "label": 0.5}, "0.5 is no list of labels"),
+    (LABELS, {"x": "a", "label": ["art", ""]}, "label 2 of \"['art', '']\" is empty"),
+    (LABELS, {"x": "a", "label": "art;;music"}, "label 2 of 'art;;music' is empty"),
+    (TAGS, {"x": ["a"], "label": ["O", "O"]}, ": 1 words, but 2 tags; give one for each word"),
+    (TAGS, {"x": [], "label": []}, ", column 'x': there is no word; give a list of words"),
+    (TAGS, {"x": ["a", " "], "label": ["O", "O"]}, ", column 'x': word 2 of 2 is empty"),
+    (TAGS, {"x": ["a"], "label": [None]}, ", column 'label': tag 1 of 1 is empty"),
+    (TAGS, {"x": ["a"]}, ", column 'label': there is no tag"),
+    (CHOICES, question("x", "", "", "A"), ": only one choice; give 2 to 26, in a column each, or as a list."),
+    (CHOICES, question("", "", None, "A"), ": no choice; give 2 to 26"),
+    (CHOICES, question("x", "", "z", "A"), ": choice 2 of 3 is empty."),
+    (CHOICES, question("x", "y", "z", "A", q=""), ", column 'q': the text is empty."),
+    (CHOICES, question("x", "y", "", "C"), ": the label 'C' is none of the 2 choices, from A to B."),
+    (CHOICES, question("x", "y", "z", ""), ", column 'label': the label is empty."),
+    (CHOICES, question("x", "y", "z", "yes"), "the label 'yes' is neither the letter of a choice nor its number"),
+    (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
+    (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
+    (ANSWERS, {"q": "who?", "x": "the cat", "label": "dog"}, ": the answer 'dog' is not in the context."),
+    (
+        ANSWERS, {"q": "who?", "x": "the cat", "label": {"text": ["cat"], "answer_start": [1]}},
+        "the answer 'cat' is not in the context at character 1.",
+    ),
+    (
+        ANSWERS, {"q": "who?", "x": "the cat", "label": ["cat", ""]},
+        "is neither an answer, a list of answers, nor an object with 'text' and 'answer_start'.",
+    ),
+    (COMPLETIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
+    (COMPLETIONS, {"x": [USER], "label": "a"}, "the last message is the completion; omit the label column"),
+    (CHATS, {"x": "a"}, "there is no completion; name its column as label column"),
+    (CHATS, {"x": [USER]}, "no message of the assistant ends the messages"),
+    (CHATS, {"x": [{"role": "user"}]}, "message 1 of 1 is not an object with"),
+    (TEXTS, {"x": None}, "the text is empty"),
+    (TEXTS, {"x": 3}, "3 is not text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "record", "message"), BAD)
+def test_a_bad_row_is_named_or_skipped(
+    kind: tuple[str, list[Record]], record: Record, message: str, tmp_path: Path
+) -> None:
+    options, good = kind
+    given: dict[str, Any] = {"label_column": "label"}
+    for name, _, value in (option.strip().partition(" ") for option in options.split(";")):
+        given[name] = value.split(",") if name == "text_columns" else value or None
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*good, record)))
+    with pytest.raises(AttendropError) as refused:
+        load_files(train_file=file, **given)
+    assert f"own.jsonl, line {len(good) + 1}" in str(refused.value) and message in str(refused.value)
+    data = load_files(train_file=file, **given, skip_bad_rows=True)
+    assert len(data.splits["train"]) == len(good) and len(data.skipped) == 1
