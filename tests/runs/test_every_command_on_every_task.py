@@ -131,13 +131,8 @@ def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: st
 def test_methods_are_rewarded_by_scores_where_outputs_are_not_generated(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
-    how: dict[str, Any] = {
-        "method": "attendout",
-        "options": {"score": "metric", "dropout_step": 2},
-        "max_steps": 4,
-        "patience": 2,
-    }
-    how |= {"refit": False}
+    how: dict[str, Any] = {"method": "attendout", "options": {"score": "metric", "dropout_step": 2}}
+    how |= {"batch_size": 4, "max_steps": 4, "patience": 2, "refit": False}
     config = RunConfig(**(options(folder, kind) | how), output_dir=str(tmp_path / "run"))
     if kind in (*LANGUAGE_MODELS, "question-answering"):
         with pytest.raises(AttendropError, match="use score='loss'"):
