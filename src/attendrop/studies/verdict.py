@@ -108,7 +108,7 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
         margin: Differences below this are practically nothing.
-        best: The best score that there is.
+        best: The best possible score.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")
