@@ -229,7 +229,7 @@ class _Judging:
     def _is_within(self, difference: PairedDifference) -> bool:
         """Whether a whole interval is practically nothing.
 
-        Few rows need not show a difference that there is: what none of n shows may still be in 3 / n of all.
+        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
         """
         if difference.components is not None and difference.components.rows < _ROWS_FOR_NOTHING:
             return False
