@@ -135,6 +135,8 @@ def test_the_attention_of_the_kept_model_is_shown(opened: OpenPage) -> None:
 def test_it_fits_the_window_and_has_contrast(browser: Any, page: Path, width: int, dark: bool) -> None:
     with open_page(browser, page, width=width, dark=dark, touch=width < 500) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        methods = opened.page.locator("#methods .scroll")
+        assert methods.evaluate("table => table.scrollWidth <= table.clientWidth")
         for color in ("--text", "--muted", "--accent", *(f"--series-{number}" for number in range(1, 9))):
             assert opened.page.evaluate(CONTRAST, color) >= (3 if color.startswith("--series") else 4.5), color
         opened.check()

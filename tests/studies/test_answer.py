@@ -240,7 +240,7 @@ def test_a_plan_is_for_as_many_methods_as_were_compared() -> None:
 @pytest.mark.parametrize(
     ("plain", "other", "says"),
     [
-        ((1.0,) * 2, (1.0,) * 2, "All are within 0.005 of 1.000, the best score that there is"),
+        ((1.0,) * 2, (1.0,) * 2, "All are within 0.005 of 1.000, the best possible score"),
         ((1.0, 0.998, 0.999, 1.0), (0.999, 1.0, 1.0, 1.0), "All are within 0.005 of 1.000"),
         ((0.8, 0.9), (0.8, 0.9), "All have the same scores"),
     ],

@@ -113,11 +113,16 @@ class ShownAnswer(NamedTuple):
 
 
 def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Markup:
-    scores = {
-        chart.setting: (chart, identifier, picture) for chart, identifier, picture in drawn if chart.kind == SCORES
-    }
+    # The name of a setting may be that of another with another metric, which is the second column of the values.
+    scores = {(each[0].setting, each[0].header[1]): each for each in drawn if each[0].kind == SCORES}
     shown = [
-        ShownAnswer(each.name, each.answer, _compared(each.answer), key_numbers(each.answer), scores.get(each.name))
+        ShownAnswer(
+            each.name,
+            each.answer,
+            _compared(each.answer),
+            key_numbers(each.answer),
+            scores.get((each.name, each.answer.metric)),
+        )
         for each in results.settings
     ]
     pairs = {(each.name, row.label): row.difference.n for each in shown for row in each.answer.rows if row.difference}

@@ -105,20 +105,22 @@ def make_result_table(results: Results) -> ResultTable:
     :func:`attendrop.studies.study.overall_rows`, which are corrected over all of them. A method has an average
     if it has a score in every setting.
     """
-    answers = {each.name: each.answer for each in results.settings}
     overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
-    columns: dict[str, dict[str, Cell]] = {}
-    for name, found in answers.items():
-        most = max((row.n for row in found.rows), default=0)
-        scored = [(row, overall.get((name, row.label)) if overall else row.p_holm) for row in found.rows if row.scores]
-        columns[name] = {row.label: _cell(row, p, found.metric, most) for row, p in scored}
-    metrics = [found.metric for found in answers.values()]
-    if _are_averaged(list(answers.values())):
-        columns[_AVERAGE] = _averages(list(columns.values()))
+    names, metrics, columns = [], [], []
+    for each in results.settings:
+        rows = [row for row in each.answer.rows if row.scores]
+        p_values = {row.label: overall.get((each.name, row.label)) if overall else row.p_holm for row in rows}
+        most = max((row.n for row in rows), default=0)
+        names.append(each.name)
+        metrics.append(each.answer.metric)
+        columns.append({row.label: _cell(row, p_values[row.label], each.answer.metric, most) for row in rows})
+    if _are_averaged([each.answer for each in results.settings]):
+        names.append(_AVERAGE)
         metrics.append(metrics[0] if len(set(metrics)) == 1 else _AVERAGE)
-    columns = {name: _with_best(column) for name, column in columns.items()}
-    cells = {label: tuple(column.get(label) for column in columns.values()) for label in results.labels}
-    return ResultTable(tuple(columns), tuple(metrics), cells, _caption(results, cells))
+        columns.append(_averages(columns))
+    columns = [_with_best(column) for column in columns]
+    cells = {label: tuple(column.get(label) for column in columns) for label in results.labels}
+    return ResultTable(tuple(names), tuple(metrics), cells, _caption(results, cells))
 
 
 def score_scale(metric: str) -> float:

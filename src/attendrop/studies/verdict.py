@@ -108,7 +108,7 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
         margin: Differences below this are practically nothing.
-        best: The best score that there is.
+        best: The best possible score.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")
@@ -229,7 +229,7 @@ class _Judging:
     def _is_within(self, difference: PairedDifference) -> bool:
         """Whether a whole interval is practically nothing.
 
-        Few rows need not show a difference that there is: what none of n shows may still be in 3 / n of all.
+        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
         """
         if difference.components is not None and difference.components.rows < _ROWS_FOR_NOTHING:
             return False

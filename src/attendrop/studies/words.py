@@ -34,7 +34,7 @@ def in_words(verdict: Verdict, rows: Sequence[MethodRow], metric: str, margin: f
         rows: The rows that it judges, with their scores by row.
         metric: Name of the score.
         margin: Differences below this are practically nothing.
-        best: The best score that there is.
+        best: The best possible score.
     """
     return _Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict)
 
@@ -127,7 +127,7 @@ class _Words:
     def settles(self, verdict: Verdict) -> str | None:
         """Say how many more seeds, or evaluation rows, would settle what is open; or why no seeds would."""
         if verdict.limit == "at best":
-            best = f"All are within {number(self.margin)} of {number(self.best)}, the best score that there is"
+            best = f"All are within {number(self.margin)} of {number(self.best)}, the best possible score"
             return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
         if verdict.limit == "equal":
             return "All have the same scores: other evaluation rows may tell them apart, more seeds hardly."
