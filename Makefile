@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
+.PHONY: demo dist test test-dist test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -104,6 +104,19 @@ trajectories: $(STAMP)
 frozen: $(STAMP)
 	PYTHONPATH=tests HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/frozen_outputs.py
 
+# The wheel and the source distribution, in dist/.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+# Installs the wheel in an environment of its own, and uses it there as a stranger would, away from this repository.
+test-dist: dist
+	rm -rf .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch==2.13.0
+	.venv-dist/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[demo]"
+	.venv-dist/bin/python tools/use_distribution.py dist
+
 # A study of 24 small runs, beside the same runs as commands, on a quiet machine; minutes.
 bench-study: $(STAMP)
 	$(BIN)/python benchmarks/study_throughput.py
@@ -113,7 +126,7 @@ study-attendout: $(STAMP)
 	$(BIN)/attendrop study recipes/does_it_help/attendout_small_data.yaml --output-dir runs/attendout_small_data
 
 clean:
-	rm -rf $(VENV) .venv-lowest $(GPU_VENV) .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-dist $(GPU_VENV) .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first, by far the largest package. If pip finds a CPU build (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), it is taken,
 # because 2.13.0+cpu counts as newer than 2.13.0.

@@ -29,6 +29,7 @@ _COMMANDS = (  # in the order of the help
     "attend",
     "prune",
     "export",
+    "push",
     "methods",
     "tasks",
     "doctor",

@@ -52,6 +52,9 @@ def evaluate(
     ] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     task_options: TaskOptions = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also say what goes wrong: classes, confusions, calibration, errors.")
+    ] = False,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -72,7 +75,7 @@ def evaluate(
     from attendrop.runs.inference import evaluate as evaluate_run
 
     with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
-        found = evaluate_run(run, source, progress)
+        found = evaluate_run(run, source, progress, report=report)
     lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
     lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
     if unknown := found["unknown_labels"]:
@@ -80,4 +83,9 @@ def evaluate(
     for groups in found["groups"].values():
         metric = found["metric"]
         lines |= {name: f"{group[metric]:.4f} ({counted(group['rows'], 'row')})" for name, group in groups.items()}
-    show(found, aligned(lines), quiet=quiet, as_json=as_json)
+    shown = aligned(lines)
+    if report:
+        from attendrop.cli.error_report import error_report
+
+        shown = f"{shown}\n\n{error_report(found['report'])}"
+    show(found, shown, quiet=quiet, as_json=as_json)

@@ -58,6 +58,12 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
     ] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Upload the model to this private repository on the hub, such as user/model."
+        ),
+    ] = None,
     training: Annotated[Mapping[str, Any], Groups(*_TRAINING)],
     quiet: Quiet = False,
     as_json: Json = False,
@@ -66,6 +72,8 @@ def train(
     line = {**data, **training, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
     run, seeds = _read_run(line, settings or [], options_file, config, preset_, partial(announce_files, quiet=quiet))
+    if push_to_hub is not None and len(seeds) > 1:
+        raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")
 
     from attendrop.cli.progress import TrainingProgress
     from attendrop.cli.training_summary import run_summary, seeds_summary
@@ -88,6 +96,10 @@ def train(
             ) from None
         finally:
             progress.close()
+    if push_to_hub is not None:
+        from attendrop.runs.hub import push_run
+
+        push_run(run.output_dir, push_to_hub)
     show(found, (run_summary if len(seeds) == 1 else seeds_summary)(found), quiet=quiet, as_json=as_json)
 
 

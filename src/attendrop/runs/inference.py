@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import divide, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
@@ -23,6 +26,7 @@ from attendrop.runs.run_folder import hold_run_folders, own_files, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.dialect import STDIN
+from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
@@ -39,8 +43,16 @@ OnProgress = Callable[[int, int | None], None]
 logger = logging.getLogger(__name__)
 
 
-def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None) -> dict[str, Any]:
+def evaluate(
+    run_dir: str, source: Source, on_progress: OnProgress | None = None, *, report: bool = False
+) -> dict[str, Any]:
     """Score a model on labelled data, by default on the development set.
+
+    Args:
+        run_dir: The folder of a finished run.
+        source: The data to score on.
+        on_progress: Called after each batch.
+        report: Also say what the model gets wrong; keeps all rows in memory.
 
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
@@ -51,13 +63,13 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
     """
     with _outputs(run_dir, source, []):
-        return _evaluate(run_dir, source, on_progress)
+        return _evaluate(run_dir, source, on_progress, report)
 
 
-def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
+def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None, report: bool) -> dict[str, Any]:
     run = _load_run(run_dir, source.task_options)
     rows = _open_rows(run, source, "dev")
-    outputs, references = [], []
+    outputs, references, texts = [], [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
     for chunk in rows.chunks:
         rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
@@ -68,6 +80,8 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
             continue  # the head left all rows out
         outputs.append(run.outputs(encoded, rows, source, on_progress))
         references.append(run.head.references(encoded))
+        if report:
+            texts.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
             values += chunk.columns[name]
     rows.check_known()
@@ -77,14 +91,32 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
     predicted = (run if rows.reading is None else rows.task).head.predicted_counts(every)
     if len(predicted) == 1 and len(labels) > 1:
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
-    return rows.found(run_dir) | {
-        "metric": rows.task.metric,
-        "score": scores[rows.task.metric],
-        "all_scores": scores,
-        "predicted": predicted,
-        "unknown_labels": rows.task.head.unknown_counts(labels),
-        "groups": group_scores(rows.task, every, labels, groups),
-    }
+    return (
+        rows.found(run_dir)
+        | {
+            "metric": rows.task.metric,
+            "score": scores[rows.task.metric],
+            "all_scores": scores,
+            "predicted": predicted,
+            "unknown_labels": rows.task.head.unknown_counts(labels),
+            "groups": group_scores(rows.task, every, labels, groups),
+        }
+        | ({"report": _report(run, rows.task, every, labels, texts)} if report else {})
+    )
+
+
+def _report(run: _Run, task: Task, outputs: Array, labels: Array, texts: list[Dataset]) -> dict[str, Any] | None:
+    train = None
+    if run.options:
+        try:
+            config = RunConfig(**run.options, output_dir=run.folder)
+            train = divide(config, load_data(config)).train
+        except (AttendropError, OSError):
+            logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
+    found = error_analysis(task, outputs, labels, concatenate_datasets(texts), train)
+    if found is None:
+        raise AttendropError(f"report says what is wrong of classes and labels; omit it for {task.head.labels_are}.")
+    return found
 
 
 def predict(

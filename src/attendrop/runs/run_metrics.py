@@ -21,6 +21,7 @@ from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
@@ -44,6 +45,8 @@ class SetScores:
         rows: Number of rows of the set.
         by_row: The score of the task's metric, divided among the rows; None unless rows were given.
         predictions: Predicted labels of the rows; None unless rows were given.
+        report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None unless rows
+            were given, and for other kinds of predictions.
     """
 
     scores: dict[str, float]
@@ -52,6 +55,7 @@ class SetScores:
     rows: int
     by_row: RowScores | None = None
     predictions: list[Any] | None = None
+    report: dict[str, Any] | None = None
 
 
 def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts: Parts) -> dict[str, SetScores]:
@@ -69,7 +73,7 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts:
         sets = {} if encoded.selection is None else {"selection": encoded.selection}
         return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
     return {
-        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name in ROWS_KEPT else None)
+        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name in ROWS_KEPT else None, parts.train)
         for name, rows in encoded.report.items()
     }
 
@@ -84,19 +88,25 @@ def _by_row(found: SetScores | None) -> dict[str, Any] | None:
 
 
 def _score(
-    trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset, loaded: Dataset | None = None
+    trainer: RegularizedTrainer,
+    task: Task,
+    train: Dataset,
+    rows: Dataset,
+    loaded: Dataset | None = None,
+    train_loaded: Dataset | None = None,
 ) -> SetScores:
     outputs, _ = _outputs(trainer, task, rows)
     references = task.head.references(columns_of(rows))
-    by_row, predictions = None, None
+    by_row, predictions, report = None, None, None
     if loaded is not None:
         by_row = row_scores(task, outputs, references, loaded)
         predictions = task.head.decode(task.head.checked(outputs))
+        report = error_analysis(task, outputs, references, loaded, train_loaded)
     constant = constant_scores(task, task.head.references(columns_of(train)), references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     predicted = task.head.predicted_counts(outputs)
     found = compute_scores(task, outputs, references)
-    return SetScores(found, baseline, predicted, len(references), by_row, predictions)
+    return SetScores(found, baseline, predicted, len(references), by_row, predictions, report)
 
 
 def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -205,6 +215,7 @@ def run_metrics(
         else None,
         "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
+        "report": scores["dev"].report if "dev" in scores else None,
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": method.dropout_steps(trainer.state.log_history),

@@ -153,6 +153,19 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
     return Likeness(float(cosines[same].mean()), float(cosines[other].mean()), float(nearest.mean()))
 
 
+def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
+    """Return for each text the number of the one most like it among others, and the cosine of their TF-IDF vectors."""
+    vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2))
+    try:
+        known = vectorizer.fit_transform(among)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        return [(0, 0.0)] * len(texts)
+    distances, rows = (
+        NearestNeighbors(n_neighbors=1, metric="cosine").fit(known).kneighbors(vectorizer.transform(texts))
+    )
+    return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
+
+
 def text_vectors(texts: Sequence[str]) -> Vectors:
     """Return unit vectors of texts, ``(texts, directions)``: the first directions of their TF-IDF vectors."""
     counts = _tfidf(texts)

@@ -1,0 +1,152 @@
+"""What a model gets wrong, and where: scores by class, confusions, calibration, and its surest errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
+from sklearn.metrics import precision_recall_fscore_support
+
+from attendrop.attribution.predictions import CLASSES, LABELS
+from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import Array
+from attendrop.tasks.likeness import nearest_texts
+
+# Greatest number of confusions and of errors that are listed.
+_LISTED = 20
+# Bins of probability of the reliability diagram, and of the expected calibration error.
+_BINS = 10
+
+
+def error_analysis(
+    task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None = None
+) -> dict[str, Any] | None:
+    """Say what a model gets wrong, as JSON values.
+
+    Args:
+        task: A task whose head predicts one class, or several labels, for each row.
+        outputs: Logits of the rows, ``(rows, classes)``.
+        references: Class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
+        rows: The rows as they were loaded.
+        train: The training rows, among which the neighbours of errors are looked for; None: none are.
+
+    Returns:
+        ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. Of single classes also
+        ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
+        :func:`calibration`; and ``errors``, the wrong rows of which the model is surest: ``row`` (from 0), ``text,
+        class, predicted, probability``, and with training rows ``nearest``: the one most like it by TF-IDF, with
+        ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
+    """
+    head = task.head
+    if head.output_kind not in (CLASSES, LABELS) or (head.num_classes == 0 and head.output_kind == CLASSES):
+        return None
+    outputs = head.checked(outputs)
+    if head.output_kind == LABELS:
+        return {"classes": _by_class(references, expit(outputs) > 0.5, head.label_names)}
+    names, predicted = head.all_names, outputs.argmax(axis=1)
+    confused = Counter(zip(references[predicted != references], predicted[predicted != references], strict=True))
+    return {
+        "classes": _by_class(references, predicted, head.label_names),
+        "confusions": [
+            {"class": names[true], "predicted": names[found], "rows": count}
+            for (true, found), count in confused.most_common(_LISTED)
+        ],
+        "calibration": calibration(outputs, references),
+        "errors": _surest_errors(task, outputs, references, rows, train),
+    }
+
+
+def _by_class(references: Array, predicted: Array, names: Sequence[str]) -> list[dict[str, Any]]:
+    labels = list(range(len(names)))
+    scores = precision_recall_fscore_support(references, predicted, labels=labels, zero_division=0.0)
+    counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(names))
+    return [
+        {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
+        for name, p, r, f1, rows, count in zip(names, *(part.tolist() for part in scores), counts, strict=True)
+    ]
+
+
+def calibration(logits: Array, labels: Array) -> dict[str, Any]:
+    """Compare how sure a model is with how often it is right.
+
+    Args:
+        logits: ``(rows, classes)``.
+        labels: Class ids ``(rows,)``; those that are no class count as wrong.
+
+    Returns:
+        ``error``, the expected calibration error (Guo et al., 2017) over ten bins of equal width; ``bins`` with rows,
+        each with its ``rows``, mean ``probability`` and ``accuracy``; and ``temperature``, by which to divide logits
+        for probabilities that fit these rows best (least cross-entropy, between 0.05 and 20).
+    """
+    probabilities = softmax(logits, axis=1).max(axis=1)
+    right = logits.argmax(axis=1) == labels
+    places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
+    bins = [
+        {
+            "rows": int(inside.sum()),
+            "probability": float(probabilities[inside].mean()),
+            "accuracy": float(right[inside].mean()),
+        }
+        for inside in (places == place for place in range(_BINS))
+        if inside.any()
+    ]
+    error = sum(part["rows"] * abs(part["probability"] - part["accuracy"]) for part in bins) / len(labels)
+    return {"error": error, "bins": bins, "temperature": best_temperature(logits, labels)}
+
+
+def best_temperature(logits: Array, labels: Array) -> float:
+    """Return the number by which to divide logits so that their cross-entropy is least, between 0.05 and 20."""
+    known = labels < logits.shape[1]
+    logits, labels = logits[known], labels[known]
+    if not len(labels):
+        return 1.0
+
+    def loss(log_temperature: float) -> float:
+        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[np.arange(len(labels)), labels].mean())
+
+    return float(np.exp(minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded").x))
+
+
+def _surest_errors(
+    task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None
+) -> list[dict[str, Any]]:
+    probabilities, predicted = softmax(outputs, axis=1), outputs.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != references)
+    wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:_LISTED]
+    texts, names = task.head.titles(rows), task.head.all_names
+    found: list[dict[str, Any]] = [
+        {
+            "row": int(row),
+            "text": " | ".join(map(str, texts[row])),
+            "class": names[references[row]],
+            "predicted": names[predicted[row]],
+            "probability": float(probabilities[row, predicted[row]]),
+        }
+        for row in wrong
+    ]
+    if train is not None and task.head.input_name == "text" and found:
+        known = [" | ".join(map(str, text)) for text in task.head.titles(train)]
+        labels = train["label"][:]
+        for error, (row, likeness) in zip(found, nearest_texts([e["text"] for e in found], known), strict=True):
+            error["nearest"] = {"text": known[row], "class": names[labels[row]], "likeness": likeness}
+    return found
+
+
+def suspicious_labels(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the errors whose text is that of a training row of another class: one of the two labels is wrong."""
+    return [
+        error
+        for error in analysis.get("errors", ())
+        if (nearest := error.get("nearest"))
+        and _plain(nearest["text"]) == _plain(error["text"])
+        and nearest["class"] != error["class"]
+    ]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

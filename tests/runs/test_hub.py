@@ -1,0 +1,141 @@
+"""Uploads to a stand-in of the hub's HTTP API on localhost."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from helpers import tiny
+from helpers.command_line import assert_refused
+
+from attendrop import cli
+from attendrop.runs.train import train
+
+Captured = pytest.CaptureFixture[str]
+
+
+@dataclass
+class Hub:
+    """What a stand-in of the hub was asked for: created repositories, and committed files with their content."""
+
+    token: str = "secret"
+    repositories: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    state = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers["Authorization"] != f"Bearer {state.token}":
+                self.answer(401, {"error": "Invalid credentials"})
+            elif self.path == "/api/repos/create":
+                state.repositories.append(json.loads(body))
+                self.answer(200, {"url": f"http://{self.headers['Host']}/somebody/mine"})
+            elif self.path.endswith("/preupload/main"):
+                files = json.loads(body)["files"]
+                self.answer(
+                    200,
+                    {
+                        "files": [
+                            {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                            for file in files
+                        ]
+                    },
+                )
+            elif self.path.endswith("/commit/main"):
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        state.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                self.answer(
+                    200,
+                    {
+                        "success": True,
+                        "commitUrl": f"http://{self.headers['Host']}/somebody/mine/commit/{'1' * 40}",
+                        "commitOid": "1" * 40,
+                    },
+                )
+            else:
+                self.answer(200, {})
+
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == f"Bearer {state.token}"
+            self.answer(200 if known else 401, {"id": "somebody/mine", "sha": "0" * 40, "siblings": []})
+
+        def answer(self, status: int, content: dict[str, Any]) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", state.token)
+    yield state
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, "run", method="finetune", epochs=1))
+    return folder / "run"
+
+
+def test_the_model_is_uploaded_and_what_tells_of_the_data_is_not(hub: Hub, run: Path, capsys: Captured) -> None:
+    assert cli.main(["push", str(run), "mine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["url"].endswith("/somebody/mine")
+    (repository,) = hub.repositories
+    assert repository["name"] == "mine"
+    assert repository.get("private") or repository["visibility"] == "private"
+    assert set(found["files"]) == set(hub.files)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
+    assert not {"metrics.json", "run.json", "run.yaml", "dev_predictions.parquet"} & set(hub.files)
+    assert hub.files["model.safetensors"] == (run / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path, tmp_path: Path, capsys: Captured) -> None:
+    folder = run.parent
+    command = [
+        "train",
+        "--train-file",
+        str(folder / "train.csv"),
+        "--text-columns",
+        "sentence1,sentence2",
+        "--label-column",
+        "label",
+    ]
+    command += ["--model", str(folder / "model"), "--method", "finetune", "--epochs", "1", "--quiet"]
+    assert cli.main([*command, "--output-dir", str(tmp_path / "run"), "--push-to-hub", "mine"]) == 0
+    assert hub.files["config.json"] == (tmp_path / "run" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "message"),
+    [("a/b/c", "secret", "no name of a repository"), ("mine", "other", "hf auth login"), ("mine", "", "hf auth login")],
+)
+def test_refusals_are_one_sentence(
+    hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, name: str, token: str,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert_refused(["push", str(run), name], tmp_path / "nothing", message, capsys)

@@ -1,0 +1,90 @@
+"""What a model gets wrong: against scikit-learn, and on small cases by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from scipy.special import softmax
+from sklearn.metrics import precision_recall_fscore_support
+
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, suspicious_labels
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.multi_label import MultiLabel
+from attendrop.tasks.heads.regression import Regression
+
+NAMES = ("no", "perhaps", "yes")
+TASK = files_task(["text"], Classification(NAMES))
+generator = np.random.default_rng(0)
+LOGITS = generator.normal(size=(200, 3)) * 3
+LABELS = generator.integers(0, 3, 200)
+ROWS = Dataset.from_dict({"text": [f"row {number}" for number in range(200)], "label": LABELS.tolist()})
+
+
+def test_classes_are_scored_as_by_scikit_learn() -> None:
+    found = error_analysis(TASK, LOGITS, LABELS, ROWS)
+    assert found is not None
+    expected = np.array(precision_recall_fscore_support(LABELS, LOGITS.argmax(1)))
+    names = ("precision", "recall", "f1", "rows")
+    np.testing.assert_allclose([[row[name] for row in found["classes"]] for name in names], expected)
+    assert [row["predicted"] for row in found["classes"]] == np.bincount(LOGITS.argmax(1)).tolist()
+    assert sum(pair["rows"] for pair in found["confusions"]) == (LOGITS.argmax(1) != LABELS).sum()
+    assert {pair["class"] for pair in found["confusions"]} == set(NAMES)
+
+
+def test_errors_begin_with_the_surest_and_have_their_nearest_training_row() -> None:
+    rows = Dataset.from_dict({"text": ["the cat sleeps", "a dog barks", "Where  is it"], "label": [0, 0, 2]})
+    train = Dataset.from_dict({"text": ["dogs bark", "where is it", "a cat sleeps"], "label": [0, 1, 1]})
+    logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
+    found = error_analysis(TASK, logits, np.array([0, 0, 2]), rows, train)
+    assert found is not None
+    assert [(error["row"], error["class"], error["predicted"]) for error in found["errors"]] == [
+        (2, "yes", "perhaps"),
+        (0, "no", "perhaps"),
+    ]
+    assert found["errors"][0]["probability"] == pytest.approx(softmax(logits[2])[1])
+    assert [error["nearest"]["text"] for error in found["errors"]] == ["where is it", "a cat sleeps"]
+    assert found["errors"][0]["nearest"]["likeness"] == pytest.approx(1.0)
+    # The same text with another label: one of the two is wrong.
+    assert [error["row"] for error in suspicious_labels(found)] == [2]
+
+
+def test_the_calibration_error_is_the_distance_of_probability_and_accuracy() -> None:
+    logits = np.log(np.array([[0.75, 0.25]] * 4 + [[0.95, 0.05]] * 4))
+    found = calibration(logits, np.array([0, 0, 1, 1, 0, 0, 0, 0]))
+    bins = [(part["rows"], round(part["probability"], 6), part["accuracy"]) for part in found["bins"]]
+    assert bins == [(4, 0.75, 0.5), (4, 0.95, 1.0)]
+    assert found["error"] == pytest.approx((0.25 + 0.05) / 2)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_of_overconfident_logits_is_found(temperature: float) -> None:
+    logits = generator.normal(size=(20_000, 4)) * 2
+    labels = np.array([generator.choice(4, p=row) for row in softmax(logits, axis=1)])
+    assert best_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
+
+
+def test_unknown_classes_count_as_wrong() -> None:
+    task = replace(TASK, unknown_names=("other",))
+    found = error_analysis(task, LOGITS[:2], np.array([3, 3]), ROWS.select(range(2)))
+    assert found is not None
+    assert {pair["class"] for pair in found["confusions"]} == {"other"}
+    assert all(np.isfinite(part["accuracy"]) for part in found["calibration"]["bins"])
+
+
+def test_labels_have_scores_of_their_own_and_numbers_have_none() -> None:
+    several = files_task(["text"], MultiLabel(("a", "b")))
+    found = error_analysis(
+        several, np.array([[2.0, -1.0], [1.0, 1.0]]), np.array([[1, 0], [0, 1]]), ROWS.select([0, 1])
+    )
+    assert found == {
+        "classes": [
+            {"class": "a", "rows": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)},
+            {"class": "b", "rows": 1, "predicted": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0},
+        ]
+    }
+    number = files_task(["text"], Regression())
+    assert error_analysis(number, np.zeros((2, 1)), np.zeros(2), ROWS.select([0, 1])) is None
