@@ -227,12 +227,16 @@ def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
         check_output(tmp_path / "pipe", [], overwrite=True)
 
 
-def test_a_full_disk_is_told_to_fit_the_command(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_full_disk_is_told_to_fit_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "x.csv")
 
     monkeypatch.setattr("attendrop.runs.inference.predict", full)
-    assert cli.main(["predict", "run", "--predict-file", "a.csv", "--output", "x.csv"]) == 1
+    (tmp_path / "a.csv").write_text("text\nhere\n")
+    file = ["--predict-file", str(tmp_path / "a.csv"), "--text-columns", "text"]
+    assert cli.main(["predict", str(tmp_path), *file, "--output", "x.csv"]) == 1
     assert capsys.readouterr().err == (
         "Error: No space left on device: x.csv. Free some space, then run the command again.\n"
     )

@@ -65,6 +65,7 @@ def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, pac
         (["text,label", "a,b"], "\t", ","),
         (["text;label"], ",", ";"),
         (["text", "a;b"], ",", ","),
+        (["", ""], ",", ","),
         (['"text";"label"', '"a;b";"c', 'd"'], ",", ";"),
     ],
 )

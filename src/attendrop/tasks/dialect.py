@@ -101,7 +101,9 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
     Returns:
         Another one than the usual if it divides the header into more columns, and most of the rows into as many.
     """
-    widths = {each: _widths(lines, each) for each in SEPARATORS}
+    widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
+    if not widths[usual]:
+        return usual  # blank lines
 
     def divides(delimiter: str) -> bool:
         header, *rows = widths[delimiter]
@@ -109,11 +111,6 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
 
     others = [each for each in SEPARATORS if widths[each][0] > widths[usual][0] and divides(each)]
     return max(others, key=lambda each: widths[each][0], default=usual)
-
-
-def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
-    """Count the fields of each record; the last one may be cut off within quotes."""
-    return [len(record) for record in csv.reader(lines, delimiter=delimiter) if record]
 
 
 @contextmanager

@@ -194,7 +194,8 @@ def check_files(
     if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
-    for table in filter(None, (found.table, found.evaluated)) if found.label_type in ("class", "number") else ():
+    plain = found.label_column is not None and found.label_type in ("class", "number")
+    for table in filter(None, (found.table, found.evaluated)) if plain else ():
         for name in found.text_columns:
             table = table.checked(name, text_problem, found.bad)
         table.checked(str(found.label_column), value_problem, found.bad)
