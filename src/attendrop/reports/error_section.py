@@ -48,7 +48,9 @@ def _parts(results: Results) -> Iterator[ErrorPart]:
             (each["class"], *(str(each[name]) for name in ("rows", "predicted")), *_scores(each))
             for each in worst[:_CLASSES]
         ]
-        confused = [(e["class"], e["predicted"], str(e["rows"])) for e in report.get("confusions", ())[:_CONFUSIONS]]
+        confused: list[tuple[str, ...]] = [
+            (e["class"], e["predicted"], str(e["rows"])) for e in report.get("confusions", ())[:_CONFUSIONS]
+        ]
         hidden = len(worst) - len(classes)
         yield ErrorPart(title, classes, hidden, confused, _sentences(report), list(map(_short, _errors(report))))
 
