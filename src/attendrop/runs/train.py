@@ -231,4 +231,4 @@ def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files:
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     stock = not pools_mean(transformers_model(model))
-    write_text(files / CARD, model_card(metrics, run.task.head, stock=stock))
+    (files / CARD).write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
