@@ -101,3 +101,9 @@ def test_options_of_other_kinds_are_refused(
     if options[-1] == "q,a":
         asked += ["--label-type", "choice"]
     assert_refused(asked, tmp_path / "out", message, capsys)
+
+
+@pytest.mark.slow
+def test_methods_are_rewarded_by_the_score_of_choices(folder: Path) -> None:
+    settings = ("--set", "score=metric", "--set", "dropout_step=2", "--patience", "2", "--no-refit")
+    assert cli.main([*train(folder, "metric", "--max-steps", "4"), "--method", "attendout", *settings]) == 0

@@ -12,7 +12,6 @@ from helpers.command_line import Captured
 from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
 
 from attendrop import cli
-from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
@@ -124,21 +123,6 @@ def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: st
     adapter = {"lora": {"r": 2, "targets": "all-linear"}, "method": "finetune", "max_steps": 2}
     metrics = train(RunConfig(**(options(folder, kind) | adapter), output_dir=str(tmp_path / "run")))
     assert metrics["all_scores"]["dev"] == score(tmp_path / "run", capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_methods_are_rewarded_by_scores_where_outputs_are_not_generated(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
-    how: dict[str, Any] = {"method": "attendout", "options": {"score": "metric", "dropout_step": 2}}
-    how |= {"batch_size": 4, "max_steps": 4, "patience": 2, "refit": False}
-    config = RunConfig(**(options(folder, kind) | how), output_dir=str(tmp_path / "run"))
-    if kind in (*LANGUAGE_MODELS, "question-answering"):
-        with pytest.raises(AttendropError, match="use score='loss'"):
-            train(config)
-    else:
-        assert train(config)["dropout_steps"]
 
 
 @pytest.mark.sampled(9)

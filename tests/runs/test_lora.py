@@ -127,15 +127,6 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
     assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
 
 
-def test_what_shows_attention_reads_an_adapter(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shown = [["attend", f"{folder}/run", "the cat", "--text-pair", "a dog", "--output", f"{tmp_path}/page.html"]]
-    shown += [["patterns", f"{folder}/run", "--rows", "4", "--csv", f"{tmp_path}/drops.csv"]]
-    shown += [["patterns", f"{folder}/run", "--probe", "--rows", "4", "--csv", f"{tmp_path}/probe.csv"]]
-    for command in shown:
-        assert cli.main([*command, "--device", "cpu"]) == 0, capsys.readouterr().err
-    assert "Before training: " in capsys.readouterr().out
-
-
 def test_a_model_with_an_adapter_is_merged_before_it_is_pruned(folder: Path) -> None:
     model = peft.AutoPeftModelForSequenceClassification.from_pretrained(folder / "run")
     with pytest.raises(AttendropError, match=r"cannot be pruned; merge it first: model\.merge_and_unload\(\)"):

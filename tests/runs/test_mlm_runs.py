@@ -200,3 +200,12 @@ def test_an_adapter_needs_a_trained_head(folder: Path, tmp_path: Path, capsys: C
     assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(score, abs=1e-5)
     message = "no trained head for masked tokens, and a new one, which shares weights with the embeddings"
     assert_refused(train(folder, "refused", *asked), folder / "refused", message, capsys)
+
+
+def test_attend_out_is_rewarded_by_the_loss(folder: Path, capsys: Captured) -> None:
+    asked = ("--method", "attendout", "--set", "dropout_step=2")
+    assert cli.main(train(folder, "attendout", *asked)) == 0
+    assert tiny.read_metrics(folder / "attendout")["data"]["rows"].keys() == {"train", "dev"}
+    capsys.readouterr()
+    metric = train(folder, "metric", *asked, "--set", "score=metric")
+    assert_refused(metric, folder / "metric", "metric", capsys)

@@ -195,3 +195,8 @@ def test_the_tokenizer_of_marian_has_a_vocabulary_for_each_language(folder: Path
     ]
     assert cli.main([*asked, "--batch-size", "16", "--learning-rate", "3e-3", "--task-set", "num_beams=1"]) == 0
     assert tiny.read_metrics(folder / "run-spm")["all_scores"]["dev"]["chrf"] > 0.5
+
+
+def test_methods_are_not_rewarded_by_generated_texts(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train(folder, "x", "--method", "attendout", "--set", "score=metric", "--patience", "1")) == 2
+    assert "whose outputs are not generated; use score='loss'." in capsys.readouterr().err

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG
 from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
@@ -79,8 +78,8 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
 
 
 def keeps_model(folder: str | Path) -> bool:
-    """Tell whether a run's folder has its model, or adapter, and not only its scores."""
-    return any((Path(folder) / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    """Tell whether a run's folder has its model, and not only its scores."""
+    return (Path(folder) / "config.json").is_file()
 
 
 def own_files(folder: Path) -> list[Path]:
