@@ -114,6 +114,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("selection_fraction", "0.25", held_out, 10, {}),
     ("refit", "", lambda trainer: Path(trainer.args.output_dir).name, SELECTION, {}),
     ("patience", "4", callback(EarlyStoppingCallback, "early_stopping_patience"), [4], HELD_OUT),
+    ("calibrate", "", held_out, 4, {}),
     ("save_steps", "5", every("save"), [5], {}),
     ("report_to", "tensorboard", argument("report_to"), ["tensorboard"], {}),
     ("logging_steps", "6", every("log"), [6], {}),

@@ -154,5 +154,6 @@ def test_options_of_other_kinds_are_refused(
 ) -> None:
     (folder / "three.conll").write_text("a X O\ncat Y B-X\n")
     asked = [*train(folder, "other", *options), "--output-dir", str(tmp_path / "out")]
-    asked[2] = f"{folder}/three.conll" if "tokens,column_2" in options else asked[2]
+    if "tokens,column_2" in options:
+        asked[2] = asked[4] = f"{folder}/three.conll"
     assert_refused(asked, tmp_path / "out", message, capsys)

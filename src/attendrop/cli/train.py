@@ -109,7 +109,7 @@ def _read_run(
     options_file: str | None,
     config: str | None,
     named: str | None,
-    check: Callable[[RunConfig], None],
+    check: Callable[[RunConfig], None] | None = None,
 ) -> tuple[RunConfig, list[int]]:
     """Make the configuration of the run and the list of seeds.
 

@@ -132,9 +132,9 @@ def _surest_errors(
     ]
     if train is not None and task.head.input_name == "text" and found:
         known = [" | ".join(map(str, text)) for text in task.head.titles(train)]
-        labels = train["label"][:]
+        classes = task.head.strata_of(train)
         for error, (row, likeness) in zip(found, nearest_texts([e["text"] for e in found], known), strict=True):
-            error["nearest"] = {"text": known[row], "class": names[labels[row]], "likeness": likeness}
+            error["nearest"] = {"text": known[row], "class": names[classes[row]], "likeness": likeness}
     return found
 
 
