@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,13 +52,3 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert SAYS[name] in result.stdout + result.stderr
-
-
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/attendout.md", "docs/export.md", "docs/lora.md", "docs/own_method.md"]
-)
-def test_python_in_documents_is_valid(document: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        compile(block, document, "exec")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from torch import Tensor
 
 from attendrop import ADDrop, Vanilla, regularize
@@ -61,7 +62,7 @@ def test_the_graph_of_an_attribution_holds_no_weights() -> None:
 
 def test_layers_that_run_again_are_not_kept() -> None:
     adapter, batch = prepared()
-    adapter.model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(adapter.model)
     plan = GradientPlan(adapter.attention_layers, lambda call, gradient: None)
     plan.differentiate(adapter.forward(batch, plan).logits.sum())
     assert not plan._seen
@@ -110,7 +111,7 @@ def test_a_kernel_that_runs_again_gives_the_same_gradients(
         monkeypatch.setattr(AttentionComputation, "_recomputes", lambda _, again=again: again)
         model = zoo.build(name, dtype=torch.float64)
         if again and checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(model)
         with regularize(model, Vanilla(p=0.5)) as reg:
             reg.loss(zoo.batch_of(name)).backward()
         found.append(zoo.gradients(model))

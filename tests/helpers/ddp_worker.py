@@ -23,6 +23,7 @@ from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 from helpers import zoo
+from helpers.checkpointing import checkpointing_arguments
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
 
@@ -136,7 +137,7 @@ def last_weights(folder: Path, rank: int, world: int, method: Any, **options: An
 
 # Adam makes whole steps of the rounding errors of weights that have no effect (biases of keys) and are pulled back.
 OPTIONS: dict[str, dict[str, Any]] = {"l2-sp": {"optim": "sgd"}}
-CHECKPOINTING = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+CHECKPOINTING = checkpointing_arguments(use_reentrant=False)
 # Each process reads the stream and takes its rows; batches that one process reads must be equally long for all.
 STREAM = {"stream": True, "max_steps": 4, "accelerator_config": {"dispatch_batches": False}}
 JOBS: dict[str, Callable[[Path, int, int], Any]] = {

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from attendrop import Method, regularize
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from helpers.table import BY_MICRO_BATCH, TABLE
 
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5)
@@ -78,7 +79,7 @@ def results(rank: int, world: int) -> dict[str, Any]:
     for job, (name, row, recomputed) in JOBS.items():
         model = divided(name, world) if world > 1 else zoo.build(name, dtype=torch.float64)
         if recomputed:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(model)
         found[job] = train(model, name, ON_PARTS[row], rank, world)
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracles, zoo
+from helpers.checkpointing import checkpoint_activations
 from helpers.training import examples, trainer_of, weights
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
@@ -105,7 +106,7 @@ def test_records_depend_neither_on_padding_nor_on_micro_batches_nor_on_checkpoin
     def model(*, checkpointing: bool = False) -> Any:
         made = zoo.build(name, dtype=torch.float64)
         if checkpointing:
-            made.activation_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(made)
         return made
 
     whole = record(model(), method, (zoo.on_device(zoo.collate(examples)), [7, 8, 9]))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, SAMPLED_ROWS, TABLE, given
 from helpers.training import Gradients, examples, trainer_of, weights
@@ -222,7 +223,7 @@ def test_activation_checkpointing_changes_nothing(method: Method, name: str) -> 
     for checkpointing in (False, True):
         model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
         if checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(model)
         with regularize(model, method, **given(model, batch)) as reg:
             reg.loss(batch).backward()
             found.append((zoo.gradients(model), reg.logs()))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import zoo
+from helpers.checkpointing import checkpointing_arguments
 from helpers.training import examples, trainer_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -149,7 +150,9 @@ def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
     method = AttendOut(learner="policy_gradient", dropout_step=1, generator_learning_rate=1.0)
     found = []
     for on in (False, True):
-        trainer = trainer_of(tmp_path, method, activation_checkpointing=on, model=zoo.build("bert", dropout=0.1))
+        trainer = trainer_of(
+            tmp_path, method, **(checkpointing_arguments() if on else {}), model=zoo.build("bert", dropout=0.1)
+        )
         trainer.train()
         found.append({name: value.detach().clone() for name, value in trainer.model.state_dict().items()})
     zoo.assert_same(*found, 1e-6)

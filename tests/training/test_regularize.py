@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from torch.optim.swa_utils import AveragedModel
 
 from attendrop import (
@@ -129,7 +130,7 @@ def test_backward_may_follow_later_and_elsewhere() -> None:
     found = []
     for late in (False, True):
         model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
         torch.manual_seed(0)
         with regularize(model, METHOD) as reg:
             losses = []

@@ -14,6 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import zoo
+from helpers.checkpointing import checkpointing_arguments
 from helpers.training import ALWAYS, LENGTHS, Gradients, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
@@ -255,9 +256,7 @@ def test_bf16_trains_and_keeps_its_weights_in_full_precision(tmp_path: Path) -> 
 
 def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
     plain = trained(tmp_path)
-    checkpointed = trained(
-        tmp_path, activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}
-    )
+    checkpointed = trained(tmp_path, **checkpointing_arguments(use_reentrant=False))
     zoo.assert_same(plain, checkpointed, 1e-6)
 
 
@@ -284,7 +283,7 @@ def test_hyperparameter_search_makes_a_new_model_for_each_trial(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}},
+        (checkpointing_arguments(use_reentrant=True),
          r"[Rr]eentrant.*'use_reentrant': False"),
     ],
 )  # fmt: skip

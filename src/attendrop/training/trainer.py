@@ -371,11 +371,13 @@ class RegularizedTrainer(TrainerHooks):
                 "RegularizedTrainer supports neither DeepSpeed nor FSDP; train with DDP (torchrun, accelerate launch), "
                 "or divide the model by fully_shard (FSDP2) and train it in a loop of your own, with regularize(...)."
             )
-        keywords = self.args.activation_checkpointing_kwargs
-        if self.args.activation_checkpointing and isinstance(keywords, dict) and keywords.get("use_reentrant"):
+        given = vars(self.args)
+        name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
+        keywords = given[f"{name}_checkpointing_kwargs"]
+        if given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant"):
             raise AttendropError(
                 "Reentrant activation checkpointing is not supported; set "
-                "activation_checkpointing_kwargs={'use_reentrant': False}."
+                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
             )
 
 
