@@ -133,3 +133,10 @@ def test_other_formats_are_inspected(tmp_path: Path, capsys: Captured) -> None:
 )
 def test_mistakes_are_refused(ugly: str, tmp_path: Path, arguments: list[str], message: str, capsys: Captured) -> None:
     assert_refused(["inspect", *arguments, "--write-label-map", "map.csv"], tmp_path / "map.csv", message, capsys)
+
+
+@pytest.mark.parametrize("column", ["team", "channel", "reason"])
+def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_path: Path) -> None:
+    lines = [f"{number},message {number} of a customer,{'billing' if number % 3 else 'login'}" for number in range(30)]
+    (tmp_path / "data.csv").write_text("\n".join([f"id,message,{column}", *lines]))
+    assert inspect_files(str(tmp_path / "data.csv")).label_column == column

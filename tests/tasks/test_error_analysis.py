@@ -67,6 +67,12 @@ def test_the_temperature_of_overconfident_logits_is_found(temperature: float) ->
     assert best_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
 
 
+def test_a_few_right_rows_do_not_make_a_model_sure() -> None:
+    logits, labels = np.array([[1.0, -1.0], [-1.0, 1.0]] * 9), np.array([0, 1] * 9)
+    # 18 rows, all right: a probability of 19 / 20.
+    assert softmax(logits / best_temperature(logits, labels), axis=1).max(axis=1) == pytest.approx(0.95, abs=1e-3)
+
+
 def test_unknown_classes_count_as_wrong() -> None:
     task = replace(TASK, unknown_names=("other",))
     found = error_analysis(task, LOGITS[:2], np.array([3, 3]), ROWS.select(range(2)))

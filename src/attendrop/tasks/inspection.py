@@ -34,9 +34,10 @@ TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date",
 MOST_ROWS = 200_000
 # What columns of a role are called.
 _NAMES = {
-    LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|scores?|ratings?|topics?)",
+    LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
+    r"topics?|teams?|queue|department)",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
-    SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|team|agent",
+    SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
 # Columns that are read together.
@@ -289,15 +290,16 @@ def _role(name: str, values: Sequence[str]) -> str:
 
 
 def _label_column(table: Table, text_columns: Sequence[str]) -> str | None:
-    """Guess the column of the labels: by its name, otherwise the last one with few short values."""
+    """Guess the column of the labels: by its name, otherwise the last with few short values, if need be a source."""
 
-    def may_be(name: str) -> bool:
+    def may_be(name: str, role: str) -> bool:
         values = _texts_of(table, name)
-        return 2 <= len(set(values)) <= max(10, len(values) / 5) and _role(name, values) == "" and _words(values) < 3
+        return 2 <= len(set(values)) <= max(10, len(values) / 5) and _role(name, values) == role and _words(values) < 3
 
     others = [name for name in table.columns if name not in text_columns]
     named = [name for name in others if _named(name, LABEL) and _texts_of(table, name)]
-    return next(iter(named), next(filter(may_be, reversed(others)), None))
+    guessed = [name for role in ("", SOURCE) for name in reversed(others) if may_be(name, role)]
+    return next(iter(named + guessed), None)
 
 
 def _text_columns(table: Table, label_column: str | None) -> tuple[str, ...]:
