@@ -80,5 +80,5 @@ def test_evaluation_repeats_the_score_and_texts_are_predicted(folder: Path, caps
 
 def test_methods_are_not_rewarded_by_answers(folder: Path, capsys: Captured) -> None:
     settings = ("--method", "attendout", "--set", "score=metric", "--set", "dropout_step=2", "--patience", "2")
-    assert cli.main([*train(folder, "metric", "--max-steps", "4"), *settings, "--no-refit"]) == 2
+    assert cli.main([*train(folder, "metric", "--max-steps", "16"), *settings, "--no-refit"]) == 2
     assert "use score='loss'" in capsys.readouterr().err
