@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
+from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
@@ -93,6 +95,18 @@ def test_a_run_is_known_by_its_options_and_rows(folder: Path, run: Path) -> None
     assert not holds_run(run, tiny.config(folder, **PLAIN, seed=1), rows)
     assert not holds_run(run, tiny.config(folder, **PLAIN), "other rows")
     assert not holds_run(folder, tiny.config(folder, **PLAIN), rows)
+    content = json.loads((run / "run.json").read_text())
+    del content["config"]["label_map"]  # an option that an older version did not have
+    (run / "run.json").write_text(json.dumps(content))
+    assert holds_run(run, tiny.config(folder, **PLAIN), rows)
+
+
+def test_new_options_are_none_by_default_so_that_older_runs_are_known() -> None:
+    """Hashes of runs (``Unit.key``) leave out what is None. Those that had other defaults before are listed."""
+    before = {"bf16", "device", "eval_batch_size", "fp16", "gradient_accumulation", "head_start", "label_type"}
+    before |= {"max_length", "method", "model", "options", "output_dir", "pooling", "protocol", "report_to", "schedule"}
+    before |= {"seed", "skip_bad_rows", "task_options", "test_fraction", "text_columns", "warmup", "weight_decay"}
+    assert {each.name for each in dataclasses.fields(RunConfig) if each.default is not None} == before
 
 
 # The lock -------------------------------------------------------------------------------------------------------------

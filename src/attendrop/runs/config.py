@@ -282,7 +282,9 @@ class RunConfig:
         "Stop after this many epochs without improvement.",
         flags=["--patience", "--early-stopping"],
     )
-    calibrate: bool = _option(False, "selection", "Scale the logits so that probabilities fit held-out rows.")
+    calibrate: bool | None = _option(
+        None, "selection", "Scale the logits so that probabilities fit held-out rows.", shown="no"
+    )
     """By one temperature, in the weights of the last layer; predictions stay. For classes."""
     save_steps: int | None = _option(None, "checkpoints", "Number of steps between additional checkpoints.")
     """In addition to one after each epoch."""

@@ -71,10 +71,17 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
-    """Tell whether a folder holds a run with these options, wherever it was, and with these training rows."""
+    """Tell whether a folder holds a run with these options, wherever it was, and with these training rows.
+
+    Options that are None do not count: runs of older versions lack those that are new.
+    """
     run = read_run(folder) or {}
-    held = (run.get("config"), run.get("data_sha256"), run.get("baseline"))
-    return held == (_comparable(config), data_sha256, baseline)
+    held = (_given(run.get("config", {})), run.get("data_sha256"), run.get("baseline"))
+    return held == (_given(_comparable(config)), data_sha256, baseline)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def keeps_model(folder: str | Path) -> bool:
