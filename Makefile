@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo dist test test-dist test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
+.PHONY: demo dist test test-dist test-slow test-all test-lowest mutants gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -55,6 +55,10 @@ $(GPU_VENV)/.installed: pyproject.toml benchmarks/gpu.py
 # Which lines and branches `make test` runs.
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+
+# Whether the tests notice faults: plants each of tests/planted_faults, and runs the nearest tests; about half an hour.
+mutants: $(STAMP)
+	$(BIN)/python tools/plant_faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
