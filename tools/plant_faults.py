@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LISTS = ROOT / "tests" / "planted_faults"
 # Imported once, and not by each process.
 PRELOADED = ("datasets", "scipy.stats", "sklearn.linear_model", "torch", "transformers.trainer", "pytest", "hypothesis")
-TIME_LIMIT = 300
+TIME_LIMIT = 600
 KILLED, SURVIVED, SLOW, BROKEN = "killed", "SURVIVED", "killed: no end", "NO TEST RAN"
 
 
