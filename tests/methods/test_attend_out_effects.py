@@ -6,21 +6,25 @@ import copy
 import math
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from helpers import zoo
+from helpers import tiny, zoo
 from helpers.attend_out import optimizer_of, run
 from helpers.training import take_step
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import TrainerCallback
 
 from attendrop import AttendOut, AttendropError, AttentionLayerDrop, FineTune, regularize
 from attendrop.methods.attend_out import effects
-from attendrop.methods.attend_out.effects import Period, drawn, layer_effects
+from attendrop.methods.attend_out.effects import KNOWN, Period, drawn, layer_effects
 from attendrop.methods.attend_out.policy_gradient import _confidence
 from attendrop.model_support.batches import ROW_INDEX
+from attendrop.runs.train import train
 from attendrop.training.labelled_data import LabelledRows
 
 LAYERS = 6
@@ -168,14 +172,51 @@ def model_with_a_layer_for_each_word(seed: int) -> Any:
     return model.train()
 
 
+class Interrupted(TrainerCallback):
+    """Interrupts the second training of a process, in its second epoch."""
+
+    def __init__(self) -> None:
+        self.trainings = 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.trainings += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if (self.trainings, state.global_step) == (2, 8):
+            raise KeyboardInterrupt
+
+
+def test_a_run_is_trained_again_from_the_start_without_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planted(monkeypatch)
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    options: dict[str, Any] = {"epochs": 6}  # of 5 steps
+    attendout = options | {"method": "attendout", "options": {"dropout_step": 1, "explore": 1.0}}
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny.config(tmp_path, "run", **attendout), callbacks=[Interrupted()])
+    metrics = train(tiny.config(tmp_path, "run", **attendout), resume=True)
+
+    known = {"p": KNOWN, "layers": "encoder:1"}
+    assert metrics["trained_again"] == {"method": "attention-layerdrop", "options": known}
+    assert [key for key, layer in metrics["layer_effects"].items() if layer["told_from_noise"]] == ["encoder.1"]
+    assert sorted(metrics["history"][0]["dropped"]) == ["attention-layerdrop"]
+    assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"selection", "checkpoint-30"})
+    train(tiny.config(tmp_path, "known", **options, method="attention-layerdrop", options=known))
+    again, direct = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "known"))
+    assert all(torch.equal(value, again[name]) for name, value in direct.items())
+
+
 @pytest.mark.slow
-def test_a_layer_of_shortcuts_is_found_and_training_without_it_is_ahead() -> None:
+def test_a_layer_of_shortcuts_is_found_and_training_again_without_it_is_ahead() -> None:
     """Rewards are on rows in which the shortcut does not hold, as in those to be predicted."""
-    found, scores = [], Counter[str]()
+    again, scores = [], Counter[str]()
     data, others = (rows_with_a_shortcut(256, seed, holds=seed == 0) for seed in (0, 1))
     test = rows_with_a_shortcut(2000, 2, holds=False)
     for seed in range(3):
-        for method in (FineTune(), AttendOut(explore=0.4), AttentionLayerDrop(p=0.9, layers=[1])):
+        for method in (FineTune(), AttendOut(explore=0.4), None):
+            method = again[-1] if method is None else method
             model = model_with_a_layer_for_each_word(seed)
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
             chance = torch.Generator().manual_seed(seed)
@@ -184,11 +225,10 @@ def test_a_layer_of_shortcuts_is_found_and_training_without_it_is_ahead() -> Non
                 for _ in range(320):
                     chosen = torch.randint(256, (16,), generator=chance)
                     take_step(reg, {name: column[chosen] for name, column in data.items()})
-                report = reg.method_state.final_report([]).get("layer_effects", {})
-            found += [key for key, layer in report.items() if layer["told_from_noise"] and layer["effect"] > 0]
+                again += [reg.method_state.train_again()] if method.name == "attendout" else []
             predicted = model.eval()(input_ids=test["input_ids"]).logits.argmax(-1)
             scores[method.name] += float((predicted == test["labels"]).double().mean()) / 3
-    assert found == ["encoder.1"] * 3
+    assert again == [AttentionLayerDrop(p=KNOWN, layers="encoder:1")] * 3
     assert scores["finetune"] - 0.02 < scores["attendout"]
     assert scores["attention-layerdrop"] > scores["finetune"] + 0.3
 

@@ -49,6 +49,11 @@ class ResolvedRun:
         asked = bool(self.given.selection_fraction) or self.given.patience is not None
         return asked or self.config.protocol == "paper"
 
+    def with_method(self, method: Method) -> ResolvedRun:
+        """Return the run with another method, and the rows that this one trains on."""
+        config = self.config.filled(method=method.name, options=method.options(), regularizer=method)
+        return ResolvedRun(config, self.given, self.data, divide(config, self.data))
+
     def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
         """Return the run with the same options on all training rows, including those that are held out here.
 

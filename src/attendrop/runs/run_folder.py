@@ -28,7 +28,7 @@ RUN = "run.json"
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
-# Checkpoints of the training that selects the number of steps, before the final training.
+# Checkpoints of the training that selects the number of steps, before the final training, or of one that follows it.
 SELECTION = "selection"
 TENSORBOARD = "tensorboard"
 NEW_RUN = ".new-run"
@@ -399,9 +399,11 @@ def clear_unfinished(place: Path) -> None:
 
 def delete_checkpoints(place: Path) -> None:
     """Delete the checkpoints of a run, but for folders with files that are not the run's."""
-    for checkpoint in place.glob("checkpoint-*"):
+    for checkpoint in [*place.glob("checkpoint-*"), *place.glob(f"{SELECTION}/checkpoint-*")]:
         if not foreign(checkpoint, {}):
             _remove(checkpoint)
+    with suppress(OSError):  # there is none, or it is not empty
+        (place / SELECTION).rmdir()
 
 
 def _move(source: Path, target: Path) -> None:

@@ -235,7 +235,7 @@ def run_metrics(
         selected: From :func:`selection_report`; None without a selection before.
     """
     config, method, parts, head = run.config, run.method, run.parts, run.task.head
-    history = _history(trainer.state.log_history, method, run.data)
+    history = _history(trainer.state.log_history, final.method, run.data)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)
     chosen = [
         entry["epoch"]
@@ -267,11 +267,11 @@ def run_metrics(
         "device": str(trainer.args.device),
         "head_start": trainer.head_start,
         "train_fit": training_fit(trainer, run.task, encoded.train),
-        **_learnt(trainer, encoded),
+        **learnt(trainer, encoded),
     }
 
 
-def _learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
+def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     """Collect what the method learnt in the finished run."""
     if trainer.method_state is None:
         return {}

@@ -38,7 +38,9 @@ class AttendOut(AttendOutOptions):
     each period and drops whole layers in it: those of a fair coin, and in the next period all others. After ``explore``
     of the training, a randomisation test says which layers are told from noise, see
     :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
-    periods. If there are none, the model is that of plain fine-tuning, to the bit (on a CPU).
+    periods, and ``attendrop train`` trains again from the start without them; a trainer's or loop's
+    ``method_state.train_again()`` returns the method to do so with. If there are none, the model is that of plain
+    fine-tuning, to the bit (on a CPU).
 
     With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
     period. Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both

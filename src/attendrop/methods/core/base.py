@@ -267,6 +267,13 @@ class MethodState:
         """Return whether the current weights will be discarded, so that their scores are not a result."""
         return False
 
+    def train_again(self) -> Method | None:
+        """Return the method with which to train once more from the start, after a finished training; None: not again.
+
+        ``attendrop train`` does so, with the same rows and steps.
+        """
+        return None
+
     def finish(self) -> dict[str, float]:
         """Complete pending updates after the last step, even if it is early; returns metrics to log, if any."""
         return {}

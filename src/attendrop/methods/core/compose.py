@@ -167,6 +167,12 @@ class ComposedState(MethodState):
     def searching(self) -> bool:
         return any(state.searching() for state in self.states)
 
+    def train_again(self) -> Method | None:
+        found = [state.train_again() for state in self.states]
+        if not any(found):
+            return None
+        return Compose(*(again or state.method for again, state in zip(found, self.states, strict=True)))
+
     def finish(self) -> dict[str, float]:
         found = [(state, state.finish()) for state in self.states]
         return {name: value for state, own in found for name, value in state.with_log_names(own).items()}
