@@ -49,11 +49,12 @@ _TWO_NETWORKS: dict[str, Any] = {
 }
 METHODS = [
     FineTuneOnFewerRows(),
-    AttendOut(**_TWO_NETWORKS, init_drop_prob=1e-6),
     AttendOut(**_TWO_NETWORKS, init_drop_prob=0.1),
     AttentionLayerDrop(p=0.1),
     AttendOut(),
 ]
+# Nothing is dropped: both networks then see the same dropout of the model's own, so that they stay equal.
+NOTHING_DROPPED = [FineTuneOnFewerRows(), AttendOut(**_TWO_NETWORKS, init_drop_prob=1e-6)]
 
 
 def main() -> None:
@@ -63,18 +64,20 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=6)
     given = parser.parse_args()
-    for task in given.tasks:
+    wanted = [(task, METHODS, given.seeds) for task in given.tasks]
+    wanted += [(task, NOTHING_DROPPED, 1) for task in given.tasks]
+    for task, methods, seeds in wanted:
         outcome = attendrop.compare(
             **TASKS[task],
             max_steps=160,
             learning_rate=1e-4,
             max_length=64,
-            methods=METHODS,
-            seeds=given.seeds,
+            methods=methods,
+            seeds=seeds,
             baselines=[],
             keep_best=False,
             workers=0,
-            output_dir=str(given.folder / task),
+            output_dir=str(given.folder / (task if methods is METHODS else f"{task}_nothing_dropped")),
         )
         print(*outcome.lines(), sep="\n")
 
