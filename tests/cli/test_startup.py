@@ -66,6 +66,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"some text number {n},{'yes' if n % 2 else 'no'},always\n" for n in range(300)]
     (folder / "good.csv").write_text("".join(["text,label,same\n", *rows]))
     (folder / "broken.csv").write_bytes("".join(["text,label\n", "größer,ja\n" * 9]).encode() + b"gr\xf6\xdfer,no\n")
+    study = (
+        "data: {train_file: %s, text_columns: text, label_column: label}\nmethods: [{name: ad-drop, options: {%s}}]\n"
+    )
+    (folder / "option.yaml").write_text(study % ("good.csv", "q: [0.3, 3]") + "seeds: 2\n")
+    (folder / "file.yaml").write_text(study % ("nowhere.csv", "q: 0.3") + "seeds: 2\n")
     (folder / "run").mkdir()
     config = {"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"}
     (folder / "run" / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
@@ -81,6 +86,17 @@ WRONG_INPUTS = [
     (f"train --train-file good.csv {COLUMNS} --epochs 0", "epochs must be at least 1, not 0."),
     (f"train --train-file good.csv {COLUMNS} --eval-file nowhere.csv", "there is no file nowhere.csv"),
     (f"train --train-file good.csv {COLUMNS} --label-map nowhere.csv", "there is no file nowhere.csv"),
+    (
+        f"train --train-file good.csv {COLUMNS} --method ad-dorp",
+        "There is no method 'ad-dorp'. Did you mean 'ad-drop'?",
+    ),
+    (f"train --train-file good.csv {COLUMNS} --set p=3", "p=3.0 must be above 0 and below 1."),
+    (f"train --train-file good.csv {COLUMNS} --method ad-drop+r-drop --set r-drop.a=1", "has no option 'a'"),
+    (f"compare --train-file good.csv {COLUMNS} --set ad-drop.attribution=record", "Did you mean 'recorded'?"),
+    (f"compare --train-file good.csv {COLUMNS} --methods mixout,ad_drop", "Did you mean 'ad-drop'?"),
+    (f"compare --train-file good.csv {COLUMNS} --budget soon", "budget 'soon' is not a duration"),
+    ("study option.yaml", "q=3 must be above 0"),
+    ("study file.yaml", "nowhere.csv"),
     (f"compare --train-file nowhere.csv {COLUMNS}", "there is no file nowhere.csv"),
     ("compare --train-file good.csv --text-columns text --label-column lable", "did you mean 'label'?"),
     ("compare --train-file good.csv --text-columns text --label-column same", "has only one class, 'always'"),

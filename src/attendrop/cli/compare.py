@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,8 @@ from attendrop.cli.app import Json, Quiet, app, show, split_columns
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, mappings, with_run_options
 from attendrop.errors import AttendropError
+from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
-
-if TYPE_CHECKING:
-    from attendrop.studies.setting_search import MethodSetting
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DATA = Groups(
@@ -76,6 +74,12 @@ def compare(
     """
     given = {**data, **training, **machine}
     run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
+    names, points = split_columns(methods), _points(settings or [])
+    _check_compared(points, names or tuple(points))
+    for name in dict.fromkeys([*names, *points]):
+        for options in points.get(name, [{}]):
+            check_declared(name, options)
+    seconds = None if budget is None else read_duration(budget)
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
 
     from attendrop.cli.console import messages
@@ -84,15 +88,18 @@ def compare(
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison, default_methods
     from attendrop.studies.executor import LOCAL
+    from attendrop.studies.setting_search import MethodSetting
     from attendrop.studies.units import CHEAP
 
     cheap = CHEAP if baselines is None else () if baselines == "none" else split_columns(baselines)
+    names = names or tuple(default_methods())
+    _check_compared(points, names)
     comparison = Comparison(
         config=config,
         output_dir=output_dir,
-        methods=_settings(split_columns(methods) or tuple(default_methods()), settings or []),
+        methods=[MethodSetting(name, options) for name in names for options in points.get(name, [{}])],
         seeds=seeds,
-        budget=None if budget is None else read_duration(budget),
+        budget=seconds,
         trials=trials,
         folds=folds,
         baselines=cheap,
@@ -114,24 +121,24 @@ def compare(
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
 
-def _settings(names: tuple[str, ...], given: list[str]) -> list[MethodSetting]:
-    """Make the settings of methods; an option with several values makes a setting of each."""
-    from attendrop.studies.setting_search import MethodSetting
-
-    values: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+def _points(given: list[str]) -> dict[str, list[dict[str, str]]]:
+    """Read the options of each method; one with several values makes a point of each."""
+    values: dict[str, dict[str, list[str]]] = {}
     for each in given:
         name, equals, value = (part.strip() for part in each.partition("="))
         method, dot, option = name.partition(".")
         if not (method and dot and option and equals and value):
-            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {names[-1]}.p=0.3.")
-        if method not in values:
-            raise AttendropError(f"--set {each!r}: method '{method}' is not compared; add it to --methods.")
-        values[method].setdefault(option, []).append(value)
-    return [
-        MethodSetting(method, dict(zip(options, point, strict=True)))
+            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as ad-drop.p=0.3.")
+        values.setdefault(method, {}).setdefault(option, []).append(value)
+    return {
+        method: [dict(zip(options, point, strict=True)) for point in product(*options.values())]
         for method, options in values.items()
-        for point in product(*options.values())
-    ]
+    }
+
+
+def _check_compared(points: Collection[str], names: Collection[str]) -> None:
+    if absent := next((name for name in points if name not in names), None):
+        raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
 
 
 def read_duration(text: str) -> float:

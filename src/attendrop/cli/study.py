@@ -27,10 +27,11 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
-    from attendrop.studies.method_rows import method_label
     from attendrop.studies.study_file import read_study
 
     found = read_study(file)
+    from attendrop.studies.method_rows import method_label  # loads NumPy, as all that follows
+
     folder = Path(output_dir or f"runs/{Path(file).stem}")
     if dry_run:
         runs = [(each.name, unit) for each in found.settings for unit in each.units]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 
 from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
+from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES
@@ -321,6 +322,7 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
+        check_declared(self.method, self.options)
         if on_data is not None:
             on_data(self)
         object.__setattr__(self, "options", self.regularizer.options())

@@ -36,11 +36,12 @@ from typing import Any, NamedTuple
 
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import labelled_method
+from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.file_formats import default_columns, files_of
+from attendrop.tasks.inspection import check_files
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 # What the file says elsewhere, or the study decides.
@@ -122,18 +123,23 @@ class _Reader:
         seeds = content["seeds"]
         seeds = range(seeds) if isinstance(seeds, int) else convert_option(self.path, "seed", seeds)
         shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
-        settings = []
+        points = []
         for entry in _listed(content["data"]):
             given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
             name = given.pop("name", None)
             methods = self.methods(given.pop("methods", content["methods"]))
             options = shared | self.options("data", given)
             name = name or options.get("task") or Path(options.get("train_file", "files")).stem
-            for point, varied in _grid(options):
-                settings.append(_setting(", ".join([name, *varied]), point, methods, baselines, seeds))
-        names = [setting.name for setting in settings]
+            points += [(", ".join([name, *varied]), point, methods) for point, varied in _grid(options)]
+        names = [name for name, _, _ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self.error(f"has two data named {twice!r}; give each a 'name'.")
+        for _, options, _ in points:
+            _check_files(options)
+        # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
+        for _, _, methods in points:
+            self.check_labels(methods)
+        settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
         return Study(tuple(settings), content.get("reference", REFERENCE))
 
     def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -172,11 +178,14 @@ class _Reader:
     def methods(self, entries: Any) -> list[_MethodEntry]:
         if not entries:
             raise self.error("has no methods.")
-        found = [method for entry in _listed(entries) for method in self.method(entry)]
-        labels = [method.label or labelled_method(method.name, method.options) for method in found]
-        if twice := next((method.label for method in found if labels.count(method.label) > 1), None):
+        return [method for entry in _listed(entries) for method in self.method(entry)]
+
+    def check_labels(self, methods: Sequence[_MethodEntry]) -> None:
+        from attendrop.methods.core.registry import labelled_method
+
+        labels = [method.label or labelled_method(method.name, method.options) for method in methods]
+        if twice := next((method.label for method in methods if labels.count(method.label) > 1), None):
             raise self.error(f"has two methods with the label {twice!r}; change one.")
-        return found
 
     def method(self, entry: Any) -> Iterator[_MethodEntry]:
         """Yield a method with each point of the grid of its options."""
@@ -189,7 +198,24 @@ class _Reader:
             raise self.error(f"has a label that is no text: {label!r}; quote it.")
         options = self.mapping("options", given.get("options") or {})
         for point, varied in _grid(options):
+            check_declared(given["name"], point)
             yield _MethodEntry(given["name"], point, " ".join([label, *varied]) if label else "")
+
+
+def _check_files(options: Mapping[str, Any]) -> None:
+    """Refuse files of a setting that no run could read."""
+    if (train_file := options.get("train_file")) is None:
+        return
+    texts, label = default_columns(train_file)
+    check_files(
+        train_file,
+        options.get("eval_file"),
+        skip_bad_rows=options.get("skip_bad_rows", False),
+        text_columns=options.get("text_columns") or texts,
+        label_column=options.get("label_column") or label,
+        label_type=options.get("label_type", "auto"),
+        label_map=options.get("label_map"),
+    )
 
 
 def _setting(

@@ -6,7 +6,6 @@ Third-party packages register methods with :func:`register_method`, or with an e
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from attendrop.methods.core import builtin
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import read_option
+from attendrop.methods.core.options import build_from_options, split_options
 
 logger = logging.getLogger(__name__)
 _METHODS: dict[str, type[Method]] = {}
@@ -98,21 +97,11 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         AttendropError: A name or option is unknown (the message suggests the nearest one), a value has the wrong type
             or is out of its range, or the methods cannot be combined.
     """
-    if "+" not in name:
-        return _build(name, options or {})
     names = [part.strip() for part in name.split("+")]
-    sorted_out: dict[str, dict[str, Any]] = {get_method(part).info.name: {} for part in names}
-    spelled = {_spelling(part): part for part in sorted_out}
-    for option, value in (options or {}).items():
-        method, dot, own = option.partition(".")
-        method = spelled.get(_spelling(method), "")
-        if not method or (not dot and not isinstance(value, Mapping)):
-            raise AttendropError(
-                f"Option '{option}' belongs to none of the methods {name}; write METHOD.OPTION=VALUE, such as "
-                f"{names[0]}.{option.rpartition('.')[2]}."
-            )
-        sorted_out[method] |= {own: value} if dot else value
-    return Compose(*(_build(part, sorted_out[part]) for part in names))
+    classes = [get_method(part) for part in names]
+    own = split_options(name, names, options or {})
+    parts: list[Method] = [build_from_options(kind, part, own[part]) for kind, part in zip(classes, names, strict=True)]
+    return parts[0] if len(parts) == 1 else Compose(*parts)
 
 
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,17 +156,3 @@ def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
             {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}
         )
     return found
-
-
-def _build(name: str, options: Mapping[str, Any]) -> Method:
-    method = get_method(name)
-    fields = {field.name: field for field in dataclasses.fields(method)}
-    values = {}
-    for option, value in options.items():
-        option = option.replace("-", "_")
-        if not fields:
-            raise AttendropError(f"Method '{name}' has no options, but '{option}' is set; remove it.")
-        if option not in fields:
-            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
-        values[option] = read_option(method, option, value)
-    return method(**values)
