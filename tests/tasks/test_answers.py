@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from attendrop.tasks.answers import answer_scores, read_answers
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads.question_answering import SOMETIMES
+from attendrop.tasks.heads.question_answering import SOMETIMES, answer_scores, read_answers
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from functools import partial
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.sources import Source
-from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
+from attendrop.tasks.sources import Source, TabbedFile, hub_rows
 
 _HIGHEST = 5  # of the numbers of STS-B
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}

@@ -20,8 +20,7 @@ from attendrop.tasks.dialect import text_lines
 from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.sources import Row, Source
-from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
+from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences
 from attendrop.tasks.values import read_choices

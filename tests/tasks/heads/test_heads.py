@@ -31,7 +31,6 @@ from attendrop.attribution.targets import fix_target
 from attendrop.errors import AttendropError
 from attendrop.methods.common.divergence import divergences
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.tasks.answers import SpanAnswer
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
@@ -40,7 +39,7 @@ from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering
+from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering, SpanAnswer
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.text_generation import TextGeneration

@@ -7,7 +7,7 @@ import random
 import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
 
-from attendrop.tasks.heads.tag_metrics import entity_scores, to_iob2
+from attendrop.tasks.heads.token_classification import entity_scores, to_iob2
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.tag_metrics import to_iob2
-from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
 from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn

@@ -6,26 +6,29 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from string import Template
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import transformers
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    BatchEncoding,
+    DataCollatorWithPadding,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
+from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.heads.row_reader import RowReader
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
 from attendrop.tasks.token_columns import TokenColumn, align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
-
-    from attendrop.tasks.heads.linear_models import LinearFit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
@@ -177,8 +180,6 @@ logits = model(**inputs).logits"""
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class that loads the model with this configuration."""
-        import transformers
-
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:
@@ -196,8 +197,6 @@ logits = model(**inputs).logits"""
     @classmethod
     def _class_name(cls, config: PreTrainedConfig) -> str | None:
         """Return the name of the class of transformers for a configuration; None if its family has none."""
-        import transformers
-
         found = getattr(transformers, cls.auto_class)._model_mapping.get(type(config), None)
         return None if found is None else str((found[0] if isinstance(found, tuple) else found).__name__)
 
@@ -206,12 +205,7 @@ logits = model(**inputs).logits"""
         return load_tokenizer(place, **self.tokenizer_options)
 
     def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
-        """Adapt a model and what :meth:`load_preprocessor` returned to each other.
-
-        Args:
-            name: Name of the model, for messages.
-            model: The model.
-            tokenizer: Its tokenizer, or what takes its place.
+        """Adapt a model and what :meth:`load_preprocessor` returned to each other; ``name`` is for messages.
 
         Raises:
             AttendropError: They do not belong together.
@@ -228,13 +222,7 @@ logits = model(**inputs).logits"""
         return  # most kinds have no options
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that loads and calls the model, for its card.
-
-        Args:
-            num_texts: Number of texts of an input.
-            max_length: In tokens.
-            stock: Whether the model's class is one of transformers.
-        """
+        """Return Python code that loads and calls the model, for its card; ``stock``: a class of transformers."""
         texts = ", ".join(("text", "second_text")[:num_texts])
         code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values())
         imports = "import torch\n" if "torch." in code else ""
@@ -301,15 +289,9 @@ model = {load}(folder)
     ) -> dict[str, int]:
         """Count what encoding lost, for the report on data.
 
-        Args:
-            rows: The rows.
-            encoded: The same rows, encoded.
-            tokenizer: The tokenizer.
-            limit: Length to which rows were truncated.
-
         Returns:
-            ``truncated`` (rows longer than the limit) and ``unknown`` (see :meth:`unknown_rows`); empty for inputs that
-            can be neither.
+            ``truncated`` (rows longer than ``limit`` tokens) and ``unknown`` (see :meth:`unknown_rows`); empty for
+            inputs that can be neither.
         """
         lengths = of_documents(encoded["length"], encoded)
         full = [row for row, length in enumerate(lengths) if length >= limit]
@@ -332,19 +314,9 @@ model = {load}(folder)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: Tokenizer,
+        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
-        """Make columns with an entry for each token of the encoded rows, from those of the rows.
-
-        Args:
-            token_columns: The columns.
-            columns: Rows, with these columns and "place".
-            encoded: The same rows, tokenized and truncated.
-            tokenizer: The tokenizer.
+        """Make columns with an entry for each token of the encoded rows, from those of the rows, with "place".
 
         Raises:
             AttendropError: A row has more or fewer entries than its whole input has tokens, or no such column is read.
@@ -362,19 +334,14 @@ model = {load}(folder)
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
-        from transformers import DataCollatorWithPadding
-
         return DataCollatorWithPadding(tokenizer)
 
     def training_collator(
         self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
     ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one.
+        """Return a function that makes a batch of training rows, by default that of :meth:`collator`.
 
-        Args:
-            collate: That of :meth:`collator`.
-            tokenizer: The tokenizer.
-            seed: Seed of the training.
+        The trainer sets its ``epoch``, if it has one.
         """
         return collate
 
@@ -386,13 +353,7 @@ model = {load}(folder)
         return raw
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
-        """Return what is kept of a pass for decoding and scoring, one row per encoded row: by default, the logits.
-
-        Args:
-            model: The model, in evaluation mode; called without gradients.
-            batch: Its inputs.
-            outputs: What it returned for them, with names.
-        """
+        """Return what is kept of a pass for decoding and scoring, one row per encoded row: by default, the logits."""
         return logits_of(outputs)
 
     def concatenate(self, parts: Sequence[Any]) -> Array:

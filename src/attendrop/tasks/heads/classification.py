@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
@@ -19,19 +19,18 @@ from sklearn.metrics import (
     recall_score,
     roc_auc_score,
 )
+from transformers import PreTrainedConfig
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression
+from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
-from attendrop.tasks.heads.sequence import SequenceHead
+from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import joined_labels, number_form, written
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
@@ -81,6 +80,32 @@ _BINARY_METRICS = {
     "roc_auc": _ranking(roc_auc_score),
     "average_precision": _ranking(average_precision_score),
 }
+
+
+class SequenceHead(Head):
+    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    peft_task_type: ClassVar[str | None] = "SEQ_CLS"
+    pipeline_tag = "text-classification"
+    one_vector = True
+    has_pooling = True
+    long_texts: ClassVar[tuple[str, ...]] = LONG_TEXTS
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "tfidf", "frozen")
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept anything but lists; what is no text is refused later."""
+        return not any(isinstance(text, list) for text in texts)
+
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Accept anything but lists; what is no label is refused later."""
+        return not isinstance(label, list)
+
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        """Return the class of transformers; for the mean, where that has no such option, one of this library."""
+        return mean_pooling_class(config) or super().model_class(config)
 
 
 class Classification(NamedLabels, SequenceHead):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import BatchEncoding
+from transformers import AutoImageProcessor, BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Columns, Tokenizer
@@ -21,9 +21,6 @@ from attendrop.tasks.images import check_image, check_images, class_folders, is_
 from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem, value_problem
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 PIXELS = "pixel_values"
 # Names of folders that are parts of a data set rather than classes.
@@ -86,8 +83,6 @@ logits = model(**inputs).logits"""
             AttendropError: Pillow is not installed.
         """
         check_images([])
-        from transformers import AutoImageProcessor
-
         loader: Any = AutoImageProcessor
         return loader.from_pretrained(place, backend="pil", trust_remote_code=False)
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding, DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.heads.label_tables import word_counts, word_line
 from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WrittenText
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WrittenText, word_counts, word_line
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 # Names of the column of texts where these are packed, and where their masks are to be filled.
@@ -167,8 +165,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         Texts without a token to hide are left out. Texts with masks to fill are not changed: ``labels`` are at their
         masks.
         """
-        from transformers import BatchEncoding
-
         if _TO_FILL in columns:
             return _with_masks(columns[_TO_FILL], tokenizer, max_length)
         pack = _PACKED in columns
@@ -201,8 +197,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad labels with -100; words are for training alone."""
-        from transformers import DataCollatorForTokenClassification
-
         pad = DataCollatorForTokenClassification(tokenizer)
         return lambda rows: pad([{name: row[name] for name in row if name != "words"} for row in rows])
 
@@ -213,8 +207,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """Compute the likelihoods of hidden tokens, and the most likely ones, from the logits of all positions."""
-        import torch
-
         hidden = batch["labels"] != IGNORED
         likelihoods = outputs.logits[hidden].float().log_softmax(-1)
         best, ids = likelihoods.max(-1)

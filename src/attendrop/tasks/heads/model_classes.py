@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -212,8 +213,6 @@ class HidesPaddedChoices:
 @cache
 def choice_class(name: str | None) -> Any:
     """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
-    import transformers
-
     if name is None or name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
         return None
     stock = getattr(transformers, name)
@@ -235,8 +234,6 @@ def saved_model_class(name: str, model_type: str) -> Any:
         name: Name of the class.
         model_type: As in the model's configuration.
     """
-    import transformers
-
     found = choice_class(name)
     if name.endswith(_SUFFIX) and model_type in CONFIG_MAPPING and is_encoder(config := CONFIG_MAPPING[model_type]()):
         found = _mean_pooling(_encoder_class(config))

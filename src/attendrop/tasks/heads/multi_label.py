@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
@@ -16,19 +16,16 @@ from sklearn.metrics import (
     recall_score,
     roc_auc_score,
 )
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
-from attendrop.tasks.heads.classification import named_probabilities
+from attendrop.tasks.heads.classification import SequenceHead, named_probabilities
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
 from attendrop.tasks.heads.named_labels import NamedLabels
-from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig
 
 
 def predicted_labels(logits: Array) -> Array:

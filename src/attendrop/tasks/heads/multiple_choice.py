@@ -6,12 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
-from transformers import BatchEncoding
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
@@ -28,9 +28,6 @@ from attendrop.tasks.values import (
     value_problem,
     written,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 class MultipleChoice(Head):

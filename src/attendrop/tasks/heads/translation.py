@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import BatchEncoding, PreTrainedModel
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, option
 from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, truncation
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
 

@@ -6,24 +6,22 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.heads.label_tables import word_counts, word_line
 from attendrop.tasks.values import text_problem
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Of models that do not say themselves how much they write.
 DEFAULT_NEW_TOKENS = 128
@@ -140,6 +138,17 @@ class WritingHead(Head):
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         return word_line(f"{self.answer_column}, words", parts)
+
+
+def word_counts(texts: Sequence[str]) -> dict[str, Any]:
+    """Summarize the numbers of words of texts, for :func:`word_line`."""
+    words = [len(text.split()) for text in texts]
+    return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+
+def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the line of a table with the mean and the largest number of words of each part."""
+    return [[title, *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
 
 
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
