@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from attendrop import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.file_formats import default_columns, default_label_type
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 
@@ -100,10 +99,7 @@ def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path: Path) -> None:
 
 def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:
     files = f"{write(tmp_path / 'a.tr', 'bir')},{write(tmp_path / 'a.en', 'one')}"
-    config = RunConfig(model="minilm", output_dir="out", train_file=files)
-    assert (config.text_columns, config.label_column, config.label_type) == (("source",), "target", "text")
-    write(tmp_path / "run.yaml", run_file(config))
-    assert read_run_file(str(tmp_path / "run.yaml"))["train_file"] == files
+    assert (default_columns(files), default_label_type(files)) == ((("source",), "target"), "text")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ from attendrop.tasks.registry import get_task
         ("hans", "rte", [0, 1]),
         ("hans", "hans", None),
         ("pawsx", "mrpc", [0, 1]),
-        ("pawsx", "qqp", [0, 1]),
         ("wnli", "rte", [1, 0]),  # the same names in another order
-        ("rte", "qnli", None),
         ("rte", "mrpc", None),  # a task without readings leaves the decision to the user, with a warning
     ],
 )
@@ -34,9 +32,7 @@ def test_names_count_whatever_their_order() -> None:
     assert reading_of(get_task("mnli"), head) == [2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("task", "trained_on"), [("hans", "mrpc"), ("pawsx", "mnli"), ("pawsx", "rte"), ("hans", "stsb")]
-)
+@pytest.mark.parametrize(("task", "trained_on"), [("pawsx", "mnli"), ("hans", "stsb")])
 def test_models_with_other_classes_are_refused(task: str, trained_on: str) -> None:
     with pytest.raises(AttendropError, match=f"{task} scores models with the classes .* This model's are: "):
         reading_of(get_task(task), get_task(trained_on).head)
