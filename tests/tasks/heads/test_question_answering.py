@@ -12,7 +12,7 @@ from datasets import Dataset
 from helpers import tiny, zoo
 from transformers import PreTrainedTokenizerBase, TrainingArguments, default_data_collator
 
-from attendrop import R3F, ADDrop, AttendOut, Compose, FineTune, RDrop, RegularizedTrainer, regularize
+from attendrop import ADDrop, AttendOut, Compose, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution import predictions, targets
 from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.methods.core.base import Method
@@ -93,7 +93,7 @@ def test_what_is_attributed_is_the_answer_that_is_predicted(
     collate = ColumnCollator(task.head.collator(tokenizer), [ANSWER_MASK])
     batch = collate([{name: windows[row][name] for name in ("input_ids", ANSWER_MASK)} for row in range(2)])
     seen = set()
-    for seed in range(30):
+    for seed in range(12):
         start, end = torch.randn(2, *batch["input_ids"].shape, generator=torch.Generator().manual_seed(seed)).double()
         _, first, last = best_spans(start, end, answer_tokens(batch, start))
         raw = torch.stack([start, end], -1).numpy()
@@ -105,7 +105,7 @@ def test_what_is_attributed_is_the_answer_that_is_predicted(
     assert seen == ({True} if names == ALWAYS else {True, False})
 
 
-METHODS = [Compose(ADDrop(), RDrop()), R3F(), AttendOut(dropout_step=1), FineTune()]
+METHODS = [Compose(ADDrop(), RDrop()), AttendOut(dropout_step=1)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -143,7 +143,7 @@ def test_methods_and_not_models_are_told_where_answers_can_be(
         model.eval()
         with torch.no_grad():
             reg.loss(batch)
-    assert all(told) and bool(told) == (not isinstance(method, AttendOut | FineTune))
+    assert all(told) and bool(told) == (not isinstance(method, AttendOut))
 
 
 def _refuse_mask(model: Any, args: Any, inputs: dict[str, Any]) -> None:

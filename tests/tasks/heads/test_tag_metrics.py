@@ -16,7 +16,6 @@ from attendrop.tasks.heads.token_classification import entity_scores, to_iob2
         ("I-A I-A O I-A", "B-A I-A O B-A"),
         ("I-A B-A I-A", "B-A B-A I-A"),
         ("I-A I-B", "B-A B-B"),
-        ("B-A I-A O B-B", "B-A I-A O B-B"),
         ("B-A E-A S-B O", "B-A E-A S-B O"),
     ],
 )
