@@ -227,18 +227,13 @@ def test_rows_between_stray_quotes_are_warned_of(
     assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")
 
 
-@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "one\ntwo", "a\n\nb, c, d", "It was fine, good\nNo"])
+@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "a\n\nb, c, d", "It was fine, good\nNo"])
 def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None:
     rows = [f"row {n},{'bad' if n % 2 else 'good'}\n" for n in range(9)]
     name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",good\n']))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_train(name).splits["train"]["text"][-1] == text
-
-
-def test_many_classes_of_several_rows_each_need_no_word(folder: Path) -> None:
-    name = write("a.csv", "text,label\n" + "".join(f"text,intent {n % 77}\n" for n in range(5 * 77)))
-    assert load_train(name).task.num_labels == 77
 
 
 def test_whole_numbers_are_one_class_in_both_spellings(folder: Path) -> None:

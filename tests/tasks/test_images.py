@@ -110,15 +110,6 @@ def test_classes_without_images_are_refused(photos: Path) -> None:
         load(photos)
 
 
-def test_other_classes_in_dev_are_refused_or_skipped(photos: Path, tmp_path: Path) -> None:
-    dev = write_folder(tmp_path / "dev", 20, 4)
-    (dev / "up").mkdir()
-    draw(1, "left").save(dev / "up" / "1.png")
-    with pytest.raises(AttendropError, match=r"dev, up/1.png, column 'label': the label 'up' is not among those"):
-        load(photos, dev)
-    assert len(load(photos, dev, skip=True).splits["dev"]) == 4
-
-
 @pytest.mark.parametrize("folders", [(), ("left",), ("train", "dev")])
 def test_folders_that_are_no_classes_are_refused(folders: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()

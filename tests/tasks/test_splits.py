@@ -26,13 +26,6 @@ from attendrop.tasks.tokenization import encode
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit, limit_to_positions
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-LAYERS = {
-    "vocab_size": 99,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
 
 
@@ -79,7 +72,6 @@ class TestHoldOut:
             ([0] * 80 + [1] * 20, 0.1, {0: 8, 1: 2}),
             ([0, 1] * 5, 0.1, {0: 1, 1: 1}),  # as many rows as classes
             ([0, 1] * 50 + [2], 0.1, {0: 5, 1: 5}),  # a class of one row stays
-            ([*range(3)] * 2, 0.1, {0: 1, 1: 1, 2: 1}),
             ([0, 1] * 50, 0.29, {0: 15, 1: 14}),  # 29 rows, though 100 * 0.29 is 28.999999999999996
         ],
     )
@@ -89,14 +81,6 @@ class TestHoldOut:
             kept, out = hold_out(rows(labels), classes(3), fraction, seed=0)
         assert out is not None and sorted(Counter(out["label"]).values()) == sorted(held.values())
         assert set(out["label"]) == set(held) and len(kept) + len(out) == len(labels)
-
-    @pytest.mark.parametrize(
-        ("labels", "fraction", "held"), [([0, 1], 0.1, 1), ([0, 1, 2, 3], 0.5, 2), ([0, 0, 1, 1], 0.9, 3)]
-    )
-    def test_too_few_rows_are_drawn_plainly(self, labels: list[int], fraction: float, held: int) -> None:
-        with pytest.warns(UserWarning, match="too few to hold out .* sampled without stratification"):
-            kept, out = hold_out(rows(labels), classes(4), fraction, seed=0)
-        assert out is not None and (len(kept), len(out)) == (len(labels) - held, held)
 
     @pytest.mark.parametrize(
         ("task", "labels", "fraction", "seed", "held"),
@@ -197,10 +181,7 @@ class TestEncode:
     @pytest.mark.parametrize(
         ("config", "positions"),
         [
-            (hf.BertConfig(**SIZES, max_position_embeddings=20), 20),
             (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
-            (hf.BartConfig(**LAYERS, d_model=8, encoder_layers=1, decoder_layers=1, max_position_embeddings=20), 20),
-            (hf.GPT2Config(vocab_size=99, n_embd=8, n_layer=1, n_head=2, n_positions=20), 20),
             (hf.LlamaConfig(**SIZES, max_position_embeddings=20), None),
         ],
         ids=lambda value: getattr(value, "model_type", ""),

@@ -41,10 +41,6 @@ def test_the_first_column_has_the_words_and_the_last_the_tags(tmp_path: Path) ->
     assert table.index == [0, 1]
 
 
-def test_words_may_have_spaces_where_columns_have_tabs(tmp_path: Path) -> None:
-    assert written(tmp_path, "a.conll", "1 000\tCD\n").rows == [[["1 000"], ["CD"]]]
-
-
 def test_a_comment_has_a_name_and_a_value_and_anything_else_is_a_word(tmp_path: Path) -> None:
     table = written(tmp_path, "a.conll", "# file = one\n#\t#\n#1\tCD\n\n#love\tX\n")
     assert table.column("tokens") == [["#", "#1"], ["#love"]]
@@ -91,10 +87,6 @@ def test_parallel_files_are_one_table(tmp_path: Path) -> None:
     assert [chunk.columns for chunk in chunks] == [["source", "target"]] * 2
     assert [row for chunk in chunks for row in chunk.rows] == [["bir, iki", "x"], ["üç", " y"], ["dört", "z"]]
     assert chunks[1].places == ["line 3"] and chunks[1].index == [2]
-
-
-def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path: Path) -> None:
-    assert read_table(write(tmp_path / "a,b.txt", "one")).rows == [["one"]]
 
 
 def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:

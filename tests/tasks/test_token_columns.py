@@ -130,12 +130,6 @@ def test_what_is_left_is_what_the_tokenizer_leaves(folder: Path) -> None:
                 assert encoded(tokenizer, column, ids, length, *texts) == cut
 
 
-def test_a_matrix_is_cut_on_both_sides(tokenizer: PreTrainedTokenizerBase) -> None:
-    matrix = [[10 * row + column for column in range(6)] for row in range(6)]
-    found = encoded(tokenizer, TokenColumn("graph", "matrix"), matrix, 4, "the cat sees birds")
-    assert found == [[10 * row + column for column in (0, 1, 2, 5)] for row in (0, 1, 2, 5)]
-
-
 def test_a_tokenizer_that_does_not_tell_what_it_cuts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     class Slow:
         def __init__(self) -> None:

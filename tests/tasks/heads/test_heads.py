@@ -6,12 +6,10 @@ import copy
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from helpers import task_examples
 from torch import nn
@@ -19,17 +17,13 @@ from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig,
 
 import attendrop
 from attendrop.attribution.predictions import (
-    LABELS,
     NUMBER,
     OUTPUT_KINDS,
     declare_output,
     is_regression,
-    kind_of,
     output_kind,
 )
-from attendrop.attribution.targets import fix_target
 from attendrop.errors import AttendropError
-from attendrop.methods.common.divergence import divergences
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
@@ -105,17 +99,6 @@ def test_a_model_predicts_what_its_head_declares(head: Head) -> None:
     declare_output(model, head.output_kind)
     assert output_kind(copy.deepcopy(model), no_outputs) == head.output_kind
     assert is_regression(model) == (head.output_kind == NUMBER)
-
-
-def test_attribution_and_divergence_ask_the_head_instead_of_the_shape() -> None:
-    """One label that a text has or has not: logits ``(rows, 1)``, which without a head are taken for numbers."""
-    model, outputs = nn.Linear(1, 1), SimpleNamespace(logits=torch.tensor([[2.0], [-1.0]]))
-    assert kind_of(model, outputs.logits) == NUMBER
-    declare_output(model, MultiLabel(("art",)).output_kind)
-    assert kind_of(model, outputs.logits) == LABELS
-    likelihood = fix_target(model, outputs, {}, "pseudo_label")(outputs)
-    assert torch.allclose(likelihood, torch.tensor([2.0, 1.0]).sigmoid().log())
-    assert divergences(model, outputs, {})[0][0] == LABELS
 
 
 def test_every_method_is_tried_on_every_kind() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import tiny
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BartConfig, BertConfig, BertTokenizer, GPT2Config
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BartConfig, BertTokenizer, GPT2Config
 
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
@@ -120,9 +120,3 @@ def test_models_without_masks_are_refused() -> None:
             MaskedLanguageModeling().configure(config)
     bart = BartConfig(architectures=["BartForConditionalGeneration"])
     assert not MaskedLanguageModeling.recognizes(bart) and head_of_model(bart).kind == "translation"
-
-
-def test_pre_trained_encoders_fill_masks_but_are_shown_as_classifiers() -> None:
-    config = BertConfig(architectures=["BertForMaskedLM"])
-    assert head_of_model(config) == MaskedLanguageModeling()
-    assert head_of_model(config, command="attend").kind == "classification"

@@ -54,14 +54,6 @@ def test_masks_follow_from_the_key_and_the_row_alone(tokenizer: Any) -> None:
     assert unmasked(ids, labels) == LONG
 
 
-def test_whole_words_are_chosen_together(tokenizer: Any) -> None:
-    words = [place // 3 for place in range(len(LONG))]
-    _, labels = masked(TokenMasks(tokenizer, 0.15), LONG, words=words)
-    of_words = (labels != -100)[:7998].reshape(-1, 3)
-    assert (of_words.all(1) | ~of_words.any(1)).all()
-    assert of_words.mean() == pytest.approx(0.15, abs=0.03)
-
-
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 TEXTS = ["the cat sees a dog", "", "bird", "a red and blue bird"]

@@ -110,12 +110,6 @@ def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
 # Saved models ---------------------------------------------------------------------------------------------------------
 
 
-def test_transformers_alone_misses_the_weights_of_its_own_head(tmp_path: Path) -> None:
-    mean_model("Bert").save_pretrained(tmp_path)
-    _, found = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert {"classifier.weight", "classifier.bias", "bert.pooler.dense.weight"} <= set(found["missing_keys"])
-
-
 def test_weights_of_an_encoder_without_a_head_are_found(tmp_path: Path) -> None:
     encoder = zoo.from_class("BertModel", BERT)
     encoder.save_pretrained(tmp_path)

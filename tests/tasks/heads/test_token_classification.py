@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
-from sklearn.metrics import f1_score
 from transformers import PreTrainedTokenizerBase
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
-from attendrop.tasks.metrics import compute_scores, with_metric
+from attendrop.tasks.heads.token_classification import TokenClassification, entity_scores, to_iob2
+from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
@@ -176,22 +175,6 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
     assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
 
 
-def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
-    head = TokenClassification(("DET", "NOUN", "VERB", "X", "Y"))
-    gold, found = [[0, 1], [2, 1, 0]], [[0, 3], [2, 1, 0]]  # X is predicted, and nobody has it; Y is nowhere
-    outputs = row_array([np.eye(5)[tags] for tags in found])
-    score, tags = head.metrics["f1_macro"].score, head.label_array(gold)
-    expected = f1_score([*chain(*gold)], [*chain(*found)], average="macro")
-    assert score(tags, outputs) == pytest.approx(expected) == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
-    outputs[1] = np.full((3, 5), -np.inf)  # words that were cut off are wrong, and of no class
-    assert score(tags, outputs) == pytest.approx((2 / 3 + 0 + 0 + 0) / 4)
-
-
-def test_metrics_have_short_names_and_depend_on_the_tags() -> None:
-    assert with_metric(get_task("conll2003"), "f1").metric == "entity_f1"
-    assert get_task("ptb-pos").metric == "accuracy"
-
-
 def test_the_report_counts_words_and_entities(data: TaskData) -> None:
     found = data.task.head.describe_labels(data.splits["train"])
     assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
@@ -210,3 +193,29 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
     with pytest.raises(AttendropError, match="Slow does not tell which tokens are of which word"):
         HEAD.tokenize({"tokens": TOKENS}, Slow(), 16)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("iob1", "iob2"),
+    [
+        ("I-A I-A O I-A", "B-A I-A O B-A"),
+        ("I-A B-A I-A", "B-A B-A I-A"),
+        ("I-A I-B", "B-A B-B"),
+        ("B-A E-A S-B O", "B-A E-A S-B O"),
+    ],
+)
+def test_iob1_becomes_iob2_which_stays(iob1: str, iob2: str) -> None:
+    assert to_iob2(iob1.split()) == iob2.split()
+    assert to_iob2(iob2.split()) == iob2.split()
+
+
+SEQEVAL = (seqeval.metrics.precision_score, seqeval.metrics.recall_score, seqeval.metrics.f1_score)
+
+
+def test_entity_scores_are_those_of_seqeval() -> None:
+    draw = random.Random(0)
+    tags = ["O", "O", "B-A", "I-A", "B-B", "I-B", "E-A", "S-B"]
+    gold, predicted = ([[draw.choice(tags) for _ in range(1 + row % 7)] for row in range(200)] for _ in range(2))
+    expected = [score(gold, predicted) for score in SEQEVAL]
+    assert entity_scores(gold, predicted) == pytest.approx(expected)
+    assert entity_scores([["O"]], [["B-A"]]) == (0.0, 0.0, 0.0)
