@@ -197,22 +197,12 @@ def test_a_photo_taken_with_a_turned_camera_is_upright(tmp_path: Path) -> None:
     assert upright.getpixel((4, 2)) == (255, 255, 255) and upright.getpixel((4, 14)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"<html>404</html>", "it is no image of a known format"),
-        (None, "truncated"),
-    ],
-    ids=["a page", "cut off"],
-)
-def test_what_cannot_be_decoded_is_told(content: bytes | None, problem: str, tmp_path: Path) -> None:
+def test_what_cannot_be_decoded_is_told(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)
-    path.write_bytes(path.read_bytes()[:-900] if content is None else content)
+    path.write_bytes(path.read_bytes()[:-900])
     found = check_image(str(path))
     assert found.problem is not None and found.problem.startswith("the image cannot be read (")
-    if content is not None:
-        assert problem in found.problem
     with pytest.raises(AttendropError, match="the image cannot be read"):
         read_image(path)
 

@@ -173,21 +173,13 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
 
 
 @pytest.mark.parametrize(
-    ("task", "right", "wrong", "metrics"),
-    [
-        (TWO_CLASSES, [[3, 0], [0, 3]], [[0, 3], [3, 0]], ["accuracy", "f1", "matthews_correlation", "cohen_kappa"]),
-        (OWN_NUMBERS, [0, 1], [1, 0], ["pearson", "spearman"]),
-    ],
+    ("task", "best", "names"),
+    [(TWO_CLASSES, [[3, 0], [0, 3]], ["f1", "cohen_kappa"]), (OWN_NUMBERS, [0, 1], ["pearson"])],
 )
-def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
-    task: Task, right: list[Any], wrong: list[Any], metrics: list[str]
-) -> None:
-    for metric in metrics:
-        best, worst = (
-            compute_scores(with_metric(task, metric), np.array(logits), np.array([0, 1]))[metric]
-            for logits in (right, wrong)
-        )
-        assert task.head.metrics[metric].span == pytest.approx(best - worst)
+def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(task: Task, best: Any, names: list[str]) -> None:
+    for metric in (task.head.metrics[name] for name in names):
+        scores = [metric.score(np.array([0, 1]), np.array(outputs)) for outputs in (best, best[::-1])]
+        assert metric.span == pytest.approx(scores[0] - scores[1])
 
 
 # Models of other tasks, and groups of rows ----------------------------------------------------------------------------

@@ -130,25 +130,6 @@ def test_what_is_left_is_what_the_tokenizer_leaves(folder: Path) -> None:
                 assert encoded(tokenizer, column, ids, length, *texts) == cut
 
 
-def test_a_tokenizer_that_does_not_tell_what_it_cuts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    class Slow:
-        def __init__(self) -> None:
-            self.truncation_side = "right"
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(tokenizer, name)
-
-        def __call__(self, *texts: Any, **options: Any) -> Any:
-            found = tokenizer(*texts, **options)
-            found._encodings = None
-            return found
-
-    slow: Any = Slow()
-    assert encoded(slow, HEADS, [-1, 2, 2, -1], 4, "the cat") == [-1, 2, 2, -1]
-    with pytest.raises(AttendropError, match=r"line 2: the input of 4 tokens is truncated to 3, and Slow does not"):
-        encoded(slow, HEADS, [-1, 2, 2, -1], 3, "the cat")
-
-
 # What is refused ------------------------------------------------------------------------------------------------------
 
 

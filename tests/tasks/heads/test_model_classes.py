@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,8 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
-from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy, mse_loss
 
-import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.model_classes import configure_pooling, pooling_of
@@ -72,12 +68,6 @@ def test_dropout_is_that_of_the_family() -> None:
     assert mean_model("DistilBert", seq_classif_dropout=0.4).dropout.p == 0.4
 
 
-def test_the_trainer_sees_the_inputs_of_the_encoder() -> None:
-    names = {family: inspect.signature(mean_model(family).forward).parameters for family in ("Bert", "DistilBert")}
-    assert list(names["Bert"])[:2] == ["input_ids", "attention_mask"] and "labels" in names["DistilBert"]
-    assert "token_type_ids" in names["Bert"] and "token_type_ids" not in names["DistilBert"]
-
-
 # The choice -----------------------------------------------------------------------------------------------------------
 
 
@@ -119,12 +109,3 @@ def test_weights_of_an_encoder_without_a_head_are_found(tmp_path: Path) -> None:
     model, found = cls.from_pretrained(tmp_path, config=config, output_loading_info=True)
     assert set(found["missing_keys"]) == {"mean_classifier.weight", "mean_classifier.bias"}
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)
-
-
-def test_a_folder_that_names_an_unknown_class_is_refused(tmp_path: Path) -> None:
-    save_file({}, tmp_path / "model.safetensors")
-    for config in ({"model_type": "nothing"}, {"model_type": "bert"}, {}):
-        named = config | {"architectures": [f"Nothing{SUFFIX}"]}
-        (tmp_path / "config.json").write_text(json.dumps(named), encoding="utf-8")
-        with pytest.raises(AttendropError, match="unknown class, 'NothingMean"):
-            attendrop.load(tmp_path)

@@ -132,18 +132,6 @@ def test_one_s_own_tags_come_in_many_formats(tmp_path: Path, name: str, text: st
     assert data.splits["train"][0] == {"tokens": ["a", "cat"], "label": [0, 1], "index": 0}
 
 
-def test_tags_that_training_lacks_are_refused(tmp_path: Path) -> None:
-    train = write(tmp_path / "a.jsonl", [{"tokens": ["a", "cat"], "tags": ["O", "B-X"]}])
-    dev = write(tmp_path / "b.jsonl", [{"tokens": ["a"], "tags": ["B-Y"]}])
-    with pytest.raises(
-        AttendropError, match=r"column 'tags': the tag 'B-Y' is not among those of training \(--unknown-labels wrong"
-    ):
-        load(train, eval_file=dev)
-    one = write(tmp_path / "c.jsonl", [{"tokens": ["a"], "tags": ["O"]}])
-    with pytest.raises(AttendropError, match="has only one tag, 'O'; training needs at least two"):
-        load(one)
-
-
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 
