@@ -80,7 +80,8 @@ def load_files(
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
     scored = [split for split in tables if split != "test"]
-    tables |= {split: rows.as_meant(tables[split], label_type if head is None else head.label_type) for split in scored}
+    asked_type = label_type if head is None else head.label_type
+    tables |= {split: as_meant(tables[split], label_column, rows.meanings, asked_type) for split in scored}
     kinds = rows.kinds(next(iter(tables.values())), label_type) if head is None else (type(head),)
     reader = head or kinds[0]
     rows.check_inputs(token_columns, reader)
@@ -149,29 +150,16 @@ def stream_file(
     bad: BadRows,
     format: str | None = None,
 ) -> Iterator[Chunk]:
-    """Read a file of any length for an existing model, in chunks.
+    """Read a file of any length for an existing model, in chunks of at most ``size`` valid rows.
 
-    Args:
-        file: As in :func:`read_chunks`.
-        text_columns: As for :func:`load_files`.
-        head: Head of the model.
-        label_column: Column of the labels; by default, labels are not read.
-        label_map: As for :func:`load_files`.
-        size: Number of rows in a chunk.
-        bad: As in :func:`read_chunks`.
-        format: As in :func:`read_chunks`.
-
-    Yields:
-        Chunks of at most ``size`` valid rows.
-
-    Raises:
-        AttendropError: As :func:`load_files` says.
+    Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
+    not read.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(())
     rows.check_inputs((), head)
     for table in read_chunks(file, size, bad, format=format):
-        table = rows.with_texts(rows.as_meant(table, head.label_type), head)
+        table = rows.with_texts(as_meant(table, label_column, rows.meanings, head.label_type), head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
             if bad.keeps_unknown:
@@ -182,19 +170,12 @@ def stream_file(
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
-    """Make the task of custom files.
-
-    Args:
-        text_columns: As for :func:`load_files`.
-        head: The head, with its classes.
-    """
+    """Make the task of custom files, with the classes of a head."""
     metric, *others = head.default_metrics
-    columns = tuple(text_columns)
-    names, unknown = head.label_names, head.unknown_names
     return Task(
-        *("files", head.kind, columns, names, metric, "own files", tuple(others)),
+        *("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others)),
         options=head.options(),
-        unknown_names=unknown,
+        unknown_names=head.unknown_names,
     )
 
 
@@ -230,9 +211,6 @@ class _Rows:
         labels = table.column(self.label) if self.label in table.columns else []
         first = next((label for label in labels if label is not None), None)
         return candidate_heads(label_type, [table.column(name)[0] for name in self.texts], first)
-
-    def as_meant(self, table: Table, label_type: str) -> Table:
-        return as_meant(table, self.label, self.meanings, label_type)
 
     def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
         """Keep the rows whose texts can be read."""

@@ -92,14 +92,9 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
 
 
 def delimiter_of(lines: Sequence[str], usual: str) -> str:
-    """Find the separator of columns.
+    """Find the separator of columns, given the first lines, the header first.
 
-    Args:
-        lines: The first lines, the header first.
-        usual: The separator that the name of the file says.
-
-    Returns:
-        Another one than the usual if it divides the header into more columns, and most of the rows into as many.
+    It is another than the ``usual`` if that divides the header into more columns, and most of the rows into as many.
     """
     widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
     if not widths[usual]:

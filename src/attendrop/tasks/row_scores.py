@@ -42,13 +42,10 @@ class RowScores:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: bits, in base64, of rows that are right or wrong, otherwise numbers."""
+        found = {"rows": self.rows, "data": self.data}
         if self.values.dtype == bool:
-            return {
-                "rows": self.rows,
-                "data": self.data,
-                "right": base64.b64encode(np.packbits(self.values).tobytes()).decode(),
-            }
-        return {"rows": self.rows, "data": self.data, "blocks": self.values.tolist()}
+            return found | {"right": base64.b64encode(np.packbits(self.values).tobytes()).decode()}
+        return found | {"blocks": self.values.tolist()}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:

@@ -15,7 +15,7 @@ from datasets import Dataset
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.text_files import tabbed_lines
+from attendrop.tasks.dialect import text_lines
 from attendrop.wording import counted
 
 _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
@@ -71,7 +71,7 @@ class Source:
     within: str | None = None
 
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-        """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
+        """Load splits, see :func:`attendrop.tasks.registry.load_task`."""
         for split in splits:
             if split not in self.file_names:
                 hint = did_you_mean(split, self.file_names) or f"; it has {', '.join(self.file_names)}."
@@ -93,7 +93,7 @@ class Source:
 
     def _folder(self, data_dir: str | Path | None) -> Path | None:
         names = [name for files in self.file_names.values() for names in files for name in names]
-        return find_folder(data_dir, self.folders, within=self.within, files=names)
+        return find_folder(data_dir, self.folders, self.within, names)
 
     def _files(self, folder: Path, split: str) -> list[Path | None]:
         """Return the files of a split; None for one that there is not."""
@@ -160,7 +160,7 @@ class Source:
 
 
 def find_folder(
-    data_dir: str | Path | None, names: Collection[str], *, within: str | None = None, files: Collection[str] = ()
+    data_dir: str | Path | None, names: Collection[str], within: str | None, files: Collection[str]
 ) -> Path | None:
     """Find the folder of a task in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if the task has none there.
 
@@ -190,10 +190,11 @@ def find_folder(
         return None
     if any(any(root.glob(file)) for file in files):
         return root
-    name = next(iter(names))
+    name, file = next(iter(names)), next(iter(files))
     places = f"neither '{within}/{name}' nor '{name}'" if within else f"no folder '{name}'"
-    such = f", nor a file such as {next(iter(files))!r}" if files else ""
-    raise AttendropError(f"the data folder {str(root)!r} holds {places}{such}; name a folder that has one.")
+    raise AttendropError(
+        f"the data folder {str(root)!r} holds {places}, nor a file such as {file!r}; name a folder that has one."
+    )
 
 
 def _plain(name: str) -> str:
@@ -251,7 +252,9 @@ class TabbedFile:
         (path,) = paths
         labelled = self.tests_have_labels or not split.startswith("test")
         wanted = (*self.texts, *((self.label,) if labelled else ()))
-        lines = list(tabbed_lines(path))
+        with text_lines(path) as text:
+            fields_of = (line.removesuffix("\n").removesuffix("\r").split("\t") for line in text)
+            lines = [(f"line {number}", fields) for number, fields in enumerate(fields_of, start=1)]
         header = list(self.header)
         if not header or set(wanted) <= set(lines[0][1]):
             (_, header), *lines = lines

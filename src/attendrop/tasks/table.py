@@ -52,14 +52,7 @@ class BadRows:
         self.skipped: list[SkippedRow] = []
 
     def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:
-        """Report an invalid row.
-
-        Args:
-            path: The file.
-            place: Where in the file the row is, such as "line 7".
-            problem: What is wrong with it: a sentence without its full stop.
-            row: Its content.
-            column: The column that has the problem.
+        """Report an invalid row, see :class:`SkippedRow`; a problem is a sentence without its full stop.
 
         Raises:
             AttendropError: Invalid rows are not skipped.
@@ -130,7 +123,6 @@ class Table:
 
     def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
         """Return the table with the values of a column replaced by those of a function."""
-        self.column(column)  # there is one of this name
         at = self.columns.index(column)
         return replace(self, rows=[[*row[:at], function(row[at]), *row[at + 1 :]] for row in self.rows])
 
