@@ -30,11 +30,7 @@ ENCODINGS = {
     "utf-16-be": "UTF-16 without a byte-order mark (a guess)",
     "cp1252": "Windows-1252 (a guess)",
 }
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _GZIP = b"\x1f\x8b"
 # What a file is that begins with these bytes.
 _NO_TEXT = {

@@ -17,7 +17,7 @@ from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.label_map import as_meant, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
-from attendrop.tasks.table_files import read_chunks
+from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
     is_missing,
     joined_labels,
@@ -163,7 +163,7 @@ def inspect_files(
     bad = bad or BadRows(skip=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        table, *evaluated = (_first_rows(path, bad) for path in (train_file, eval_file) if path is not None)
+        table, *evaluated = (read_table(path, bad, MOST_ROWS) for path in (train_file, eval_file) if path is not None)
         meanings = {} if label_map is None else read_label_map(label_map)
     usual_texts, usual_label = default_columns(str(train_file))
     label_column, text_columns = label_column or usual_label, tuple(text_columns) or usual_texts
@@ -204,13 +204,6 @@ def check_files(
         label = next(iter(found.labels))
         raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
     return found
-
-
-def _first_rows(path: str | Path, bad: BadRows) -> Table:
-    table = next(read_chunks(path, MOST_ROWS, bad), None)
-    if table is None:
-        raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
-    return table
 
 
 def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -16,10 +16,7 @@ _FORMS = {
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
 # Columns of data sets on the way to the model.
-_TAKEN = (
-    *("label", "index", "place"),
-    *("input_ids", "attention_mask", "token_type_ids", "labels", "length"),
-)
+_TAKEN = (*("label", "index", "place"), *("input_ids", "attention_mask", "token_type_ids", "labels", "length"))
 
 
 @dataclass(frozen=True)

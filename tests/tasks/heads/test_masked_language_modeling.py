@@ -15,8 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling
-from attendrop.tasks.heads.masked_tokens import unmasked
+from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, unmasked
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import encode_columns
 

@@ -10,7 +10,7 @@ import pytest
 from helpers import tiny
 from transformers import BertTokenizer
 
-from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
+from attendrop.tasks.heads.masked_language_modeling import TokenMasks, fill, shown_token, token_rows, unmasked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONG = list(range(5, 21)) * 500  # token ids of the words, 0 to 4 are special
