@@ -115,13 +115,17 @@ def test_environment_then_hub(
         load_task("wnli", splits=["train"])
 
 
+def hub_columns(name: str) -> tuple[str, ...]:
+    return GLUE[name].of_hub.args[0]
+
+
 def hub_without(missing: str) -> Callable[..., Dataset]:
     def load_dataset(repo: str, name: str, *, split: str) -> Dataset:
         assert repo == "nyu-mll/glue"
         if name == missing:
             raise ConnectionError("no network\nand much more")
         labels = Value("float32") if name == "stsb" else ClassLabel(names=get_task(name).label_names)
-        columns = GLUE[name].hub_columns
+        columns = hub_columns(name)
         features = Features({column: Value("string") for column in columns} | {"label": labels, "idx": Value("int32")})
         label = [-1, -1] if split.startswith("test") else [1, 0]
         rows = {column: [f"{split} {column}", "B"] for column in columns} | {"label": label, "idx": [4, 5]}
@@ -135,7 +139,7 @@ def test_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.load_dataset", hub_without("none"))
     splits = load_task(name, splits=["dev", "test"]).splits
     matched = "_matched" if name == "mnli" else ""
-    assert splits["dev"]["text"] == [f"validation{matched} {GLUE[name].hub_columns[0]}", "B"]
+    assert splits["dev"]["text"] == [f"validation{matched} {hub_columns(name)[0]}", "B"]
     assert splits["dev"]["label"] == [1, 0] and splits["dev"]["index"] == [4, 5]
     assert splits["test"]["text"][0].startswith(f"test{matched} ") and "label" not in splits["test"].column_names
     if name == "mnli":

@@ -64,16 +64,14 @@ class Task:
         Raises:
             AttendropError: Rows of this task do not have it.
         """
-        if wanted not in (None, HEAD, *self.head.long_texts):
-            raise AttendropError(
-                f"long-texts {wanted!r} is for tasks with one prediction for a text, which {self.name} is not; omit it."
-            )
-        if wanted not in (None, HEAD) and len(self.text_columns) > 1:
-            texts = len(self.text_columns)
-            raise AttendropError(
-                f"long-texts {wanted!r} is for single texts; rows of {self.name} have {texts}; omit it."
-            )
-        return self if wanted is None else replace(self, long_texts=wanted)
+        if wanted in (None, HEAD):
+            return self if wanted is None else replace(self, long_texts=wanted)
+        what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
+        if wanted not in self.head.long_texts:
+            raise AttendropError(f"{what} tasks with one prediction for a text, which {self.name} is not; omit it.")
+        if texts > 1:
+            raise AttendropError(f"{what} single texts; rows of {self.name} have {texts}; omit it.")
+        return replace(self, long_texts=wanted)
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,13 @@ def load_files(
         train_file: File of the split "train".
         eval_file: File of the split "dev".
         predict_file: File of the split "test"; its labels are not read.
-        text_columns: As many column names as the head reads: of classification and regression, one or two; of multiple
-            choice, the question and the choices, in one column or several.
+        text_columns: One or two; of multiple choice, the question and the choices, in one column or several.
         label_column: Required for ``train_file`` and ``eval_file``.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
-            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one has a
-            decimal fraction or an exponent, otherwise whole numbers and text are classes. The labels of all files
-            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class. Numbers with percent
-            signs, separators of thousands or, where commas separate columns, decimal commas are none, and refused
-            unless classes are asked for.
+            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
+            file, has a decimal fraction or an exponent, otherwise classes, of which ``1`` and ``1.0`` are the same.
+            Numbers in other notations (``10%``, ``1,000``) are refused unless classes are asked for.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
@@ -126,12 +123,9 @@ SHIFT_VALUES = "shift_values"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file.
+    """Consecutive rows of a file: columns as in ``TaskData.splits``, and with all columns of the file.
 
-    Attributes:
-        columns: As in ``TaskData.splits``.
-        table: The same rows, with all columns of the file.
-        unknown_names: As in ``Task``, of this chunk and those before.
+    ``unknown_names`` are as in ``Task``, of this chunk and those before.
     """
 
     columns: dict[str, list[Any]]

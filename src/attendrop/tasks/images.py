@@ -124,10 +124,6 @@ def read_image_folder(folder: Path, size: int | None) -> Iterator[Table]:
     classes, None for images beside these. Links are followed. Hidden files and folders, and files that are no images
     by their extension, are ignored, and counted in a message.
 
-    Args:
-        folder: The folder.
-        size: Number of rows in a chunk; None reads one table.
-
     Raises:
         AttendropError: The folder has no image.
     """

@@ -124,9 +124,7 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
     """Measure how alike texts of the same class are; None where there are no words or no classes of several rows.
 
-    Args:
-        texts: Texts, of which the first 2,000 are looked at.
-        names: Class of each.
+    The first 2,000 texts are looked at.
     """
     try:
         vectors = _tfidf(texts[:_SAMPLE])

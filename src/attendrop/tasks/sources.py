@@ -219,11 +219,10 @@ def load_from_hub(task: Task, name: str, *args: Any, split: str, **options: Any)
 
 @dataclass(frozen=True)
 class TabbedFile:
-    """Reader of files without quoting, in which lines end with a line feed only, and columns are found by name.
+    """Reader of files with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
-    one in a thousand. More of them is an error, as is one in a file without labels, because a submission needs every
-    row.
+    one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
 
     Attributes:
         texts: Columns of the texts.
@@ -244,11 +243,7 @@ class TabbedFile:
     read_label: Callable[[str, str], Any] = lambda label, place: label
 
     def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
-        """Yield the rows of the file of a split.
-
-        Raises:
-            AttendropError: The file has no rows, lacks a column, or has too many broken rows.
-        """
+        """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""
         (path,) = paths
         labelled = self.tests_have_labels or not split.startswith("test")
         wanted = (*self.texts, *((self.label,) if labelled else ()))

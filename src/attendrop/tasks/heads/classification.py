@@ -14,6 +14,7 @@ from sklearn.metrics import (
     balanced_accuracy_score,
     cohen_kappa_score,
     f1_score,
+    jaccard_score,
     matthews_corrcoef,
     precision_score,
     recall_score,
@@ -42,8 +43,14 @@ def predicted_classes(logits: Array) -> Array:
     return classes
 
 
-def _averaged(score: Callable[..., float], average: str) -> Metric:
-    return Metric.of(score, predicted_classes, average=average, zero_division=0.0)
+def averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
+    """Make averages of scores of scikit-learn, such as "f1_macro": the kinds of each are words of its argument."""
+    scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score, "jaccard": jaccard_score}
+    return {
+        f"{name}_{kind}": Metric.of(scores[name], read, average=kind, zero_division=0.0)
+        for name, kinds in wanted.items()
+        for kind in kinds.split()
+    }
 
 
 def _of_second(score: Callable[..., float]) -> Metric:
@@ -66,11 +73,7 @@ _METRICS = {
     "balanced_accuracy": Metric.of(balanced_accuracy_score, predicted_classes),
     "matthews_correlation": Metric.of(matthews_corrcoef, predicted_classes, span=2.0),
     "cohen_kappa": Metric.of(cohen_kappa_score, predicted_classes, span=2.0),
-    "f1_macro": _averaged(f1_score, "macro"),
-    "f1_micro": _averaged(f1_score, "micro"),
-    "f1_weighted": _averaged(f1_score, "weighted"),
-    "precision_macro": _averaged(precision_score, "macro"),
-    "recall_macro": _averaged(recall_score, "macro"),
+    **averages(predicted_classes, f1="macro micro weighted", precision="macro", recall="macro"),
 }
 # Scores of the second of two classes: of its predictions, and of the difference of the logits.
 _BINARY_METRICS = {

@@ -250,20 +250,17 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return word_line("words", parts)
 
 
+@dataclass
 class MaskingCollator:
-    """Collator of training rows: masks of an epoch instead of those that the rows were encoded with.
+    """Collator of training rows: masks of an epoch, which the trainer sets, instead of those of encoding.
 
     Masks depend on the seed, the epoch and the row alone, so that a run which is resumed continues exactly.
-
-    Attributes:
-        epoch: Number of the epoch, which the trainer sets.
     """
 
-    def __init__(self, pad: Callable[[list[Any]], Any], masks: TokenMasks, seed: int) -> None:
-        self.pad = pad
-        self.masks = masks
-        self.seed = seed
-        self.epoch = 0
+    pad: Callable[[list[Any]], Any]
+    masks: TokenMasks
+    seed: int
+    epoch: int = 0
 
     def __call__(self, rows: list[Any]) -> Any:
         """Mask rows, and make a batch of them."""

@@ -8,20 +8,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 from scipy.special import expit
-from sklearn.metrics import (
-    average_precision_score,
-    f1_score,
-    jaccard_score,
-    precision_score,
-    recall_score,
-    roc_auc_score,
-)
+from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
-from attendrop.tasks.heads.classification import SequenceHead, named_probabilities
+from attendrop.tasks.heads.classification import SequenceHead, averages, named_probabilities
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.table import Table
@@ -31,10 +24,6 @@ from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
 def predicted_labels(logits: Array) -> Array:
     """Tell which labels are predicted, of logits ``(rows, labels)``."""
     return logits > 0
-
-
-def _averaged(score: Callable[..., float], average: str) -> Metric:
-    return Metric.of(score, predicted_labels, average=average, zero_division=0.0)
 
 
 def _ranking(score: Callable[[Array, Array], float]) -> Metric:
@@ -48,13 +37,9 @@ def _ranking(score: Callable[[Array, Array], float]) -> Metric:
 
 
 _METRICS = {
-    "f1_micro": _averaged(f1_score, "micro"),
-    "f1_macro": _averaged(f1_score, "macro"),
-    "f1_weighted": _averaged(f1_score, "weighted"),
-    "f1_samples": _averaged(f1_score, "samples"),
-    "precision_micro": _averaged(precision_score, "micro"),
-    "recall_micro": _averaged(recall_score, "micro"),
-    "jaccard_samples": _averaged(jaccard_score, "samples"),
+    **averages(
+        predicted_labels, f1="micro macro weighted samples", precision="micro", recall="micro", jaccard="samples"
+    ),
     "accuracy": Metric.counting(lambda labels, logits: (predicted_labels(logits) == labels).all(axis=1)),
     "average_precision": _ranking(average_precision_score),
     "roc_auc": _ranking(roc_auc_score),
