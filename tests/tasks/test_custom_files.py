@@ -13,7 +13,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.table_files import read_chunks, read_table
 
@@ -149,8 +148,6 @@ def test_classes_of_a_saved_run(folder: Path) -> None:
     options = {"text_columns": ["text"], "label_column": "label"}
     data = load_files(eval_file=name, head=Classification(("yes", "maybe", "no")), **options)
     assert data.splits["dev"]["label"] == [0, 0] and data.task.label_names == ("yes", "maybe", "no")
-    numbers = load_files(eval_file=write("n.csv", "text,label\na,1\n"), head=Regression(), **options)
-    assert numbers.task.kind == "regression" and numbers.splits["dev"]["label"] == [1.0]
     predicted = load_files(predict_file=name, head=Classification(("yes", "no")), text_columns=["text"])
     assert predicted.splits["test"].column_names == ["text", "index"]
 
@@ -269,20 +266,6 @@ def test_an_empty_label_beside_joined_ones_is_no_mistake_of_the_row(folder: Path
     assert load_train(name, label_type="labels").task.label_names == ("urgent", "vip")
     with pytest.raises(AttendropError, match=r"the label is empty\. Correct it"):
         load_train(name, label_type="class")
-
-
-@pytest.mark.parametrize(
-    ("labels", "joined"),
-    [
-        (["urgent", "vip", "urgent|vip"], True),
-        (["a", "b", "b; a"], True),
-        (["yes", "no", "yes, but", "|"], False),
-    ],
-)
-def test_classes_that_are_others_joined_are_warned_of(folder: Path, labels: list[str], joined: bool) -> None:
-    head = Classification(tuple(labels))
-    warned = head.label_warnings({"classes": dict.fromkeys(labels, 1)})
-    assert ["set --label-type labels" in warning for warning in warned] == [True] * joined
 
 
 UGLY = [

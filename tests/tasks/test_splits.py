@@ -155,13 +155,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class TestEncode:
-    def test_one_text(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        data = Dataset.from_dict({"text": ["a b", "c"], "label": [1, 0], "index": [0, 1]})
-        encoded = encode(data, classes(2), tokenizer, 10).to_dict()
-        assert encoded["input_ids"] == [[1, 4, 5, 2], [1, 6, 2]]  # no padding
-        assert encoded["labels"] == [1, 0] and encoded["length"] == [4, 3]
-        assert not {"text", "label", "index"} & set(encoded)
-
     def test_two_texts_are_cut_to_max_length(self, tokenizer: PreTrainedTokenizerFast) -> None:
         data = Dataset.from_dict({"text": ["a b c d e"], "text_pair": ["f g"], "label": [2.5]})
         encoded = encode(data, REGRESSION, tokenizer, 8).to_dict()

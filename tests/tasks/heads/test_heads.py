@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from pathlib import Path
@@ -12,17 +11,9 @@ import numpy as np
 import pytest
 import transformers
 from helpers import task_examples
-from torch import nn
 from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
 
 import attendrop
-from attendrop.attribution.predictions import (
-    NUMBER,
-    OUTPUT_KINDS,
-    declare_output,
-    is_regression,
-    output_kind,
-)
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
@@ -89,16 +80,6 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert own is auto or issubclass(own, auto._model_mapping[type(config)])
     assert kind.least_inputs <= kind.most_inputs and set(kind.inputs_of(kind.most_inputs)) <= set(kind.inputs)
     compile(head.usage(2, 128), "card", "exec")
-
-
-@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
-def test_a_model_predicts_what_its_head_declares(head: Head) -> None:
-    assert head.output_kind in OUTPUT_KINDS and head.attributed
-    model, no_outputs = nn.Linear(2, 1), object()
-    assert output_kind(model, no_outputs) is None
-    declare_output(model, head.output_kind)
-    assert output_kind(copy.deepcopy(model), no_outputs) == head.output_kind
-    assert is_regression(model) == (head.output_kind == NUMBER)
 
 
 def test_every_method_is_tried_on_every_kind() -> None:
@@ -179,17 +160,3 @@ def test_outputs_of_a_diverged_model_are_refused(head: Head) -> None:
     outputs[0] = DIVERGED.get(head.kind, np.nan)
     with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
         head.checked(outputs)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"num_beam": "4"}, "the task, translation, has no option 'num_beam'. Did you mean 'num_beams'?"),
-        ({"num_beams": "many"}, "num_beams='many' is not a whole number"),
-    ],
-)
-def test_options_of_a_head_are_checked(given: dict[str, str], message: str) -> None:
-    with pytest.raises(AttendropError, match=re.escape(message)):
-        get_head("translation", (), given)
-    with pytest.raises(AttendropError, match="the task, regression, has no option 'num_beams'"):
-        get_head("regression", (), {"num_beams": 4})

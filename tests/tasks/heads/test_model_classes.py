@@ -62,12 +62,6 @@ def test_the_loss_is_that_of_the_task() -> None:
     assert torch.equal(found.loss, mse_loss(found.logits[:, 0], torch.tensor([0.5, 2.0, -1.0])))
 
 
-def test_dropout_is_that_of_the_family() -> None:
-    assert mean_model("Bert", classifier_dropout=0.3).dropout.p == 0.3
-    assert mean_model("Bert", hidden_dropout_prob=0.2).dropout.p == 0.2
-    assert mean_model("DistilBert", seq_classif_dropout=0.4).dropout.p == 0.4
-
-
 # The choice -----------------------------------------------------------------------------------------------------------
 
 
