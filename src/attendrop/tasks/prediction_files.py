@@ -178,7 +178,6 @@ class _LineFeeds:
 
 
 def _cell(value: Any) -> Any:
-    """Write a list as in JSON."""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value
 
 

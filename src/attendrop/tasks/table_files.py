@@ -272,7 +272,6 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:
-    """Return half of a surrogate pair in a key or a value, or None."""
     if _ESCAPED_SURROGATE.search(line) is None:
         return None
     half = _SURROGATE.search(json.dumps(row, ensure_ascii=False))

@@ -150,7 +150,6 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 
 
 def _conllu_problem(words: list[list[str]]) -> str | None:
-    """Describe what is wrong with the words of a sentence, or return None."""
     if not words:
         return "the sentence has no words"
     for number, word in enumerate(words, start=1):

@@ -54,7 +54,6 @@ def averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]
 
 
 def _of_second(score: Callable[..., float]) -> Metric:
-    """Make a score of the predictions of the second class."""
     return Metric(lambda labels, logits: float(score(labels == 1, predicted_classes(logits) == 1, zero_division=0.0)))
 
 
@@ -199,8 +198,7 @@ class Classification(NamedLabels, SequenceHead):
         return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
 
     def decode(self, outputs: Array) -> list[int]:
-        classes: list[int] = predicted_classes(outputs).tolist()
-        return classes
+        return list(map(int, predicted_classes(outputs)))
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""

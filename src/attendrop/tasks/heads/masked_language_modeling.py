@@ -194,8 +194,7 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return {"truncated": sum(encoded["cut"][:]), "unknown": len(rows) - len(encoded["cut"])}
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
-        found: list[list[int]] = encoded["labels"]
-        return found
+        return list(encoded["labels"])
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad labels with -100; words are for training alone."""

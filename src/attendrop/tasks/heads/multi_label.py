@@ -116,11 +116,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return np.flatnonzero(label)
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        rows = np.zeros((len(values), len(self.label_names)), dtype=int)
-        for row, value in zip(rows, values, strict=True):
-            row[[self.label_ids[name] for name in _items(value)]] = 1
-        found: list[list[int]] = rows.tolist()
-        return found
+        return [[int(name in names) for name in self.label_names] for names in map(_items, values)]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[float]]:
         """Return zeros and ones as floats, which the loss needs."""
@@ -131,8 +127,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        found: list[list[int]] = predicted_labels(outputs).astype(int).tolist()
-        return found
+        return list(predicted_labels(outputs).astype(int).tolist())
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""

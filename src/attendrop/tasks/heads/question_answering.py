@@ -227,7 +227,6 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
 
 def _shortened(questions: list[str], tokenizer: Tokenizer, most: int) -> list[str]:
-    """Cut questions to a number of tokens."""
     offsets = tokenizer(
         questions, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True
     )["offset_mapping"]

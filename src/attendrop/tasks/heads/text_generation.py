@@ -115,8 +115,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         return BatchEncoding(found)
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
-        found: list[list[int]] = encoded["labels"]
-        return found
+        return list(encoded["labels"])
 
     def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         """Generate from prompts that are padded on the right; returns the new tokens."""

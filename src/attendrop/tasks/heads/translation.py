@@ -105,8 +105,7 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         known = encoded.get("target_ids")
-        found: list[list[int]] = tokenizer(text_target=list(labels))["input_ids"] if known is None else known
-        return found
+        return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
 
     def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
