@@ -123,14 +123,11 @@ SHIFT_VALUES = "shift_values"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file: columns as in ``TaskData.splits``, and with all columns of the file.
+    """Consecutive rows of a file."""
 
-    ``unknown_names`` are as in ``Task``, of this chunk and those before.
-    """
-
-    columns: dict[str, list[Any]]
-    table: Table
-    unknown_names: tuple[str, ...]
+    columns: dict[str, list[Any]]  # as in ``TaskData.splits``
+    table: Table  # the same rows, with all columns of the file
+    unknown_names: tuple[str, ...]  # as in ``Task``, of this chunk and those before
 
 
 def stream_file(

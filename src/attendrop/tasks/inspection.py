@@ -58,27 +58,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        table: Its first rows, at most :data:`MOST_ROWS`, with their labels as they are meant.
-        evaluated: Those of the evaluation file, if there is one.
-        text_columns: Columns that are read as texts.
-        label_column: Column that is read as labels; None if none looks like it.
-        label_type: Type of the labels, one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers.
-        labels: Rows of each label; none if there are no classes.
-        notes: What the readers warn of, such as rows between stray quotes.
-        bad: Rows that cannot be read.
-    """
-
-    table: Table
-    evaluated: Table | None
-    text_columns: tuple[str, ...]
-    label_column: str | None
-    label_type: str
-    labels: dict[str, int]
-    notes: tuple[str, ...]
-    bad: BadRows
+    table: Table  # its first rows, at most `MOST_ROWS`, with their labels as they are meant
+    evaluated: Table | None  # those of the evaluation file, if there is one
+    text_columns: tuple[str, ...]  # that are read as texts
+    label_column: str | None  # that is read as labels; None if none looks like it
+    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
+    labels: dict[str, int]  # rows of each label; none if there are no classes
+    notes: tuple[str, ...]  # what the readers warn of, such as rows between stray quotes
+    bad: BadRows  # that cannot be read
 
     @property
     def written_as(self) -> str:

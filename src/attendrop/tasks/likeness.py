@@ -100,17 +100,11 @@ def _order(values: Iterable[str]) -> Callable[[str], Any]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike rows are: mean cosines of their texts' TF-IDF vectors.
+    """How alike rows are: mean cosines of their texts' TF-IDF vectors."""
 
-    Attributes:
-        within: Of two rows of the same class.
-        between: Of two rows of different classes.
-        nearest: Of a row and the row of its class that is most like it.
-    """
-
-    within: float
-    between: float
-    nearest: float
+    within: float  # of two rows of the same class
+    between: float  # of two rows of different classes
+    nearest: float  # of a row and the row of its class that is most like it
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:

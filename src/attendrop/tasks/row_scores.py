@@ -28,17 +28,11 @@ _LEAST_GROUPS = 5
 
 @dataclass(frozen=True)
 class RowScores:
-    """A score, divided among its evaluation rows.
+    """A score, divided among its evaluation rows."""
 
-    Attributes:
-        values: One for each row, whether it is right; or one for each block of rows, the jackknife's pseudo-value.
-        rows: Number of rows.
-        data: Hash of the rows; only scores on the same rows can be paired.
-    """
-
-    values: Array
+    values: Array  # one for each row, whether it is right; or for each block of rows, the jackknife's pseudo-value
     rows: int
-    data: str
+    data: str  # hash of the rows; only scores on the same rows can be paired
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: bits, in base64, of rows that are right or wrong, otherwise numbers."""

@@ -23,52 +23,32 @@ _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a task as its file has it.
+    """A row of a task as its file has it."""
 
-    Attributes:
-        file: Its file, or data set on the hub, for messages.
-        place: Where it is in the file, such as "line 7".
-        inputs: Values of the head's inputs, such as two texts.
-        label: Its label, or on the hub the id of its class; None: not known. Of all rows of a split, or of none.
-        others: Further columns: "index" (by default, the row's number), and those of ``Task``.
-    """
-
-    file: str | Path
-    place: str
-    inputs: tuple[Any, ...]
-    label: Any = None
-    others: Mapping[str, Any] = field(default_factory=dict)
+    file: str | Path  # or data set on the hub, for messages
+    place: str  # where it is in the file, such as "line 7"
+    inputs: tuple[Any, ...]  # of the head, such as two texts
+    label: Any = None  # or on the hub the id of its class; None: not known. Of all rows of a split, or of none
+    others: Mapping[str, Any] = field(default_factory=dict)  # "index" (default: the row's number), and those of `Task`
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a task in a folder of its own, and its data sets on the hub.
-
-    Attributes:
-        task: The task.
-        folders: Names of its folder, in lower case without dashes; in messages, the first one.
-        file_names: By split, of each of its files the names or patterns that it may have: of several such files, the
-            first is read.
-        read: Function that reads the rows of a split from its files.
-        hub: Names of the data sets on the hub, each with that of its configuration if it has several; none: the task is
-            not there.
-        of_hub: Function that reads the rows of a data set of the hub, given its name.
-        labels: How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
-        hub_splits: Names of the splits on the hub, where they are others.
-        revision: Revision on the hub.
-        within: Folder of a group of tasks, which may hold the task's folder.
-    """
+    """Files of a task in a folder of its own, and its data sets on the hub."""
 
     task: Task
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
+    # By split, of each of its files the names or patterns that it may have: of several such files, the first is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
-    read: Callable[[Sequence[Path], str], Iterable[Row]]
+    read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
+    # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
     hub: tuple[tuple[str, ...], ...] = ()
-    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None
+    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None  # reads the rows of a data set, given its name
+    # How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
     labels: tuple[str, ...] | None = None
-    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
-    revision: str | None = None
-    within: str | None = None
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})  # where names are others
+    revision: str | None = None  # on the hub
+    within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
         """Load splits, see :func:`attendrop.tasks.registry.load_task`."""
@@ -223,24 +203,15 @@ class TabbedFile:
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
-
-    Attributes:
-        texts: Columns of the texts.
-        label: Column of the labels.
-        header: The columns of files that have no header line.
-        index: Column with the ids of rows; where it has no whole number, rows are numbered.
-        groups: Columns of groups.
-        tests_have_labels: Whether test files have labels.
-        read_label: Function that converts a label, given the place of its row.
     """
 
     texts: tuple[str, ...]
     label: str
-    header: tuple[str, ...] = ()
-    index: str = "index"
+    header: tuple[str, ...] = ()  # the columns of files that have no header line
+    index: str = "index"  # column with the ids of rows; where it has no whole number, rows are numbered
     groups: tuple[str, ...] = ()
     tests_have_labels: bool = False
-    read_label: Callable[[str, str], Any] = lambda label, place: label
+    read_label: Callable[[str, str], Any] = lambda label, place: label  # converts a label, given the place of its row
 
     def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
         """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""

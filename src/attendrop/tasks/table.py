@@ -21,19 +21,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that was skipped.
-
-    Attributes:
-        file: Path of the file.
-        place: Where in the file the row is, such as "line 7", or where in the folder, such as "cats/1.jpg".
-        reason: What is wrong with it.
-        row: Its content: values by column, or what could be read of a row that has no columns.
-    """
+    """A row that was skipped."""
 
     file: str
-    place: str
+    place: str  # where in the file it is, such as "line 7", or in the folder, such as "cats/1.jpg"
     reason: str
-    row: Any
+    row: Any  # values by column, or what could be read of a row that has no columns
 
 
 class BadRows:
@@ -95,23 +88,14 @@ _NUL_PROBLEM = "it has a NUL character, which no text has"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file.
-
-    Attributes:
-        path: The file.
-        columns: The header.
-        rows: One value per column: strings in CSV and TSV, typed values in other formats.
-        places: Where each row is: "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1.
-        index: Number of each row in the file, from 0, invalid rows included.
-        delimiter: Separator of the columns in CSV and TSV files.
-    """
+    """Rows of a file."""
 
     path: Path
     columns: list[str]
-    rows: list[list[Any]]
-    places: list[str]
-    index: list[int]
-    delimiter: str = ""
+    rows: list[list[Any]]  # one value per column: strings in CSV and TSV, typed values in other formats
+    places: list[str]  # "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1
+    index: list[int]  # number of each row in the file, from 0, invalid rows included
+    delimiter: str = ""  # separator of the columns in CSV and TSV files
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""

@@ -47,18 +47,12 @@ _ATTRIBUTED = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of model outputs.
+    """A score of model outputs."""
 
-    Attributes:
-        score: Function that computes it from labels and outputs, one row per example.
-        span: Largest possible difference of two scores.
-        selects: Whether models can be selected by it, because greater is better.
-        right: Function that tells of each row whether it is right; None: the score is not the fraction of these rows.
-    """
-
-    score: Callable[[Array, Array], float]
-    span: float = 1.0
-    selects: bool = True
+    score: Callable[[Array, Array], float]  # of labels and outputs, one row per example
+    span: float = 1.0  # largest possible difference of two scores
+    selects: bool = True  # whether models can be selected by it, because greater is better
+    # Tells of each row whether it is right; None: the score is not the fraction of these rows.
     right: Callable[[Array, Array], Array] | None = None
 
     @classmethod

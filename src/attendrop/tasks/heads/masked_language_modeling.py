@@ -35,17 +35,11 @@ _SCORED = "scored"
 
 @dataclass(frozen=True)
 class PredictedTokens(WrittenText):
-    """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random.
+    """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random."""
 
-    Attributes:
-        ids: The most likely token at each masked position.
-        written: The predicted tokens as they are written; None for a mask beyond the maximum length.
-        probabilities: Probability of each of these.
-    """
-
-    ids: tuple[int, ...] = ()
-    written: tuple[str | None, ...] = ()
-    probabilities: tuple[float | None, ...] = ()
+    ids: tuple[int, ...] = ()  # the most likely token at each masked position
+    written: tuple[str | None, ...] = ()  # these as they are written; None for a mask beyond the maximum length
+    probabilities: tuple[float | None, ...] = ()  # of each of these
 
 
 @dataclass(frozen=True)

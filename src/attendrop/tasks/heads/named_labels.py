@@ -20,13 +20,9 @@ _SHOWN = 10
 
 
 class NamedLabels(Head):
-    """Head whose labels are made of names, ``label_names``: one or several for each row.
+    """Head whose labels are made of names, ``label_names``: one or several for each row."""
 
-    Attributes:
-        label_noun: What a value in a file is called, a name, and several names.
-    """
-
-    label_noun: ClassVar[tuple[str, str, str]]
+    label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
 
     @property
     def answers(self) -> tuple[str, ...]:

@@ -253,19 +253,12 @@ def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logit
 
 @dataclass(frozen=True)
 class SpanAnswer:
-    """The best answer to a question.
-
-    Attributes:
-        text: The answer.
-        start: Its first character in the text.
-        score: Its score: the sum of two logits.
-        none_score: Score of there being no answer.
-    """
+    """The best answer to a question."""
 
     text: str
-    start: int
-    score: float
-    none_score: float
+    start: int  # its first character in the text
+    score: float  # the sum of two logits
+    none_score: float  # of there being no answer
 
     @property
     def scores(self) -> tuple[float, float]:

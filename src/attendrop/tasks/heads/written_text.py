@@ -29,17 +29,11 @@ DEFAULT_NEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class WrittenText:
-    """Output for a row.
+    """Output for a row."""
 
-    Attributes:
-        text: What the model wrote; empty if it was not asked to.
-        log_likelihood: Log-likelihood of the reference; 0 without one.
-        tokens: Number of tokens of the reference.
-    """
-
-    text: str
-    log_likelihood: float = 0.0
-    tokens: int = 0
+    text: str  # what the model wrote; empty if it was not asked to
+    log_likelihood: float = 0.0  # of the reference
+    tokens: int = 0  # of the reference
 
     @property
     def scores(self) -> float:
@@ -152,14 +146,11 @@ def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]
 
 
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the log-likelihood of the labels of each row, and count these.
+    """Compute the log-likelihood of the labels of each row, and count these: ``(batch, 2)``, in float32.
 
     Args:
         logits: ``(batch, n, tokens)``, at the positions that predict the labels.
         labels: ``(batch, n)``, -100 where there is none.
-
-    Returns:
-        Both numbers, ``(batch, 2)``, in float32.
     """
     losses = functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     return torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
