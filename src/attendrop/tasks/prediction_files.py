@@ -197,11 +197,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
-    """Return the format of a file of predictions.
-
-    Args:
-        path: The file; "-" is standard output.
-        format: One of ``FORMATS``; by default, the extension of ``path``, and "csv" for standard output.
+    """Return the format of a file of predictions: by default its extension, and "csv" for standard output, "-".
 
     Raises:
         AttendropError: The format is unknown.

@@ -182,9 +182,6 @@ logits = model(**inputs).logits"""
     def with_unknown(self, labels: Sequence[Any]) -> Self:
         """Return the head with those of some labels that it does not know among its ``unknown_names``.
 
-        Args:
-            labels: Values of a file, without a :meth:`value_problem`.
-
         Raises:
             AttendropError: There can be none in this kind of task.
         """
@@ -228,11 +225,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """With label type "auto", tell whether all labels of the files are of this kind.
-
-        Args:
-            tables: As for :meth:`from_labels`; the head :meth:`may_read` the texts and :meth:`may_label`.
-            column: As for :meth:`from_labels`.
+        """With label type "auto", tell whether all labels, as for :meth:`from_labels`, are of this kind.
 
         Raises:
             AttendropError: It is unclear.
@@ -246,12 +239,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Return the table with paths of input files, if it has any, that can be opened from the working directory.
-
-        Args:
-            table: Rows of a file.
-            columns: Its text columns, some of which may be missing.
-        """
+        """Return the table with paths of input files, if it has any, that the working directory can open."""
         return table
 
     @staticmethod
@@ -393,12 +381,9 @@ model = {load}(folder)
 {name} = {loader}.from_pretrained(folder{options})"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
-        """Fit a linear model of fixed features to targets, with as many outputs as the model has; None if none fits.
+        """Fit a linear model of features ``(rows, features)``, with the model's outputs, to targets; None if none fits.
 
-        Args:
-            features: ``(rows, features)``.
-            targets: As :meth:`targets` makes them.
-            balanced: Whether classes have equal weight, instead of rows.
+        With ``balanced``, classes have equal weight, instead of rows.
         """
         return None
 

@@ -313,11 +313,11 @@ class TokenRow:
 
 
 def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
-    """Tokenize texts, each to a row.
+    """Tokenize texts, each to a row; where a tokenizer does not tell words (it is not fast), each token is one.
 
     Args:
         texts: The texts.
-        tokenizer: The tokenizer. If it does not tell words (one that is not fast), each token is a word.
+        tokenizer: The tokenizer.
         max_length: In tokens, including special tokens; None: without a limit.
         pack: Join the texts, with the tokenizer's separator between them if it has one, and cut them into rows of
             ``max_length``; the last is shorter.
@@ -376,12 +376,7 @@ class TokenMasks:
         return not np.isin(ids, self._special).all()
 
     def mask(self, ids: Sequence[int], key: str, words: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """Mask a row.
-
-        Args:
-            ids: Token ids of the row, without padding.
-            key: Of the random numbers.
-            words: The word of each token, to choose whole words; None chooses tokens.
+        """Mask a row without padding; ``words``, the word of each token, chooses whole words.
 
         Returns:
             The ids with masks, and the labels: the ids of the chosen tokens, and -100 elsewhere.

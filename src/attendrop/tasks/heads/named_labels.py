@@ -87,10 +87,7 @@ MOST_LISTED = 12
 def count_lines(counts: Sequence[Mapping[str, int]], title: str, form: str = "{} to {}") -> list[list[str]]:
     """Return the lines of a table with the counts of each class in each part.
 
-    Args:
-        counts: Counts by class, of each part.
-        title: Title of a line with the smallest and the largest, instead of a line for each of more than 12 classes.
-        form: Form of these two.
+    Of more than 12 classes, one line, with this title, has the smallest and the largest count in this form.
     """
     if len(counts[0]) <= MOST_LISTED:
         return [[f"  {name}", *(str(part[name]) for part in counts)] for name in counts[0]]

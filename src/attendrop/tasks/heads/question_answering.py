@@ -327,12 +327,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @lru_cache(maxsize=100_000)
 def answer_scores(answer: str, accepted: tuple[str, ...]) -> tuple[float, float]:
-    """Return the exact match and the F1 of an answer with the nearest of those accepted, as SQuAD defines them.
-
-    Args:
-        answer: The answer; empty: none.
-        accepted: The accepted answers; none: there is no answer.
-    """
+    """Return the exact match and the F1 of an answer, empty for none, with the nearest of those accepted, as SQuAD."""
     given = _words(answer)
     matches, f1s = zip(*(_scores(given, _words(each)) for each in accepted or ("",)), strict=True)
     return max(matches), max(f1s)

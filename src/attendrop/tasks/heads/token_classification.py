@@ -302,10 +302,6 @@ def entity_scores(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[st
     """Compute precision, recall and F1 of entities, over all types; each is 0 where it is undefined.
 
     An entity counts as found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
-
-    Args:
-        gold: Tags of each sentence.
-        predicted: Tags of the same sentences.
     """
     pairs = [(entities(tuple(one)), entities(tuple(other))) for one, other in zip(gold, predicted, strict=True)]
     right = sum(len(one & other) for one, other in pairs)
