@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from attendrop.tasks.glue import GLUE, GlueTask
+from attendrop.tasks.glue import GLUE, submitted
+from attendrop.tasks.sources import Source
 from helpers.tiny import sentence
 
 TRAIN_ROWS, OTHER_ROWS = 60, 12
@@ -14,9 +15,9 @@ TRAIN_ROWS, OTHER_ROWS = 60, 12
 def write_stand_ins(folder: Path) -> Path:
     """Write the files below ``folder``, laid out like ``$ATTENDROP_DATA``."""
     for source in GLUE.values():
-        for split, name in source.file_names.items():
+        for split, ((name,),) in source.file_names.items():
             if not split.startswith("test"):
-                _write(folder / "glue" / source.folder / name, _glue_file(source, *_numbers(split)))
+                _write(folder / "glue" / source.folders[0] / name, _glue_file(source, *_numbers(split)))
     for name in ("train", "test"):
         numbers = range(*_numbers(name))
         records = [json.dumps({"text": sentence(number), "label": ("neg", "pos")[number % 2]}) for number in numbers]
@@ -63,8 +64,8 @@ def _numbers(split: str) -> tuple[int, int]:
     return (0, TRAIN_ROWS) if split == "train" else (TRAIN_ROWS, TRAIN_ROWS + OTHER_ROWS)
 
 
-def _glue_file(source: GlueTask, first: int, end: int) -> str:
-    file = source.file
+def _glue_file(source: Source, first: int, end: int) -> str:
+    file = source.read.__self__  # the reader of its files
     header = file.header or (*file.texts, file.label)
     lines = [] if file.header else ["\t".join(header)]
     for number in range(first, end):
@@ -74,6 +75,5 @@ def _glue_file(source: GlueTask, first: int, end: int) -> str:
     return "\n".join(lines)
 
 
-def _label(source: GlueTask, number: int) -> str:
-    classes = len(source.labels)
-    return source.write(number % classes if classes else number % 6)
+def _label(source: Source, number: int) -> str:
+    return submitted(source, number % len(source.labels or range(6)))

@@ -18,7 +18,7 @@ from attendrop import cli
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling
 from attendrop.runs.train import train as train_run
-from attendrop.tasks.heads.masked_tokens import TokenMasks
+from attendrop.tasks.heads.masked_language_modeling import TokenMasks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 AD_DROP = ("--method", "ad-drop", "--set", "cross_tuning=false")

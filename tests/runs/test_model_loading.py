@@ -189,7 +189,7 @@ def test_minilm_from_cache_or_hub_is_checked_too(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "model.safetensors").write_bytes(b"something else")
     with pytest.raises(AttendropError, match="is not the expected minilm"):
         resolve_model("minilm")
-    monkeypatch.setattr(models, "MINILM_SHA256", models.sha256(tmp_path / "model.safetensors"))
+    monkeypatch.setattr(models, "MINILM_SHA256", models.known_sha256(tmp_path / "model.safetensors"))
     assert resolve_model("minilm") == str(tmp_path)
 
 

@@ -13,7 +13,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.table_files import read_chunks, read_table
 
@@ -46,12 +45,8 @@ def load_train(name: str, **options: object) -> TaskData:
     ("name", "content"),
     [
         ("a.csv", "text,label\none,0\ntwo,1\n"),
-        ("a.CSV", "text,label\none,0\ntwo,1"),
-        ("bom.csv", b"\xef\xbb\xbftext,label\none,0\ntwo,1\n"),
-        ("blank-first-line.csv", "\ntext,label\none,0\ntwo,1\n"),
         ("crlf.csv", "text,label\r\none,0\r\ntwo,1\r\n"),
-        ("blank-lines.csv", "text,label\none,0\n\ntwo,1\n\n\n"),
-        ("other-columns.csv", 'id,label,text\n7,0,one\n8,1,"two"\n'),
+        ("blank-lines.csv", "\ntext,label\none,0\n\ntwo,1\n\n\n"),
         ("spaces.csv", "label,text\n 0,one\n1 ,two\n"),
         ("a.tsv", "text\tlabel\none\t0\ntwo\t1\n"),
         ("a.jsonl", '{"text": "one", "label": 0}\n\n{"label": 1, "text": "two"}\n'),
@@ -92,11 +87,8 @@ def test_two_text_columns_and_all_splits(folder: Path) -> None:
         (["0.0", "1.0", "0."], "auto", ("0", "1"), [0, 1, 0]),  # as pandas writes integers with gaps
         (["1", "2.5", "3.0"], "auto", (), [1.0, 2.5, 3.0]),
         (["1e-3", "-.5", "+2."], "auto", (), [0.001, -0.5, 2.0]),
-        (["1", "2", "3"], "number", (), [1.0, 2.0, 3.0]),
         (["1.5", "2.0", "1.5"], "class", ("2", "1.5"), [1, 0, 1]),
-        (["3", "3+", "2"], "class", ("2", "3", "3+"), [1, 2, 0]),
         (["3", "1_0", "inf"], "class", ("3", "1_0", "inf"), [0, 1, 2]),  # Python would take two more for numbers
-        (["0,5", "10%"], "class", ("0,5", "10%"), [0, 1]),
     ],
 )
 def test_labels(folder: Path, labels: list[str], label_type: str, names: tuple[str, ...], ids: list[float]) -> None:
@@ -123,7 +115,6 @@ def test_numbers_in_other_notations_are_asked_about(folder: Path, labels: list[s
     ("labels", "message"),
     [
         (["10%", "much"], r"the labels '10%' \(a.csv, line 2\) look like numbers, but are read as classes"),
-        (["yes", "N/A"], r"column 'label': the labels 'N/A' \(a.csv, line 3\) are read as classes; if they stand for"),
         (["yes", "None", "-"], r"the labels 'None' \(a.csv, line 3\), '-' \(a.csv, line 4\) are read as classes"),
     ],
 )
@@ -143,6 +134,10 @@ def test_one_decimal_point_in_any_file_means_numbers(folder: Path) -> None:
 
 
 def test_json_and_parquet_numbers_and_booleans(folder: Path) -> None:
+    table = read_table(write("a.jsonl", '{"text": "a"}\n{"text": "b", "note": 1}'))
+    assert (table.columns, table.rows) == (["text", "note"], [["a", None], ["b", 1]])
+    with pytest.raises(AttendropError, match=r"a\.parquet, row 2, column 'label': the label is empty\."):
+        load_train(write_parquet("a.parquet", text=["a", "b"], label=[1, None]))
     assert load_train(write_parquet("f.parquet", text=["a", "b"], label=[1.0, 2.5])).task.kind == "regression"
     names = load_train(write("b.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}')).task.label_names
     assert names == ("False", "True")
@@ -153,46 +148,34 @@ def test_classes_of_a_saved_run(folder: Path) -> None:
     options = {"text_columns": ["text"], "label_column": "label"}
     data = load_files(eval_file=name, head=Classification(("yes", "maybe", "no")), **options)
     assert data.splits["dev"]["label"] == [0, 0] and data.task.label_names == ("yes", "maybe", "no")
-    numbers = load_files(eval_file=write("n.csv", "text,label\na,1\n"), head=Regression(), **options)
-    assert numbers.task.kind == "regression" and numbers.splits["dev"]["label"] == [1.0]
     predicted = load_files(predict_file=name, head=Classification(("yes", "no")), text_columns=["text"])
     assert predicted.splits["test"].column_names == ["text", "index"]
 
 
 BAD_FILES = [
-    ("a.csv", "", "a.csv is empty."),
     ("a.csv", "\n \n", "a.csv is empty."),
     ("a.csv", "text,label\n", "a.csv has no rows."),
     ("a.csv", "txt,label\na,b\n", "a.csv has no column 'text'; did you mean 'txt'?"),
     ("a.csv", "x,y\na,b\n", "a.csv has no column 'text'; its columns are 'x', 'y'."),
-    ("a.csv", "text,lable\na,b\n", "a.csv has no column 'label'; did you mean 'lable'?"),
-    ("a.tsv", "Is it, in short, good?\na\n", "a.tsv has no column 'text'; its columns are 'Is it, in short, good?'."),
     ("a.csv", "text,label\na,yes\nb,no,no\n", "a.csv, line 3: 3 fields where the header has 2"),
     ("a.csv", 'text,label\n"a\nb",yes\nc\n', "a.csv, line 4: 1 field where the header has 2"),
     ("a.csv", 'text,label\na,yes\n"b,no\nc,no\n', "a.csv, line 3: broken quoting (unexpected end of data)"),
-    ("a.csv", 'text,label\n"a" b,yes\n', "a.csv, line 2: broken quoting"),
     ("a.tsv", 'text\tlabel\n"I know,\tno\nit is fine."\tno\n', "a.tsv, line 2: a field begins with a quote"),
     ("a.csv", b"text,label\n\xc3\xa4\xc3\xb6,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
-    ("a.csv", b"\x1f\x8b\x08\n", "a.csv is not a readable gzip file"),
     ("a.csv", gzip.compress(GOOD.encode() * 99)[:-9], "a.csv is not a readable gzip file"),
     ("a.csv", GOOD.encode("utf-16")[:-1], "a.csv is broken UTF-16"),
     ("a.csv", b"PK\x03\x04\x14\0", "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it"),
     ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
-    ("a.jsonl", '{"text": "a", "label": "\\u0000"}\n', "a.jsonl, line 1, column 'label': it has a NUL character"),
     ("a.jsonl", '{"text": ["a", "\\u0000"], "label": ["X", "O"]}\n', "column 'text': it has a NUL character"),
     ("a.csv", "text,label\na,yes\n ,no\n", "a.csv, line 3, column 'text': the text is empty."),
     ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
     ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),
-    ("a.csv", "text,label\na,1\nb,no\n", "'label': the labels mix numbers, such as '1' (a.csv, line 2), with text"),
     ("a.csv", "text,label\na,1.5\nb,1e999\n", "line 3, column 'label': the label '1e999' is not a finite number."),
     ("a.csv", "text,label\na,1.5\nb,-1e308\n", "line 3, column 'label': the label '-1e308' is too large to train on"),
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
     ("a.jsonl", '{"text": "a", "text": "b"}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
-    ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "a.jsonl, line 2, column 'label': the label is empty."),
-    ("a.jsonl", '{"text": "a", "label": NaN}\n', "a.jsonl, line 1, column 'label': the label is NaN."),
-    ("a.jsonl", '{"text": 5, "label": 1}\n', "a.jsonl, line 1, column 'text': 5 is not text."),
     ("a.jsonl", '{"text": "a", "label": {"b": 1}}\n', "column 'label': {'b': 1} is neither a class nor a number."),
     (
         "scores.csv",
@@ -206,7 +189,6 @@ BAD_FILES = [
     ),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
     ("a.xml", "text", "unknown extension '.xml'; give a file with one of .csv, .tsv, .xlsx, .jsonl, .parquet"),
-    ("a.xls", "text", "a.xls has the unknown extension '.xls'; save it as .xlsx, or as CSV in UTF-8."),
     ("a.json", "[]", "a.json has the unknown extension '.json'; save it as JSON lines, .jsonl, with an object"),
 ]
 
@@ -227,9 +209,8 @@ SWALLOWED = {
 
 
 @pytest.mark.parametrize(("quoted", "pairs", "places"), SWALLOWED.values(), ids=SWALLOWED)
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rows_between_stray_quotes_are_warned_of(
-    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str, end: str
+    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str
 ) -> None:
     """Such a file is legal CSV, with a field that has line breaks, but the rows are gone."""
     texts = [f"row {n}" for n in range(80)] + [quoted]
@@ -237,13 +218,13 @@ def test_rows_between_stray_quotes_are_warned_of(
         texts[first], texts[last] = f'"well,{texts[first]}' if first == last else f'"{texts[first]}', f'{texts[last]}"'
     rows = [f"{text},{'no' if n % 2 else 'yes'}" for n, text in enumerate(texts)]
     with pytest.warns(UserWarning) as caught:
-        data = load_train(write("a.csv", end.join(["text,label", *rows])))
+        data = load_train(write("a.csv", "\r\n".join(["text,label", *rows])))
     assert len(data.splits["train"]) == 81 - sum(last - first for first, last in pairs)
     (message,) = (str(warning.message) for warning in caught)
     assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")
 
 
-@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "one\ntwo", "a\n\nb, c, d", "It was fine, good\nNo"])
+@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "a\n\nb, c, d", "It was fine, good\nNo"])
 def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None:
     rows = [f"row {n},{'bad' if n % 2 else 'good'}\n" for n in range(9)]
     name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",good\n']))
@@ -252,21 +233,9 @@ def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None
         assert load_train(name).splits["train"]["text"][-1] == text
 
 
-@pytest.mark.parametrize(("label_type", "kind"), [("class", "classification"), ("number", "regression")])
-def test_many_whole_numbers_are_what_one_says(folder: Path, label_type: str, kind: str) -> None:
-    name = write("a.csv", "text,label\n" + "".join(f"text,{n}\n" for n in range(60)))
-    assert load_train(name, label_type=label_type).task.kind == kind
-
-
-def test_many_classes_of_several_rows_each_need_no_word(folder: Path) -> None:
-    name = write("a.csv", "text,label\n" + "".join(f"text,intent {n % 77}\n" for n in range(5 * 77)))
-    assert load_train(name).task.num_labels == 77
-
-
-@pytest.mark.parametrize(("train", "dev"), [("0", "0.0"), ("0.0", "0")])
-def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str, dev: str) -> None:
-    write("train.csv", f"text,label\na,{train}\nb,1\n")
-    write("dev.csv", f"text,label\na,{dev}\nb,1.0\n")
+def test_whole_numbers_are_one_class_in_both_spellings(folder: Path) -> None:
+    write("train.csv", "text,label\na,0.0\nb,1\n")
+    write("dev.csv", "text,label\na,0\nb,1.0\n")
     data = load_files(train_file="train.csv", eval_file="dev.csv", text_columns=["text"], label_column="label")
     assert data.task.label_names == ("0", "1") and data.splits["dev"]["label"] == [0, 1]
     columns = {"text_columns": ["text"], "label_column": "label"}
@@ -282,13 +251,9 @@ def test_labels_that_training_lacks_can_be_kept(folder: Path) -> None:
     assert (data.task.label_names, data.task.unknown_names) == (("no", "yes"), ("maybe", "never"))
     assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.head.num_classes == 2
     assert [row.place for row in data.skipped] == ["line 7"]
-
-
-@pytest.mark.parametrize("label_type", ["number", "labels"])
-def test_other_labels_that_training_lacks_are_refused(folder: Path, label_type: str) -> None:
-    write("a.csv", "text,label\na,1\nb,2\n")
+    assert data.task.head.unknown_counts([1, 2, 0, 3, 2]) == {"maybe": 2, "never": 1}
     with pytest.raises(AttendropError, match="unknown-labels 'wrong' is for classes and for tags of words"):
-        load_train("a.csv", eval_file="a.csv", label_type=label_type, unknown_labels="wrong")
+        load_train("train.csv", eval_file="dev.csv", label_type="labels", unknown_labels="wrong", skip_bad_rows=True)
 
 
 TAGGED = "text,label\na,urgent\nb,vip\nc,urgent|vip\nd,\n"
@@ -301,22 +266,6 @@ def test_an_empty_label_beside_joined_ones_is_no_mistake_of_the_row(folder: Path
     assert load_train(name, label_type="labels").task.label_names == ("urgent", "vip")
     with pytest.raises(AttendropError, match=r"the label is empty\. Correct it"):
         load_train(name, label_type="class")
-
-
-@pytest.mark.parametrize(
-    ("labels", "joined"),
-    [
-        (["urgent", "vip", "urgent|vip"], True),
-        (["a", "b", "b; a"], True),
-        (["a", "b", "a,b"], True),
-        (["yes", "no", "yes, but", "|"], False),
-        (["a|b", "c"], False),
-    ],
-)
-def test_classes_that_are_others_joined_are_warned_of(folder: Path, labels: list[str], joined: bool) -> None:
-    head = Classification(tuple(labels))
-    warned = head.label_warnings({"classes": dict.fromkeys(labels, 1)})
-    assert ["set --label-type labels" in warning for warning in warned] == [True] * joined
 
 
 UGLY = [
@@ -340,16 +289,17 @@ def test_bad_rows_are_left_out_and_listed_when_asked(
     data = load_train(name, label_type=label_type, skip_bad_rows=True)
     train = data.splits["train"]
     assert train["text"] == ["good", "fine"] and train["index"] == [0, len(places) + 1]
-    assert sorted(row.place for row in data.skipped) == places
     write_skipped("skipped.jsonl", data.skipped)
     listed = [json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines()]
-    assert sorted(row["place"] for row in listed) == places and all(row["file"] == name for row in listed)
+    assert [row["place"] for row in listed] == places and all(row["file"] == name for row in listed)
 
 
-def test_skipped_rows_say_why_and_what(folder: Path) -> None:
-    name = write("a.csv", "text,label\ngood,yes\n ,no\nfine,no\n")
-    (row,) = load_train(name, skip_bad_rows=True).skipped
-    assert (row.reason, row.row) == ("column 'text': the text is empty", {"text": " ", "label": "no"})
+def test_skipped_rows_are_listed_in_the_order_of_the_file_with_why_and_what(folder: Path) -> None:
+    name = write("a.csv", "text,label\ngood,yes\nbad,\n" + "fine,no\n" * 6 + " ,no\n")
+    write_skipped("skipped.jsonl", load_train(name, skip_bad_rows=True).skipped)
+    first, second = (json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines())
+    assert (first["place"], first["reason"]) == ("line 3", "column 'label': the label is empty")
+    assert (second["place"], second["row"]) == ("line 10", {"text": " ", "label": "no"})
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -373,25 +323,12 @@ def test_missing_file_and_folder(folder: Path) -> None:
         load_train("folder.csv")
 
 
-def test_bad_parquet_values(folder: Path) -> None:
-    with pytest.raises(AttendropError, match=r"a\.parquet, row 2, column 'label': the label is empty\."):
-        load_train(write_parquet("a.parquet", text=["a", "b"], label=[1, None]))
-    with pytest.raises(AttendropError, match=r"a\.parquet, row 1, column 'text': the text is NaN\."):
-        load_train(write_parquet("a.parquet", text=[float("nan")], label=[1]))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"text_columns": []}, "0 text columns are given; give 1 or 2."),
-        (
-            {"train_file": "three.csv", "text_columns": ["a", "b", "c"], "label_type": "class"},
-            "3 text columns are given; give 1 or 2.",
-        ),
         ({"text_columns": ["text", "text"]}, "the column 'text' is given twice"),
-        ({"text_columns": ["label"]}, "the column 'label' is given twice"),
         ({"label_type": "numbr"}, "there is no label type 'numbr'; did you mean 'number'?"),
-        ({"label_type": "number"}, "good.csv, line 2, column 'label': the label 'yes' is not a finite number."),
         ({"label_column": None}, "no label column is given"),
         ({"train_file": None}, "no file is given; give at least one"),
         ({"train_file": None, "predict_file": "good.csv"}, "a file for prediction does not define the classes"),
@@ -409,7 +346,6 @@ def test_bad_request(folder: Path, options: dict[str, object], message: str) -> 
     write("new.csv", "text,label\na,yess\n")
     write("far.csv", "text,label\na,maybe\n")
     write("int.csv", "text,label\na,1\n")
-    write("three.csv", "a,b,c,label\nx,y,z,yes\n")
     with pytest.raises(AttendropError) as caught:
         load_files(**{"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"} | options)
     assert message in str(caught.value)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -25,9 +23,8 @@ TEXT = 'text;label\n"Größe, Preis";ja\n"zwei\nZeilen";nein\n“gut”;ja\n'
 
 @pytest.mark.filterwarnings("ignore:.*Windows-1252, which is a guess")
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("packed", [False, True])
-def test_encodings_are_found(tmp_path: Path, encoding: str, packed: bool) -> None:
-    content = TEXT.encode(encoding)
+def test_encodings_are_found(tmp_path: Path, encoding: str) -> None:
+    content, packed = TEXT.encode(encoding), encoding.startswith("utf-16")
     path = tmp_path / ("a.CSV.gz" if packed else "a.csv")
     path.write_bytes(gzip.compress(content) if packed else content)
     assert encoding_of(path) == encoding
@@ -41,8 +38,7 @@ def test_a_guess_is_told(tmp_path: Path) -> None:
         read_table(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8-sig", True), ("utf-16", False)])
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, packed: bool, encoding: str) -> None:
     content = TEXT.encode(encoding)
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(content) if packed else content))
@@ -55,16 +51,13 @@ def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, pac
 @pytest.mark.parametrize(
     ("lines", "usual", "found"),
     [
-        (["text,label", "a,b"], ",", ","),
         (["text;label", "a;b"], ",", ";"),
-        (["text\tlabel", "a, b\tc"], ",", "\t"),
+        (["text, note|label|id", "x, y|z|w"], "\t", "|"),  # into the most columns
         (["text|label|id", "a|b|c", "a, b|c|d"], ",", "|"),
         (["text,label", "a;b;c,d"], ",", ","),  # the header decides
         (["a;b;c,d", "a,b", "c,d"], ",", ","),  # and most rows agree
         (["Is it, in short, good?", "a", "b"], "\t", "\t"),
-        (["text,label", "a,b"], "\t", ","),
         (["text;label"], ",", ";"),
-        (["text", "a;b"], ",", ","),
         (["", ""], ",", ","),
         (['"text";"label"', '"a;b";"c', 'd"'], ",", ";"),
     ],
@@ -74,15 +67,11 @@ def test_the_separator_is_the_one_that_divides_the_header(lines: list[str], usua
 
 
 def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n")
+    (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n,,,,,\n\ntwo,1,2,3,4,5\n")
     with pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"):
-        assert read_table(tmp_path / "a.csv").columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
-
-
-def test_rows_without_a_value_are_none(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text;label\none;yes\n;\n\ntwo;no\n;\n")
-    table = read_table(tmp_path / "a.csv")
-    assert (table.rows, table.places, table.index) == ([["one", "yes"], ["two", "no"]], ["line 2", "line 5"], [0, 1])
+        table = read_table(tmp_path / "a.csv")
+    assert table.columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
+    assert (table.places, table.index) == (["line 2", "line 5"], [0, 1])  # rows without a value are none
 
 
 def scores(folder: Path, separator: str, *labels: str) -> str:
@@ -101,8 +90,6 @@ def test_decimal_commas_are_read_where_semicolons_separate_columns(tmp_path: Pat
     assert chunk.columns["label"] == [0.5, -1.25, 3.0]
     with pytest.raises(AttendropError, match="look like numbers, but are not read as such"):
         load_files(train_file=scores(tmp_path, ",", "0,5", "1,5"), **options)
-    names = load_files(train_file=scores(tmp_path, ";", "0,5", "much"), label_type="class", **options).task.label_names
-    assert names == ("0,5", "much")
 
 
 # Workbooks ------------------------------------------------------------------------------------------------------------
@@ -140,11 +127,3 @@ def test_broken_workbooks_are_refused(tmp_path: Path) -> None:
         read_table(path)
     with pytest.raises(AttendropError, match=r"a\.xlsx has no rows"):
         read_table(workbook(path))
-
-
-def test_a_workbook_without_openpyxl_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04")
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    importlib.invalidate_caches()
-    with pytest.raises(AttendropError, match=r"run `pip install 'attendrop\[excel\]'`, or save the sheet as CSV"):
-        read_table(tmp_path / "a.xlsx")

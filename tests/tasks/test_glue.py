@@ -8,7 +8,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.registry import get_task, load_task, task_names
+from attendrop.tasks.registry import get_task, load_task
 
 ROWS = {
     "cola": ("CoLA/train.tsv", "src\t1\t\tIt works.\nsrc\t0\t*\tIt work.\n"),
@@ -53,18 +53,6 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
     return write_file
 
 
-def test_the_nine_tasks() -> None:
-    assert task_names()[:9] == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
-    assert get_task("cola").metric == "matthews_correlation"
-    assert (get_task("stsb").metric, get_task("stsb").kind, get_task("stsb").num_labels) == ("pearson", "regression", 1)
-    assert {name: get_task(name).metric for name in ("mrpc", "qqp", "mnli")} == dict.fromkeys(
-        ("mrpc", "qqp", "mnli"), "accuracy"
-    )
-    assert get_task("mnli").label_names == ("entailment", "neutral", "contradiction")
-    assert get_task("rte").label_names == get_task("qnli").label_names == ("entailment", "not_entailment")
-    assert get_task("wnli").label_names == ("not_entailment", "entailment")
-
-
 @pytest.mark.parametrize("name", GLUE)
 def test_official_format(name: str, write: Callable[[str, str], Path]) -> None:
     path = write(*ROWS[name])
@@ -95,10 +83,10 @@ def test_lines_end_at_newlines_only_and_quotes_are_text(write: Callable[[str, st
     assert load_task("cola", data_dir=path.parents[2], splits=["dev"]).splits["dev"]["text"] == texts
 
 
-@pytest.mark.parametrize("root", ["", "glue", "glue/RTE"])
-def test_where_a_folder_is_found(root: str, write: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_where_a_folder_is_found(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     write(*ROWS["rte"])
-    assert len(load_task("rte", data_dir=tmp_path / root, splits=["train"]).splits["train"]) == 2
+    for root in ("", "glue", "glue/RTE"):
+        assert len(load_task("rte", data_dir=tmp_path / root, splits=["train"]).splits["train"]) == 2
 
 
 def test_mismatched_comes_with_matched(write: Callable[[str, str], Path]) -> None:
@@ -121,13 +109,14 @@ def test_environment_then_hub(
     monkeypatch.setattr("datasets.load_dataset", hub_without("wnli"))
     assert load_task("rte", splits=["train"]).source == f"local folder {tmp_path / 'glue' / 'RTE'}"
     assert load_task("cola", splits=["train"]).source == "Hugging Face hub nyu-mll/glue"
-    monkeypatch.setenv("ATTENDROP_DATA", str(tmp_path / "glue" / "RTE"))
-    assert load_task("rte", splits=["train"]).source == f"local folder {tmp_path / 'glue' / 'RTE'}"
-    assert load_task("mrpc", splits=["train"]).source == "Hugging Face hub nyu-mll/glue"
     with pytest.raises(
         AttendropError, match=r"wnli is not in a local folder, .* hub failed \(ConnectionError: no network"
     ):
         load_task("wnli", splits=["train"])
+
+
+def hub_columns(name: str) -> tuple[str, ...]:
+    return GLUE[name].of_hub.args[0]
 
 
 def hub_without(missing: str) -> Callable[..., Dataset]:
@@ -136,7 +125,7 @@ def hub_without(missing: str) -> Callable[..., Dataset]:
         if name == missing:
             raise ConnectionError("no network\nand much more")
         labels = Value("float32") if name == "stsb" else ClassLabel(names=get_task(name).label_names)
-        columns = GLUE[name].hub_columns
+        columns = hub_columns(name)
         features = Features({column: Value("string") for column in columns} | {"label": labels, "idx": Value("int32")})
         label = [-1, -1] if split.startswith("test") else [1, 0]
         rows = {column: [f"{split} {column}", "B"] for column in columns} | {"label": label, "idx": [4, 5]}
@@ -150,22 +139,21 @@ def test_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.load_dataset", hub_without("none"))
     splits = load_task(name, splits=["dev", "test"]).splits
     matched = "_matched" if name == "mnli" else ""
-    assert splits["dev"]["text"] == [f"validation{matched} {GLUE[name].hub_columns[0]}", "B"]
+    assert splits["dev"]["text"] == [f"validation{matched} {hub_columns(name)[0]}", "B"]
     assert splits["dev"]["label"] == [1, 0] and splits["dev"]["index"] == [4, 5]
     assert splits["test"]["text"][0].startswith(f"test{matched} ") and "label" not in splits["test"].column_names
     if name == "mnli":
         assert list(splits) == ["dev", "test", "dev_mismatched", "test_mismatched"]
         assert splits["dev_mismatched"]["text"][0] == "validation_mismatched premise"
         assert splits["test_mismatched"]["text"][0] == "test_mismatched premise"
+        assert "label" not in splits["test_mismatched"].column_names
 
 
 BAD_FILES = [
-    (RTE_HEADER + "0\tA\tB\tentailment\n1\tA\tentailment\n", "train.tsv, line 3: 3 fields instead of 4; 1 of "),
+    (RTE_HEADER + "0\tA\tB\tentailment\n" * 19 + "19\tA\tentailment\n", "line 21: 3 fields instead of 4; 1 of 20 rows"),
     (RTE_HEADER + "0\tA\tB\tentailment\n1\tA\t \tentailment\n", "train.tsv, line 3: an empty text or label"),
     (RTE_HEADER + "0\tA\tB\tEntailment\n", "train.tsv, line 2: the label 'Entailment' is not one of entailment"),
     (RTE_HEADER, "train.tsv has no rows."),
-    ("", "train.tsv is empty."),
-    ("index\tsentence\tsentence2\tlabel\n0\tA\tB\tentailment\n", "has no column 'sentence1'; did you mean"),
     ("index\tsentence1\tsentence2\n0\tA\tB\n", "train.tsv has no column 'label'; its header is 'index', 'sent"),
 ]
 
@@ -178,7 +166,7 @@ def test_bad_file(text: str, message: str, write: Callable[[str, str], Path]) ->
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("score", ["high", "5.1", "nan", "-1"])
+@pytest.mark.parametrize("score", ["high", "5.1", "nan"])
 def test_bad_score(score: str, write: Callable[[str, str], Path]) -> None:
     path = write("STS-B/train.tsv", ROWS["stsb"][1].replace("0.25", score))
     with pytest.raises(AttendropError, match=f"line 3: the score '{score}' is not a number from 0 to 5"):
@@ -204,10 +192,7 @@ def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> No
     ("name", "options", "message"),
     [
         ("rtee", {}, "there is no task 'rtee'; did you mean 'rte'?"),
-        ("RTE", {}, "there is no task 'RTE'; did you mean 'rte'?"),
-        ("xsum", {}, "there is no task 'xsum'; the tasks are cola, sst2"),
         ("rte", {"splits": ["tran"]}, "rte has no split 'tran'; did you mean 'train'?"),
-        ("rte", {"splits": ["ood"]}, "rte has no split 'ood'; it has train, dev, test."),
         ("rte", {"splits": ["test"]}, "has no file of rte test, such as 'test.tsv'."),
         ("sst2", {}, "holds neither 'glue/SST-2' nor 'SST-2', nor a file such as 'train.tsv'; name"),
         ("rte", {"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist; name"),

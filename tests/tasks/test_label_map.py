@@ -9,7 +9,7 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.label_map import label_counts, label_variants, read_label_map, write_label_map
+from attendrop.tasks.label_map import label_variants, read_label_map, write_label_map
 from attendrop.tasks.table import BadRows
 
 
@@ -21,16 +21,10 @@ from attendrop.tasks.table import BadRows
         ({"hotel": 30, "motel": 28}, []),  # as frequent: another word
         ({"entailment": 90, "not_entailment": 9, "positive": 90, "negative": 9}, []),
         ({"step 1": 90, "step 2": 2, "1": 50, "2": 1, "yes": 90, "yet": 1}, []),
-        ({"-": 3, "?": 2}, []),
     ],
 )
 def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:
     assert label_variants(counts) == groups
-
-
-def test_labels_are_counted_as_they_are_read() -> None:
-    assert label_counts([" a", "a ", "b", "", None, float("nan")], several=False) == {"a": 2, "b": 1}
-    assert label_counts(["a|b", "b; c", '["b"]', ["c"]], several=True) == {"b": 3, "c": 2, "a": 1}
 
 
 def test_a_draft_merges_the_likely_variants(tmp_path: Path) -> None:

@@ -86,8 +86,3 @@ def test_likeness_within_classes_and_between() -> None:
     assert alike.within > varied.within > varied.between
     assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
-
-
-def test_likeness_of_a_sample_of_rows_that_are_sorted_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.tasks.likeness._SAMPLE", 16)
-    assert class_likeness(rows_of().sort("label"), TASK) is not None

@@ -12,7 +12,6 @@ from helpers import tiny
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.registry import get_head
-from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
@@ -63,7 +62,7 @@ def test_windows_cover_all_tokens_and_overlap_by_a_quarter_at_least(tokenizer: A
 
 def test_windows_of_a_text_do_not_depend_on_the_rows_that_are_encoded_with_it(tokenizer: Any) -> None:
     task = TASK.with_long_texts("windows")
-    many = Dataset.from_dict({name: rows()[name][:] * 250 for name in ("text", "label")})  # more than a batch of map
+    many = Dataset.from_dict({name: rows()[name][:] * 201 for name in ("text", "label")})  # more than a batch of map
     found = encode(many, task, tokenizer, 10)
     assert found["document"][:] == sorted(found["document"][:])
     assert len(set(found["document"][:])) == len(many)
@@ -74,8 +73,6 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
     encoded = {"document": [4, 4, 7, 9, 9, 9], "labels": [1, 1, 0, 1, 1, 1]}
     raw = np.arange(12, dtype=np.float32).reshape(6, 2)
     means = np.array([raw[:2].mean(0), raw[2], raw[3:].mean(0)])
-    assert np.array_equal(document_means(raw, encoded), means)
-    assert of_documents(encoded["labels"], encoded) == [1, 0, 1]
     for kind, names in (("classification", ("no", "yes")), ("regression", ())):
         head = get_head(kind, names)
         tokenizer: Any = None

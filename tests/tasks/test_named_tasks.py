@@ -51,14 +51,14 @@ ARC_COPY = '"who, then?",a,b,c,d,B\nwhy?,a,b,c,,C\nlost?,,,,,1\nfive?,a,b,c,d,E\
 def squad(start: int) -> str:
     found = {"id": "1", "question": "Who sat?", "answers": [{"text": "The cat", "answer_start": start}]}
     none = {"id": "2", "question": "Who ran?", "answers": [], "is_impossible": True}
-    paragraph = {"context": "The cat sat on the mat.", "qas": [found, none]}
+    paragraph = {"context": "The cat sat on The cat.", "qas": [found, none]}
     return json.dumps({"data": [{"title": "Cats", "paragraphs": [paragraph]}]})
 
 
 SQUAD_ROWS = [
     {
         "question": question,
-        "context": "The cat sat on the mat.",
+        "context": "The cat sat on The cat.",
         "label": {"text": text, "answer_start": at},
         "index": n,
     }
@@ -77,10 +77,6 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
           "label": 1, "index": 0}],
     ),
     ("pawsx", {"pawsx/dev-en.tsv": "a b .\tb a .\t1\r\nc .\td .\t0\r\n"}, "dev", PAWSX_ROWS),
-    (
-        "pawsx", {"paws-x/en/dev_2k.tsv": "id\tsentence1\tsentence2\tlabel\n1\ta b .\tb a .\t1\n2\tc .\td .\t0\n"},
-        "dev", PAWSX_ROWS,
-    ),
     ("imdb", {"aclImdb/test.jsonl": IMDB_LINES}, "dev", IMDB_ROWS),
     ("imdb", {f"aclImdb/train/{of}/0_3.txt": f"a {of} film<br />" for of in ("neg", "pos")}, "train", IMDB_ROWS),
     ("swag", {"swag/val.csv": SWAG}, "dev", [SWAG_ROW]),
@@ -92,7 +88,6 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
         "arc", {f"ARC-V1-Feb2018-2/ARC-{name}/ARC-{name}-Dev.jsonl": ARC for name in ("Easy", "Challenge")}, "dev",
         [row | {"index": n} for n, row in enumerate(ARC_ROWS * 2)],
     ),
-    ("squad_v2", {"squad/train-v2.0.json": squad(0)}, "train", SQUAD_ROWS),
     ("squad_v2", {"squad/dev-v2.0.json": squad(2)}, "dev", SQUAD_ROWS),  # answers are moved to where they are
     (
         "conll2003", {"conll2003/eng.testa": CONLL}, "dev",  # IOB1, which becomes IOB2: B-ORG B-PER I-PER B-PER
@@ -106,10 +101,6 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
     (
         "wmt16-tr-en", WMT, "dev",
         [{"text": "bir", "label": "one", "index": 0}, {"text": "üç", "label": "three", "index": 2}],
-    ),
-    (
-        "wmt16-en-tr", WMT, "dev",
-        [{"text": "one", "label": "bir", "index": 0}, {"text": "three", "label": "üç", "index": 2}],
     ),
 ]  # fmt: skip
 
@@ -141,12 +132,8 @@ def test_official_files(
 @pytest.mark.parametrize(
     ("name", "files", "message"),
     [
-        ("hans", {HANS: "gold_label\tsentence1\n"}, "no column 'sentence2'"),
         ("hans", {HANS: HANS_HEADER + "entailment\ta\n"}, "line 2: 2 fields instead of 8"),
         ("pawsx", {"pawsx/dev-en.tsv": "a\tb\t2\n"}, "line 1: the label '2' is not one of 0, 1"),
-        ("pawsx", {"pawsx/dev-en.tsv": "a\tb\n"}, "line 1: 2 fields instead of 3"),
-        ("imdb", {"imdb/test.jsonl": '{"text": "a"}'}, "no column 'label'"),
-        ("imdb", {"imdb/test.jsonl": '{"text": "a", "label": "2"}'}, "the label '2' is not one of neg, pos"),
         (
             "swag",
             {"swag/val.csv": SWAG.replace(",2\n", ",4\n")},
@@ -156,11 +143,6 @@ def test_official_files(
         ("squad", {"squad/dev-v1.1.json": '{"data": [{}]}'}, "is not a file of SQuAD"),
         ("conll2003", {"conll2003/eng.testa": "a I-GPE\n"}, "line 1: the tag 'B-GPE' is not among"),
         ("ud", {"UD_German-GSD/de_gsd-ud-dev.conllu": UD}, "name a folder that has one"),
-        (
-            "wmt16-tr-en",
-            {"wmt16/tr-en/newsdev2016.tr": "a\n"},
-            r"no file of wmt16-tr-en dev, such as 'newsdev2016.en'\.",
-        ),
     ],
 )
 def test_missing_and_broken_files(name: str, files: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -185,16 +167,9 @@ def test_a_copy_of_arc_that_lost_choices_is_read_without_those_questions(tmp_pat
 CHOICES = {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}
 SWAG_HUB = {"sent1": ["A."], "sent2": ["B"], **{f"ending{n}": [f"e{n}"] for n in range(4)}, "label": [-1]}
 UPOS = {"upos": List(ClassLabel(names=["VERB", "_", "PRON"])), "head": List(Value("string"))}
-NER = {"ner_tags": List(ClassLabel(names=["O", "B-PER", "I-PER"]))}
 WORDS = {"tokens": List(Value("string"))}
 # Name of a task and split, what the hub has, the arguments with which it is asked, and the rows that are made of it.
 HUB: list[tuple[str, str, Dataset, list[tuple[str, ...]], list[dict[str, Any]]]] = [
-    (
-        "hans", "dev",
-        Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [1], "heuristic": ["subsequence"]}),
-        [("jhu-cogsci/hans", "validation")],
-        [{"text": "a", "text_pair": "b", "label": 1, "heuristic": "subsequence", "index": 0}],
-    ),
     (
         "arc", "dev", Dataset.from_dict({"question": ["why?"], "choices": [CHOICES], "answerKey": ["3"]}),
         [("allenai/ai2_arc", f"ARC-{name}", "validation") for name in ("Easy", "Challenge")],
@@ -213,15 +188,9 @@ HUB: list[tuple[str, str, Dataset, list[tuple[str, ...]], list[dict[str, Any]]]]
         [{"question": "Who?", "context": "A cat.", "label": {"text": ["cat"], "answer_start": [2]}, "index": 0}],
     ),
     (
-        "conll2003", "dev",  # sentences without words are left out
-        Dataset.from_dict({"tokens": [["Ann", "Lee"], []], "ner_tags": [[1, 2], []]}, features=Features(WORDS | NER)),
-        [("eriktks/conll2003", "validation", "refs/convert/parquet")],
-        [{"tokens": ["Ann", "Lee"], "label": [1, 2], "index": 0, "place": "row 1"}],
-    ),
-    (
         "ud", "dev",
-        Dataset.from_dict(
-            {"tokens": [["dont", "do", "I"]], "upos": [[1, 0, 2]], "head": [["None", "0", "1"]]},
+        Dataset.from_dict(  # sentences without words are left out
+            {"tokens": [["dont", "do", "I"], []], "upos": [[1, 0, 2], []], "head": [["None", "0", "1"], []]},
             features=Features(WORDS | UPOS),
         ),
         [("universal-dependencies/universal_dependencies", "en_ewt", "validation", "refs/convert/parquet")],

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
 
@@ -38,31 +39,16 @@ def scores_of(metric: str, count: int, key: int = 0) -> RowScores:
     return found
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1_macro", "matthews_correlation", "roc_auc"])
-@pytest.mark.parametrize("count", [99, 1000])
+@pytest.mark.parametrize(("metric", "count"), [("accuracy", 99), ("f1_macro", 99), ("roc_auc", 1000)])
 def test_the_mean_of_the_values_is_the_score(metric: str, count: int) -> None:
     expected = compute_scores(task(metric), *drawn(count))[metric]
     assert np.mean(scores_of(metric, count).values) == pytest.approx(expected, abs=0.3 / count)
 
 
-@pytest.mark.parametrize("metric", ["f1_macro", "matthews_correlation", "roc_auc"])
-def test_the_variance_of_the_values_is_that_of_the_score_on_other_rows(metric: str) -> None:
-    scores = [compute_scores(task(metric), *drawn(400, key))[metric] for key in range(200)]
-    found = scores_of(metric, 400).values
+def test_the_variance_of_the_values_is_that_of_the_score_on_other_rows() -> None:
+    scores = [compute_scores(task("f1_macro"), *drawn(400, key))["f1_macro"] for key in range(100)]
+    found = scores_of("f1_macro", 400).values
     assert np.std(found, ddof=1) / np.sqrt(len(found)) == pytest.approx(np.std(scores), rel=0.25)
-
-
-def test_numbers_have_blocks_too() -> None:
-    generator = np.random.default_rng(0)
-    labels = generator.normal(size=300)
-    outputs = (labels + generator.normal(size=300))[:, None]
-    found = row_scores(
-        task("pearson", "regression", NUMBERS), outputs, labels, rows_of([str(row) for row in range(300)])
-    )
-    assert found is not None and len(found.values) == 100
-    assert np.mean(found.values) == pytest.approx(np.corrcoef(labels, outputs[:, 0])[0, 1], abs=0.01)
-    # The standard error of a correlation is (1 - r^2) / sqrt(n) for normal values.
-    assert np.std(found.values, ddof=1) / 10 == pytest.approx(0.5 / np.sqrt(300), rel=0.3)
 
 
 def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
@@ -79,7 +65,7 @@ def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
     return found
 
 
-@pytest.mark.parametrize(("paragraphs", "each"), [(20, 10), (10, 10), (12, 5)])
+@pytest.mark.parametrize(("paragraphs", "each"), [(20, 10), (12, 5)])
 def test_rows_that_share_a_paragraph_are_one_block(paragraphs: int, each: int) -> None:
     count = paragraphs * each
     found = pairs(
@@ -102,14 +88,11 @@ def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() ->
 
 def test_neighbours_in_running_text_are_one_block() -> None:
     """Errors that come in runs make the score less certain than independent ones."""
-    tags = np.empty(1000, dtype=object)
-    tags[:] = [[0, 1]] * 1000
-    outputs = np.empty(1000, dtype=object)
-    outputs[:] = [np.eye(2)[[0, 1]] if row // 100 % 2 else np.eye(2)[[1, 0]] for row in range(1000)]
-    rows = Dataset.from_dict({"words": [["a", "b"]] * 1000, "label": [[0, 1]] * 1000})
-    found = row_scores(task("accuracy", "token-classification", ("A", "B")), outputs, tags, rows)
-    assert found is not None and len(found.values) == 100
-    assert found.values == pytest.approx(np.repeat(np.arange(10) % 2, 10))
+    outputs = row_array([np.eye(2)[[0, 1]] if row // 20 % 2 else np.eye(2)[[1, 0]] for row in range(200)])
+    rows = Dataset.from_dict({"words": [["a", "b"]] * 200, "label": [[0, 1]] * 200})
+    of_tags = task("accuracy", "token-classification", ("A", "B"))
+    found = row_scores(of_tags, outputs, row_array([[0, 1]] * 200), rows)
+    assert found is not None and found.values == pytest.approx(np.repeat(np.arange(10) % 2, 10))
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1_macro"])
@@ -117,6 +100,15 @@ def test_values_are_read_as_they_were_written(metric: str) -> None:
     found = scores_of(metric, 77)
     again = RowScores.from_dict(json.loads(json.dumps(found.as_dict())))
     assert (again.values == found.values).all() and (again.rows, again.data) == (found.rows, found.data)
+
+
+def test_only_scores_on_the_same_rows_are_of_the_same_data() -> None:
+    texts = [str(row) for row in range(9)]
+    one, same, other = (
+        row_scores(task("accuracy"), *drawn(9), rows_of([*texts[:8], last])) for last in ("8", "8", "another")
+    )
+    assert one is not None and same is not None and other is not None
+    assert one.data == same.data != other.data
 
 
 def test_a_single_row_cannot_be_divided() -> None:

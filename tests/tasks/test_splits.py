@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from datasets import Dataset
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -26,13 +26,6 @@ from attendrop.tasks.tokenization import encode
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit, limit_to_positions
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-LAYERS = {
-    "vocab_size": 99,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
 
 
@@ -53,11 +46,7 @@ class TestFewShot:
         assert sample["index"] == sorted(sample["index"])
         assert sample["index"] == few_shot(data, classes(3), 5, seed=0)["index"]
         assert sample["index"] != few_shot(data, classes(3), 5, seed=1)["index"]
-
-    def test_fewer_shots_are_among_more(self) -> None:
-        data = rows([0, 1] * 20)
-        few, more = (few_shot(data, classes(2), k, seed=3)["index"] for k in (4, 9))
-        assert set(few) < set(more)
+        assert set(sample["index"]) < set(few_shot(data, classes(3), 9, seed=0)["index"])
 
     def test_a_small_class_gives_all_it_has(self) -> None:
         with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 requested rows"):
@@ -66,8 +55,6 @@ class TestFewShot:
 
     def test_regression_takes_k_in_all(self) -> None:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
-        with pytest.warns(UserWarning, match="the data has only 3 of the 7 requested rows"):
-            assert len(few_shot(rows([0.5] * 3), REGRESSION, 7, seed=0)) == 3
 
 
 def test_subset() -> None:
@@ -82,12 +69,10 @@ class TestHoldOut:
     @pytest.mark.parametrize(
         ("labels", "fraction", "held"),
         [
-            ([0, 1] * 50, 0.1, {0: 5, 1: 5}),
             ([0] * 80 + [1] * 20, 0.1, {0: 8, 1: 2}),
             ([0, 1] * 5, 0.1, {0: 1, 1: 1}),  # as many rows as classes
             ([0, 1] * 50 + [2], 0.1, {0: 5, 1: 5}),  # a class of one row stays
-            ([*range(3)] * 2, 0.1, {0: 1, 1: 1, 2: 1}),
-            ([0, 1] * 5, 0.7, {0: 4, 1: 3}),  # 10 * 0.7 is 7, whatever the floating point says
+            ([0, 1] * 50, 0.29, {0: 15, 1: 14}),  # 29 rows, though 100 * 0.29 is 28.999999999999996
         ],
     )
     def test_stratified(self, labels: list[int], fraction: float, held: dict[int, int]) -> None:
@@ -98,18 +83,9 @@ class TestHoldOut:
         assert set(out["label"]) == set(held) and len(kept) + len(out) == len(labels)
 
     @pytest.mark.parametrize(
-        ("labels", "fraction", "held"), [([0, 1], 0.1, 1), ([0, 1, 2, 3], 0.5, 2), ([0, 0, 1, 1], 0.9, 3)]
-    )
-    def test_too_few_rows_are_drawn_plainly(self, labels: list[int], fraction: float, held: int) -> None:
-        with pytest.warns(UserWarning, match="too few to hold out .* sampled without stratification"):
-            kept, out = hold_out(rows(labels), classes(4), fraction, seed=0)
-        assert out is not None and (len(kept), len(out)) == (len(labels) - held, held)
-
-    @pytest.mark.parametrize(
         ("task", "labels", "fraction", "seed", "held"),
         [
             (classes(3), [0, 1, 1, 2] * 8, 0.25, 0, [3, 5, 7, 9, 10, 14, 16, 20]),
-            (classes(3), [0, 1, 1, 2] * 8, 0.1, 3, [8, 10, 27]),
             (REGRESSION, [0.5] * 20, 0.25, 0, [0, 10, 14, 16, 18]),
         ],
     )
@@ -123,9 +99,7 @@ class TestHoldOut:
     @pytest.mark.parametrize(
         ("texts", "count", "fraction", "held"),
         [
-            ([*range(60)] * 4, 2, 0.25, [28, 32]),  # whole texts, of four rows each
             ([*range(60)] * 4, 10, 0.25, [4, 4, 4, 4, 4, 8, 8, 8, 8, 8]),
-            ([*range(60), *range(30)], 2, 0.25, [11, 11]),
             ([*range(140), *[140] * 100], 2, 0.25, [17, 43]),  # no text of a hundred rows for sixty
             ([*range(4)] * 5, 2, 0.1, [5, 5]),  # at least one text of each class
             ([*range(12)] * 5, 1, 0.1, [10]),  # five of the six wanted rows are not enough
@@ -138,7 +112,6 @@ class TestHoldOut:
         assert out is not None and sorted(Counter(out["label"]).values()) == held
         assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
 
-    @settings(max_examples=50, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2), st.floats(0.01, 0.99))
     def test_a_text_is_in_one_part(self, data: list[tuple[int, int]], fraction: float) -> None:
         """Also if its rows have several classes."""
@@ -147,20 +120,11 @@ class TestHoldOut:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kept, out = hold_out(rows(labels, texts), classes(3), fraction, seed=0)
+            again = hold_out(rows(labels, texts), classes(3), fraction, seed=0)[1]
         assert out is not None and len(kept) and len(out) and not set(kept["text"]) & set(out["text"])
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 3))
-    def test_two_disjoint_parts_in_order(self, labels: list[int], fraction: float, seed: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            kept, out = hold_out(rows(labels), classes(5), fraction, seed)
-            again = hold_out(rows(labels), classes(5), fraction, seed)[1]
-        assert out is not None and again is not None and 1 <= len(out) < len(labels)
         assert sorted([*kept["index"], *out["index"]]) == list(range(len(labels)))
-        for part in (kept["index"], out["index"]):
-            assert part == sorted(part)
-        assert out["index"] == again["index"]
+        assert kept["index"][:] == sorted(kept["index"]) and again is not None
+        assert out["index"][:] == sorted(out["index"]) == again["index"][:]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +132,7 @@ class TestHoldOut:
     [
         (lambda: few_shot(rows([0, 1]), classes(2), 0, seed=0), "the number of shots must be at least 1, not 0"),
         (lambda: subset(rows([0, 1]), 0, seed=0), "the number of rows must be at least 1, not 0"),
-        (lambda: hold_out(rows([0, 1]), classes(2), -0.1, seed=0), "at least 0 and below 1, not -0.1"),
         (lambda: hold_out(rows([0, 1]), classes(2), 1, seed=0), "at least 0 and below 1, not 1"),
-        (lambda: hold_out(rows([0, 1]), classes(2), float("nan"), seed=0), "at least 0 and below 1, not nan"),
         (lambda: hold_out(rows([0]), classes(2), 0.1, seed=0), "1 row cannot be split"),
         (lambda: hold_out(rows([0, 1], [5, 5]), classes(2), 0.1, seed=0), "2 rows of the same text cannot be split"),
     ],
@@ -193,13 +155,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class TestEncode:
-    def test_one_text(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        data = Dataset.from_dict({"text": ["a b", "c"], "label": [1, 0], "index": [0, 1]})
-        encoded = encode(data, classes(2), tokenizer, 10).to_dict()
-        assert encoded["input_ids"] == [[1, 4, 5, 2], [1, 6, 2]]  # no padding
-        assert encoded["labels"] == [1, 0] and encoded["length"] == [4, 3]
-        assert not {"text", "label", "index"} & set(encoded)
-
     def test_two_texts_are_cut_to_max_length(self, tokenizer: PreTrainedTokenizerFast) -> None:
         data = Dataset.from_dict({"text": ["a b c d e"], "text_pair": ["f g"], "label": [2.5]})
         encoded = encode(data, REGRESSION, tokenizer, 8).to_dict()
@@ -211,20 +166,15 @@ class TestEncode:
         with pytest.warns(UserWarning, match="the maximum length 99 was lowered to the model's 12 tokens"):
             assert encode(data, classes(2), tokenizer, 99)["length"][:] == [12]
 
-    def test_the_default_length_is_lowered_without_a_warning(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Nobody asked for it."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 12
+            assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 12  # which nobody asked for
         assert RunConfig.max_length == DEFAULT_MAX_LENGTH
 
     @pytest.mark.parametrize(
         ("config", "positions"),
         [
-            (hf.BertConfig(**SIZES, max_position_embeddings=20), 20),
             (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
-            (hf.BartConfig(**LAYERS, d_model=8, encoder_layers=1, decoder_layers=1, max_position_embeddings=20), 20),
-            (hf.GPT2Config(vocab_size=99, n_embd=8, n_layer=1, n_head=2, n_positions=20), 20),
             (hf.LlamaConfig(**SIZES, max_position_embeddings=20), None),
         ],
         ids=lambda value: getattr(value, "model_type", ""),

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from attendrop import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.file_formats import default_columns, default_label_type
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 
@@ -40,10 +39,6 @@ def test_the_first_column_has_the_words_and_the_last_the_tags(tmp_path: Path) ->
     ]
     assert table.places == ["line 3", "line 8"]
     assert table.index == [0, 1]
-
-
-def test_words_may_have_spaces_where_columns_have_tabs(tmp_path: Path) -> None:
-    assert written(tmp_path, "a.conll", "1 000\tCD\n").rows == [[["1 000"], ["CD"]]]
 
 
 def test_a_comment_has_a_name_and_a_value_and_anything_else_is_a_word(tmp_path: Path) -> None:
@@ -94,16 +89,9 @@ def test_parallel_files_are_one_table(tmp_path: Path) -> None:
     assert chunks[1].places == ["line 3"] and chunks[1].index == [2]
 
 
-def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path: Path) -> None:
-    assert read_table(write(tmp_path / "a,b.txt", "one")).rows == [["one"]]
-
-
 def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:
     files = f"{write(tmp_path / 'a.tr', 'bir')},{write(tmp_path / 'a.en', 'one')}"
-    config = RunConfig(model="minilm", output_dir="out", train_file=files)
-    assert (config.text_columns, config.label_column, config.label_type) == (("source",), "target", "text")
-    write(tmp_path / "run.yaml", run_file(config))
-    assert read_run_file(str(tmp_path / "run.yaml"))["train_file"] == files
+    assert (default_columns(files), default_label_type(files)) == ((("source",), "target"), "text")
 
 
 @pytest.mark.parametrize(

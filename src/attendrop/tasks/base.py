@@ -16,37 +16,24 @@ from attendrop.tasks.table import SkippedRow
 
 @dataclass(frozen=True)
 class Task:
-    """A task, without its data.
+    """A task, without its data."""
 
-    Attributes:
-        name: Such as "rte"; the task of custom files is called "files".
-        kind: Kind of the head, such as "classification".
-        text_columns: Column names of the source files, as many as the head reads.
-        label_names: The classes, in the order of their ids; empty if there are none.
-        metric: The score by which models are selected, a key of what :func:`compute_scores` returns.
-        description: One line.
-        other_metrics: Scores reported beside ``metric``.
-        token_columns: Columns with numbers for each word, or token, that all splits have, beside "place".
-        options: Options of the head, by name.
-        long_texts: What is done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
-        group_columns: Columns whose values make groups of rows that are also scored for themselves.
-        readings: Classes of models trained on other tasks, each with the class of this task that it is read as. Where
-            there are any, models with other classes are not scored.
-    """
-
-    name: str
-    kind: str
-    text_columns: tuple[str, ...]
-    label_names: tuple[str, ...]
-    metric: str
-    description: str
-    other_metrics: tuple[str, ...] = ()
+    name: str  # such as "rte"; the task of custom files is called "files"
+    kind: str  # of the head, such as "classification"
+    text_columns: tuple[str, ...]  # of the source files, as many as the head reads
+    label_names: tuple[str, ...]  # the classes, in the order of their ids; empty if there are none
+    metric: str  # the score by which models are selected, a key of what `compute_scores` returns
+    description: str  # one line
+    other_metrics: tuple[str, ...] = ()  # scores reported beside `metric`
+    # Columns with numbers for each word, or token, that all splits have, beside "place".
     token_columns: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    long_texts: str = HEAD
-    group_columns: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the head, by name
+    long_texts: str = HEAD  # what is done with texts that are too long, see `tasks/long_texts.py`
+    group_columns: tuple[str, ...] = ()  # whose values make groups of rows that are also scored for themselves
+    # Classes of models trained on other tasks, each with the class of this task that it is read as. Where there are
+    # any, models with other classes are not scored.
     readings: tuple[Mapping[str, str], ...] = ()
-    unknown_names: tuple[str, ...] = ()
+    unknown_names: tuple[str, ...] = ()  # as of `Head`
 
     @cached_property
     def head(self) -> Head:
@@ -64,33 +51,26 @@ class Task:
         Raises:
             AttendropError: Rows of this task do not have it.
         """
-        if wanted not in (None, HEAD, *self.head.long_texts):
-            raise AttendropError(
-                f"long-texts {wanted!r} is for tasks with one prediction for a text, which {self.name} is not; omit it."
-            )
-        if wanted not in (None, HEAD) and len(self.text_columns) > 1:
-            texts = len(self.text_columns)
-            raise AttendropError(
-                f"long-texts {wanted!r} is for single texts; rows of {self.name} have {texts}; omit it."
-            )
-        return self if wanted is None else replace(self, long_texts=wanted)
+        if wanted in (None, HEAD):
+            return self if wanted is None else replace(self, long_texts=wanted)
+        what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
+        if wanted not in self.head.long_texts:
+            raise AttendropError(f"{what} tasks with one prediction for a text, which {self.name} is not; omit it.")
+        if texts > 1:
+            raise AttendropError(f"{what} single texts; rows of {self.name} have {texts}; omit it.")
+        return replace(self, long_texts=wanted)
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """The loaded splits of a task.
+    """The loaded splits of a task, by name: "train", "dev", "test", and others that it has ("dev_mismatched").
 
-    Attributes:
-        task: The task.
-        splits: By name: "train", "dev", "test", and others that the task has ("dev_mismatched"). Columns:
-            ``head.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no labels),
-            "index" (id of the row in a file of predictions), and in custom training data the further columns that
-            :func:`load_files` was asked for.
-        source: Description of where the data came from.
-        skipped: Rows that were skipped because they are invalid.
+    Columns are ``head.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no
+    labels), "index" (id of the row in a file of predictions), and in custom training data the further columns that
+    :func:`load_files` was asked for.
     """
 
     task: Task
     splits: dict[str, Dataset]
-    source: str
-    skipped: tuple[SkippedRow, ...] = ()
+    source: str  # description of where the data came from
+    skipped: tuple[SkippedRow, ...] = ()  # because they are invalid

@@ -43,16 +43,13 @@ def load_files(
         train_file: File of the split "train".
         eval_file: File of the split "dev".
         predict_file: File of the split "test"; its labels are not read.
-        text_columns: As many column names as the head reads: of classification and regression, one or two; of multiple
-            choice, the question and the choices, in one column or several.
+        text_columns: One or two; of multiple choice, the question and the choices, in one column or several.
         label_column: Required for ``train_file`` and ``eval_file``.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
-            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one has a
-            decimal fraction or an exponent, otherwise whole numbers and text are classes. The labels of all files
-            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class. Numbers with percent
-            signs, separators of thousands or, where commas separate columns, decimal commas are none, and refused
-            unless classes are asked for.
+            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
+            file, has a decimal fraction or an exponent, otherwise classes, of which ``1`` and ``1.0`` are the same.
+            Numbers in other notations (``10%``, ``1,000``) are refused unless classes are asked for.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
@@ -80,7 +77,8 @@ def load_files(
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
     scored = [split for split in tables if split != "test"]
-    tables |= {split: rows.as_meant(tables[split], label_type if head is None else head.label_type) for split in scored}
+    asked_type = label_type if head is None else head.label_type
+    tables |= {split: as_meant(tables[split], label_column, rows.meanings, asked_type) for split in scored}
     kinds = rows.kinds(next(iter(tables.values())), label_type) if head is None else (type(head),)
     reader = head or kinds[0]
     rows.check_inputs(token_columns, reader)
@@ -125,17 +123,11 @@ SHIFT_VALUES = "shift_values"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file.
+    """Consecutive rows of a file."""
 
-    Attributes:
-        columns: As in ``TaskData.splits``.
-        table: The same rows, with all columns of the file.
-        unknown_names: As in ``Task``, of this chunk and those before.
-    """
-
-    columns: dict[str, list[Any]]
-    table: Table
-    unknown_names: tuple[str, ...]
+    columns: dict[str, list[Any]]  # as in ``TaskData.splits``
+    table: Table  # the same rows, with all columns of the file
+    unknown_names: tuple[str, ...]  # as in ``Task``, of this chunk and those before
 
 
 def stream_file(
@@ -149,29 +141,16 @@ def stream_file(
     bad: BadRows,
     format: str | None = None,
 ) -> Iterator[Chunk]:
-    """Read a file of any length for an existing model, in chunks.
+    """Read a file of any length for an existing model, in chunks of at most ``size`` valid rows.
 
-    Args:
-        file: As in :func:`read_chunks`.
-        text_columns: As for :func:`load_files`.
-        head: Head of the model.
-        label_column: Column of the labels; by default, labels are not read.
-        label_map: As for :func:`load_files`.
-        size: Number of rows in a chunk.
-        bad: As in :func:`read_chunks`.
-        format: As in :func:`read_chunks`.
-
-    Yields:
-        Chunks of at most ``size`` valid rows.
-
-    Raises:
-        AttendropError: As :func:`load_files` says.
+    Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
+    not read.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(())
     rows.check_inputs((), head)
     for table in read_chunks(file, size, bad, format=format):
-        table = rows.with_texts(rows.as_meant(table, head.label_type), head)
+        table = rows.with_texts(as_meant(table, label_column, rows.meanings, head.label_type), head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
             if bad.keeps_unknown:
@@ -182,19 +161,12 @@ def stream_file(
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
-    """Make the task of custom files.
-
-    Args:
-        text_columns: As for :func:`load_files`.
-        head: The head, with its classes.
-    """
+    """Make the task of custom files, with the classes of a head."""
     metric, *others = head.default_metrics
-    columns = tuple(text_columns)
-    names, unknown = head.label_names, head.unknown_names
     return Task(
-        *("files", head.kind, columns, names, metric, "own files", tuple(others)),
+        *("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others)),
         options=head.options(),
-        unknown_names=unknown,
+        unknown_names=head.unknown_names,
     )
 
 
@@ -230,9 +202,6 @@ class _Rows:
         labels = table.column(self.label) if self.label in table.columns else []
         first = next((label for label in labels if label is not None), None)
         return candidate_heads(label_type, [table.column(name)[0] for name in self.texts], first)
-
-    def as_meant(self, table: Table, label_type: str) -> Table:
-        return as_meant(table, self.label, self.meanings, label_type)
 
     def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
         """Keep the rows whose texts can be read."""

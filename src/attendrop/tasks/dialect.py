@@ -30,11 +30,7 @@ ENCODINGS = {
     "utf-16-be": "UTF-16 without a byte-order mark (a guess)",
     "cp1252": "Windows-1252 (a guess)",
 }
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _GZIP = b"\x1f\x8b"
 # What a file is that begins with these bytes.
 _NO_TEXT = {
@@ -92,14 +88,9 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
 
 
 def delimiter_of(lines: Sequence[str], usual: str) -> str:
-    """Find the separator of columns.
+    """Find the separator of columns, given the first lines, the header first.
 
-    Args:
-        lines: The first lines, the header first.
-        usual: The separator that the name of the file says.
-
-    Returns:
-        Another one than the usual if it divides the header into more columns, and most of the rows into as many.
+    It is another than the ``usual`` if that divides the header into more columns, and most of the rows into as many.
     """
     widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
     if not widths[usual]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE, TARGET = "source", "target"
@@ -10,22 +9,13 @@ IMAGE, IMAGE_CLASS = "image", "label"
 _SEPARATOR = ","
 
 
-@dataclass(frozen=True)
-class _Format:
-    """Columns of the texts and of the labels, and type of the labels."""
-
-    text_columns: tuple[str, ...] = ()
-    label_column: str | None = None
-    label_type: str = "auto"
-
-
-_FORMATS = {
-    ".conll": _Format(("tokens",), "tags"),
-    ".conllu": _Format(("tokens",), "upos"),
-    ".txt": _Format(("text",)),
+# Columns of the texts, that of the labels, and type of the labels.
+_Format = tuple[tuple[str, ...], str | None, str]
+_FORMATS: dict[str, _Format] = {
+    ".conll": (("tokens",), "tags", "auto"),
+    ".conllu": (("tokens",), "upos", "auto"),
+    ".txt": (("text",), None, "auto"),
 }
-_PARALLEL = _Format((SOURCE,), TARGET, "text")
-_FOLDER = _Format((IMAGE,), IMAGE_CLASS, "image-class")
 
 
 def files_of(name: str | Path) -> tuple[Path, ...]:
@@ -48,21 +38,19 @@ def extension_of(path: str | Path) -> str:
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of custom data; none if their format names no columns.
 
-    Args:
-        name: A file, as for :func:`files_of`, a folder of images, or a format such as ``"x.conll"``.
+    The name is of a file, as for :func:`files_of`, of a folder of images, or a format such as ``"x.conll"``.
     """
-    found = _format(name)
-    return found.text_columns, found.label_column
+    return _format(name)[:2]
 
 
 def default_label_type(name: str | None) -> str:
     """Return what the labels of custom data are, as of :func:`default_columns`; "auto" if the format does not say."""
-    return _format(name).label_type
+    return _format(name)[2]
 
 
 def _format(name: str | None) -> _Format:
     files = files_of(name or "")
     if len(files) > 1:
-        return _PARALLEL
-    unknown = _FOLDER if name and files[0].is_dir() else _Format()
-    return _FORMATS.get(extension_of(files[0]), unknown)
+        return (SOURCE,), TARGET, "text"
+    images: _Format = ((IMAGE,), IMAGE_CLASS, "image-class")
+    return _FORMATS.get(extension_of(files[0]), images if name and files[0].is_dir() else ((), None, "auto"))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.sources import Source
-from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
+from attendrop.tasks.sources import Source, TabbedFile, hub_rows
 
 _HIGHEST = 5  # of the numbers of STS-B
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -24,51 +23,39 @@ _MNLI_FILES = {
 _MNLI_HUB_SPLITS = {"dev": "validation_matched", "dev_mismatched": "validation_mismatched", "test": "test_matched"}
 
 
-@dataclass(frozen=True)
-class GlueTask:
-    """A task of GLUE as its files have it.
+def _glue(
+    folder: str,
+    metrics: tuple[str, ...],
+    about: str,
+    file: TabbedFile,
+    labels: tuple[str, ...],
+    hub_columns: tuple[str, ...],
+    class_names: tuple[str, ...] = (),
+    file_names: Mapping[str, str] = _FILES,
+) -> Source:
+    """Make a task of its folder in the official archive, the columns of its files, and the labels in them.
 
-    Attributes:
-        folder: Its folder in the official archive.
-        metrics: Its metrics; models are selected by the first.
-        about: One line on it.
-        file: The columns of its files.
-        labels: The labels in files and submissions, in the order of the classes; none: numbers from 0 to 5.
-        hub_columns: The text columns on the hub.
-        class_names: The classes, where files write them in another way.
-        file_names: File names by split.
+    Without labels, they are numbers from 0 to 5; ``class_names`` are the classes, where files write them in another
+    way. Models are selected by the first metric.
     """
+    name, (metric, *others) = folder.lower().replace("-", ""), metrics
+    kind = "classification" if labels else "regression"
+    return Source(
+        Task(name, kind, file.texts, class_names or labels, metric, about, tuple(others)),
+        (folder,),
+        {split: ((own,),) for split, own in file_names.items()},
+        file.read if labels else replace(file, read_label=_score).read,
+        (("nyu-mll/glue", name),),
+        partial(hub_rows, hub_columns, ()),
+        labels or None,
+        _MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
+        within="glue",
+    )
 
-    folder: str
-    metrics: tuple[str, ...]
-    about: str
-    file: TabbedFile
-    labels: tuple[str, ...]
-    hub_columns: tuple[str, ...]
-    class_names: tuple[str, ...] = ()
-    file_names: Mapping[str, str] = field(default_factory=lambda: _FILES)
 
-    @property
-    def source(self) -> Source:
-        """Where the data come from."""
-        name = self.folder.lower().replace("-", "")
-        kind = "classification" if self.labels else "regression"
-        names, (metric, *others) = self.class_names or self.labels, self.metrics
-        return Source(
-            Task(name, kind, self.file.texts, names, metric, self.about, tuple(others)),
-            (self.folder,),
-            {split: ((file,),) for split, file in self.file_names.items()},
-            self.file.read if self.labels else replace(self.file, read_label=_score).read,
-            (("nyu-mll/glue", name),),
-            partial(hub_rows, self.hub_columns, ()),
-            self.labels or None,
-            _MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
-            within="glue",
-        )
-
-    def write(self, label: float) -> str:
-        """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
-        return self.labels[int(label)] if self.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
+def submitted(source: Source, label: float) -> str:
+    """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
+    return source.labels[int(label)] if source.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
 
 
 def _score(label: str, place: str) -> float:
@@ -89,40 +76,40 @@ _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
 _ACCURACY = ("accuracy",)
 _TASKS = (
-    GlueTask(
+    _glue(
         "CoLA", ("matthews_correlation",), "is it good English?",
         TabbedFile(("sentence",), "label", header=("source", "label", "star", "sentence")), _YES_NO, ("sentence",),
         ("unacceptable", "acceptable"),
     ),
-    GlueTask(
+    _glue(
         "SST-2", _ACCURACY, "sentiment of film reviews", TabbedFile(("sentence",), "label"), _YES_NO, ("sentence",),
         ("negative", "positive"),
     ),
-    GlueTask(
+    _glue(
         "MRPC", ("accuracy", "f1"), "do two news sentences say the same?",
         TabbedFile(("#1 String", "#2 String"), "Quality"), _YES_NO, _PAIR, ("not_equivalent", "equivalent"),
     ),
-    GlueTask(
+    _glue(
         "STS-B", ("pearson", "spearman"), "similarity of two sentences, 0 to 5", TabbedFile(_PAIR, "score"), (), _PAIR,
     ),
-    GlueTask(
+    _glue(
         "QQP", ("accuracy", "f1"), "do two questions ask the same?", TabbedFile(_QUESTIONS, "is_duplicate", index="id"),
         _YES_NO, _QUESTIONS, ("not_duplicate", "duplicate"),
     ),
-    GlueTask(
+    _glue(
         "MNLI", _ACCURACY, "does the premise entail, contradict or leave open?", TabbedFile(_PAIR, "gold_label"), _NLI,
         ("premise", "hypothesis"), file_names=_MNLI_FILES,
     ),
-    GlueTask(
+    _glue(
         "QNLI", _ACCURACY, "does the sentence answer the question?", TabbedFile(("question", "sentence"), "label"),
         _ENTAILMENT, ("question", "sentence"),
     ),
-    GlueTask(
+    _glue(
         "RTE", _ACCURACY, "does the first text entail the second?", TabbedFile(_PAIR, "label"), _ENTAILMENT, _PAIR,
     ),
-    GlueTask(
+    _glue(
         "WNLI", _ACCURACY, "is the pronoun resolved correctly?", TabbedFile(_PAIR, "label"), _YES_NO, _PAIR,
         ("not_entailment", "entailment"),
     ),
 )  # fmt: skip
-GLUE: dict[str, GlueTask] = {each.source.task.name: each for each in _TASKS}
+GLUE: dict[str, Source] = {source.task.name: source for source in _TASKS}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256
+from attendrop.files.output_files import known_sha256
 from attendrop.tasks.file_formats import IMAGE, IMAGE_CLASS
 from attendrop.tasks.table import Table, in_chunks
 
@@ -32,12 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ImageFile(NamedTuple):
-    """What a check found out about a file.
-
-    Attributes:
-        problem: What is wrong with it; None if it can be read.
-        sha256: Hash of its bytes.
-    """
+    """What a check found out about a file: what is wrong with it, or None, and the hash of its bytes."""
 
     problem: str | None
     sha256: str = ""
@@ -81,8 +76,7 @@ def check_images(paths: Sequence[str]) -> None:
     if len(paths) > _MANY:
         logger.info("Checking %d images.", len(paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(check_image, paths):
-            pass
+        list(pool.map(check_image, paths))
 
 
 def check_image(path: str) -> ImageFile:
@@ -130,10 +124,6 @@ def read_image_folder(folder: Path, size: int | None) -> Iterator[Table]:
     classes, None for images beside these. Links are followed. Hidden files and folders, and files that are no images
     by their extension, are ignored, and counted in a message.
 
-    Args:
-        folder: The folder.
-        size: Number of rows in a chunk; None reads one table.
-
     Raises:
         AttendropError: The folder has no image.
     """
@@ -147,16 +137,12 @@ def read_image_folder(folder: Path, size: int | None) -> Iterator[Table]:
             "%s: %d images; ignored %d hidden files, and %d of other kinds.",
             *(folder, len(images), hidden, len(files) - len(images) - hidden),
         )
-    names = enumerate(file.relative_to(folder) for file in images)
-    # A place is a name that can be printed, also if it is not in UTF-8.
-    rows = (
-        (
-            index,
-            str(name).encode(errors="backslashreplace").decode(),
-            [str(name), name.parts[0] if len(name.parts) > 1 else None],
-        )
-        for index, name in names
-    )
+
+    def row(index: int, name: Path) -> tuple[int, str, list[str | None]]:
+        place = str(name).encode(errors="backslashreplace").decode()  # can be printed, also if it is not in UTF-8
+        return index, place, [str(name), name.parts[0] if len(name.parts) > 1 else None]
+
+    rows = (row(index, file.relative_to(folder)) for index, file in enumerate(images))
     yield from in_chunks(folder, [IMAGE, IMAGE_CLASS], rows, size)
 
 
@@ -170,15 +156,8 @@ def folder_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in _files(folder, frozenset()):
         if is_image(file) and file.is_file():
-            found = file.stat()
-            content = _file_sha256(file, found.st_size, found.st_mtime_ns)
-            digest.update(json.dumps([str(file.relative_to(folder)), content]).encode())
+            digest.update(json.dumps([str(file.relative_to(folder)), known_sha256(file)]).encode())
     return digest.hexdigest()
-
-
-@lru_cache(maxsize=1 << 17)
-def _file_sha256(file: Path, size: int, changed: int) -> str:
-    return sha256(file)
 
 
 def _files(folder: Path, above: frozenset[str]) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.label_map import as_meant, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
-from attendrop.tasks.table_files import read_chunks
+from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
     is_missing,
     joined_labels,
@@ -58,27 +58,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        table: Its first rows, at most :data:`MOST_ROWS`, with their labels as they are meant.
-        evaluated: Those of the evaluation file, if there is one.
-        text_columns: Columns that are read as texts.
-        label_column: Column that is read as labels; None if none looks like it.
-        label_type: Type of the labels, one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers.
-        labels: Rows of each label; none if there are no classes.
-        notes: What the readers warn of, such as rows between stray quotes.
-        bad: Rows that cannot be read.
-    """
-
-    table: Table
-    evaluated: Table | None
-    text_columns: tuple[str, ...]
-    label_column: str | None
-    label_type: str
-    labels: dict[str, int]
-    notes: tuple[str, ...]
-    bad: BadRows
+    table: Table  # its first rows, at most `MOST_ROWS`, with their labels as they are meant
+    evaluated: Table | None  # those of the evaluation file, if there is one
+    text_columns: tuple[str, ...]  # that are read as texts
+    label_column: str | None  # that is read as labels; None if none looks like it
+    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
+    labels: dict[str, int]  # rows of each label; none if there are no classes
+    notes: tuple[str, ...]  # what the readers warn of, such as rows between stray quotes
+    bad: BadRows  # that cannot be read
 
     @property
     def written_as(self) -> str:
@@ -163,7 +152,7 @@ def inspect_files(
     bad = bad or BadRows(skip=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        table, *evaluated = (_first_rows(path, bad) for path in (train_file, eval_file) if path is not None)
+        table, *evaluated = (read_table(path, bad, MOST_ROWS) for path in (train_file, eval_file) if path is not None)
         meanings = {} if label_map is None else read_label_map(label_map)
     usual_texts, usual_label = default_columns(str(train_file))
     label_column, text_columns = label_column or usual_label, tuple(text_columns) or usual_texts
@@ -204,13 +193,6 @@ def check_files(
         label = next(iter(found.labels))
         raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
     return found
-
-
-def _first_rows(path: str | Path, bad: BadRows) -> Table:
-    table = next(read_chunks(path, MOST_ROWS, bad), None)
-    if table is None:
-        raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
-    return table
 
 
 def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -43,13 +43,7 @@ def read_label_map(path: str | Path) -> dict[str, str]:
 
 
 def write_label_map(path: str | Path, counts: Mapping[str, int], *, overwrite: bool = False) -> None:
-    """Write a draft of a label map, to be corrected: each label with its meaning, as far as it is likely, and its rows.
-
-    Args:
-        path: A .csv file.
-        counts: Rows of each label.
-        overwrite: Replace an existing file.
-    """
+    """Write a draft of a label map, to be corrected: each label, its likely meaning, and its rows, of ``counts``."""
     check_output(path, [], overwrite=overwrite)
     meanings = {label: group[0] for group in label_variants(counts) for label in group}
     text = io.StringIO()
@@ -62,11 +56,8 @@ def write_label_map(path: str | Path, counts: Mapping[str, int], *, overwrite: b
 def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
     """Group labels that may be the same: they differ in case, spaces and punctuation, or by a misspelling.
 
-    Args:
-        counts: Rows of each label. A misspelling is much rarer than the label that it stands for.
-
-    Returns:
-        Groups of two labels or more, the most frequent first.
+    A misspelling is much rarer than the label that it stands for; ``counts`` has the rows of each label. Groups have
+    two labels or more, the most frequent first.
     """
     groups: list[list[str]] = []
     for label in sorted(counts, key=lambda each: -counts[each])[:_MOST_LABELS]:

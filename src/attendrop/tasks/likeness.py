@@ -16,7 +16,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.splits import subset, take
+from attendrop.tasks.splits import divided, subset
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,9 +43,6 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
         fraction: About how much of each class to hold out, in (0, 0.5].
         seed: Seed of k-means.
 
-    Returns:
-        The kept and the held-out rows, both in their original order.
-
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
@@ -64,7 +61,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
         )
     vectors = text_vectors(texts)
     held = {row for found in enough.values() for row in _farthest_group(vectors, found, fraction, groups, seed)}
-    return take(rows, (row for row in range(len(rows)) if row not in held)), take(rows, held)
+    return divided(rows, held)
 
 
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
@@ -75,9 +72,6 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         column: Name of the column, for messages.
         values: The value of each row.
         fraction: Values are held out until their rows are about so much.
-
-    Returns:
-        The kept and the held-out rows, both in their original order.
 
     Raises:
         AttendropError: All rows have the same value.
@@ -92,10 +86,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
             break
         held.add(value)
-    return (
-        take(rows, (row for row, value in enumerate(values) if value not in held)),
-        take(rows, (row for row, value in enumerate(values) if value in held)),
-    )
+    return divided(rows, {row for row, value in enumerate(values) if value in held})
 
 
 def _order(values: Iterable[str]) -> Callable[[str], Any]:
@@ -109,17 +100,11 @@ def _order(values: Iterable[str]) -> Callable[[str], Any]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike rows are: mean cosines of their texts' TF-IDF vectors.
+    """How alike rows are: mean cosines of their texts' TF-IDF vectors."""
 
-    Attributes:
-        within: Of two rows of the same class.
-        between: Of two rows of different classes.
-        nearest: Of a row and the row of its class that is most like it.
-    """
-
-    within: float
-    between: float
-    nearest: float
+    within: float  # of two rows of the same class
+    between: float  # of two rows of different classes
+    nearest: float  # of a row and the row of its class that is most like it
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
@@ -133,9 +118,7 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
     """Measure how alike texts of the same class are; None where there are no words or no classes of several rows.
 
-    Args:
-        texts: Texts, of which the first 2,000 are looked at.
-        names: Class of each.
+    The first 2,000 texts are looked at.
     """
     try:
         vectors = _tfidf(texts[:_SAMPLE])
@@ -155,14 +138,13 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
 
 def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
     """Return for each text the number of the one most like it among others, and the cosine of their TF-IDF vectors."""
-    vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2))
+    vectorizer = _vectorizer()
     try:
         known = vectorizer.fit_transform(among)
     except ValueError:  # of scikit-learn: an empty vocabulary
         return [(0, 0.0)] * len(texts)
-    distances, rows = (
-        NearestNeighbors(n_neighbors=1, metric="cosine").fit(known).kneighbors(vectorizer.transform(texts))
-    )
+    nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(known)
+    distances, rows = nearest.kneighbors(vectorizer.transform(texts))
     return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
 
 
@@ -176,9 +158,13 @@ def text_vectors(texts: Sequence[str]) -> Vectors:
     return np.asarray(normalize(reduced))
 
 
+def _vectorizer() -> TfidfVectorizer:
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2))
+
+
 def _tfidf(texts: Sequence[str]) -> Any:
     try:
-        return TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2)).fit_transform(texts)
+        return _vectorizer().fit_transform(texts)
     except ValueError:  # of scikit-learn: an empty vocabulary
         raise AttendropError("the texts have no words by which they could be like others.") from None
 

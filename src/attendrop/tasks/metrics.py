@@ -60,10 +60,7 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
 def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:
     """Score the constant prediction: the most common class of the training data, or the mean of their numbers.
 
-    Args:
-        task: The task.
-        train_labels: References of the training data, as :meth:`Head.references` returns them.
-        labels: References to score.
+    Both labels are references, as :meth:`Head.references` returns them.
 
     Returns:
         The class or number, and its scores; None if the kind of task has no constant prediction.
@@ -106,21 +103,13 @@ def read_as(outputs: Array, reading: Sequence[int] | None, classes: int) -> Arra
 def group_scores(
     task: Task, outputs: Array, labels: Array, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Score groups of rows.
+    """Score groups of rows, given by columns and their values: the number of ``rows``, and the task's metric."""
 
-    Args:
-        task: The task.
-        outputs: Outputs, one for each row.
-        labels: References.
-        groups: By column, its values.
+    def of_rows(rows: Array) -> dict[str, float]:
+        score = compute_scores(task, outputs[rows], labels[rows])[task.metric]
+        return {"rows": int(rows.sum()), task.metric: score}
 
-    Returns:
-        By column and value, the number of ``rows`` and the task's metric.
-    """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for column, values in groups.items():
-        for value in dict.fromkeys(values):
-            rows = np.asarray(values) == value
-            score = compute_scores(task, outputs[rows], labels[rows])[task.metric]
-            found.setdefault(column, {})[value] = {"rows": int(rows.sum()), task.metric: score}
-    return found
+    return {
+        column: {value: of_rows(np.asarray(values) == value) for value in dict.fromkeys(values)}
+        for column, values in groups.items()
+    }

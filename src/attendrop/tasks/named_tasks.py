@@ -20,10 +20,9 @@ from attendrop.tasks.dialect import text_lines
 from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.sources import Row, Source
-from attendrop.tasks.tabbed_files import TabbedFile, hub_rows
+from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences
+from attendrop.tasks.text_files import HEADS, WORDS, Sentence, decode, read_sentences
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
@@ -230,9 +229,15 @@ _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 def _conll_rows(path: Path) -> Iterator[Row]:
     with text_lines(path) as lines:
-        for sentence in read_sentences(lines):
-            words, *_, tags = map(list, zip(*((word[0], word[-1]) for word in sentence.words), strict=True))
-            yield Row(path, f"line {sentence.line}", (words,), tags, {"place": f"line {sentence.line}"})
+        yield from (_tagged(path, sentence) for sentence in read_sentences(lines))
+
+
+def _tagged(path: Path, sentence: Sentence) -> Row:
+    """Read the words, and their tags, from the first and the last column."""
+    place = f"line {sentence.line}"
+    return Row(
+        path, place, ([word[0] for word in sentence.words],), [word[-1] for word in sentence.words], {"place": place}
+    )
 
 
 def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
@@ -243,8 +248,7 @@ def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
             name = next((text.partition("=")[2].strip() for text in sentence.comments if text.startswith("file")), "")
             number = name.removeprefix("wsj_")
             if number.isdecimal() and first <= int(number) <= last:
-                words, tags = map(list, zip(*sentence.words, strict=True))
-                yield Row(paths[0], f"line {sentence.line}", (words,), tags, {"place": f"line {sentence.line}"})
+                yield _tagged(paths[0], sentence)
 
 
 def _ud_rows(path: Path) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.glue import GLUE
+from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import Table
 
@@ -24,13 +24,12 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 class PredictionWriter:
     """Context manager that writes predictions to a .tsv, .csv, .jsonl, .conll or .txt file, in batches.
 
-    For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``: the label in the format of the
-    official files; for STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index``
-    (the row's number in the file, from 0) with ``label`` and ``probability``, the softmax of the predicted class, or
-    with ``score`` for regression. Lists, such as tags of words, are written as in JSON; a .conll file has a line for
-    each word, with tabs between the columns, the prediction last, and a blank line after each row: instead of
-    ``index``, it has the words. A .txt file has a line for each row of the input, with the prediction alone; rows that
-    were skipped have an empty line. The file is created when the block ends without an error.
+    For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``, as in the official files; for
+    STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index`` (the row's number in
+    the file, from 0) and those of the head, such as ``label`` and ``probability`` (softmax of the predicted class).
+    Lists, such as tags of words, are written as in JSON; a .conll file has a line for each word: the words, and the
+    prediction last. A .txt file has a line for each row of the input, with the prediction alone; rows that were
+    skipped have an empty line. The file is created when the block ends without an error.
 
     Args:
         path: The file; "-" is standard output.
@@ -41,9 +40,8 @@ class PredictionWriter:
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
 
     Raises:
-        AttendropError: The format is unknown; an output is NaN; probabilities or input columns are requested for a GLUE
-            submission, or probabilities for regression; an input column has the name of an added one; or a column
-            file is requested, and predictions are not of words.
+        AttendropError: The format is unknown, or cannot hold what is requested; an output is NaN; or an input column
+            has the name of an added one.
     """
 
     def __init__(
@@ -79,13 +77,7 @@ class PredictionWriter:
         return self
 
     def write(self, columns: Mapping[str, Any], outputs: Array, table: Table | None = None) -> None:
-        """Write a prediction for each row.
-
-        Args:
-            columns: The rows, with "index", their ids.
-            outputs: Outputs of the model, one row each.
-            table: The same rows of the input, required with ``keep_columns``.
-        """
+        """Write a prediction for each row, with "index" among its columns; ``keep_columns`` requires the ``table``."""
         added = self._predictions(self.task.head.checked(outputs))
         if table is not None and self.keep_columns:
             rows = self._beside(table.columns, table.rows, added)
@@ -159,7 +151,7 @@ class PredictionWriter:
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
         if source is not None:
-            return [{"prediction": source.write(label)} for label in head.decode(outputs)]
+            return [{"prediction": submitted(source, label)} for label in head.decode(outputs)]
         return head.prediction_rows(outputs, probabilities=self.probabilities)
 
     def _beside(
@@ -186,7 +178,6 @@ class _LineFeeds:
 
 
 def _cell(value: Any) -> Any:
-    """Write a list as in JSON."""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value
 
 
@@ -206,11 +197,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
-    """Return the format of a file of predictions.
-
-    Args:
-        path: The file; "-" is standard output.
-        format: One of ``FORMATS``; by default, the extension of ``path``, and "csv" for standard output.
+    """Return the format of a file of predictions: by default its extension, and "csv" for standard output, "-".
 
     Raises:
         AttendropError: The format is unknown.

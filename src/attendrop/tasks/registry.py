@@ -40,7 +40,7 @@ __all__ = [
     "task_names",
     "with_metric",
 ]
-_SOURCES = {source.task.name: source for source in (*(each.source for each in GLUE.values()), *NAMED_TASKS)}
+_SOURCES = {source.task.name: source for source in (*GLUE.values(), *NAMED_TASKS)}
 
 
 def task_names() -> list[str]:

@@ -28,27 +28,18 @@ _LEAST_GROUPS = 5
 
 @dataclass(frozen=True)
 class RowScores:
-    """A score, divided among its evaluation rows.
+    """A score, divided among its evaluation rows."""
 
-    Attributes:
-        values: One for each row, whether it is right; or one for each block of rows, the jackknife's pseudo-value.
-        rows: Number of rows.
-        data: Hash of the rows; only scores on the same rows can be paired.
-    """
-
-    values: Array
+    values: Array  # one for each row, whether it is right; or for each block of rows, the jackknife's pseudo-value
     rows: int
-    data: str
+    data: str  # hash of the rows; only scores on the same rows can be paired
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: bits, in base64, of rows that are right or wrong, otherwise numbers."""
+        found = {"rows": self.rows, "data": self.data}
         if self.values.dtype == bool:
-            return {
-                "rows": self.rows,
-                "data": self.data,
-                "right": base64.b64encode(np.packbits(self.values).tobytes()).decode(),
-            }
-        return {"rows": self.rows, "data": self.data, "blocks": self.values.tolist()}
+            return found | {"right": base64.b64encode(np.packbits(self.values).tobytes()).decode()}
+        return found | {"blocks": self.values.tolist()}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:

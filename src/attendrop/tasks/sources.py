@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,59 +15,43 @@ from datasets import Dataset
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.dialect import text_lines
+from attendrop.wording import counted
+
+_BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a task as its file has it.
+    """A row of a task as its file has it."""
 
-    Attributes:
-        file: Its file, or data set on the hub, for messages.
-        place: Where it is in the file, such as "line 7".
-        inputs: Values of the head's inputs, such as two texts.
-        label: Its label, or on the hub the id of its class; None: not known. Of all rows of a split, or of none.
-        others: Further columns: "index" (by default, the row's number), and those of ``Task``.
-    """
-
-    file: str | Path
-    place: str
-    inputs: tuple[Any, ...]
-    label: Any = None
-    others: Mapping[str, Any] = field(default_factory=dict)
+    file: str | Path  # or data set on the hub, for messages
+    place: str  # where it is in the file, such as "line 7"
+    inputs: tuple[Any, ...]  # of the head, such as two texts
+    label: Any = None  # or on the hub the id of its class; None: not known. Of all rows of a split, or of none
+    others: Mapping[str, Any] = field(default_factory=dict)  # "index" (default: the row's number), and those of `Task`
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a task in a folder of its own, and its data sets on the hub.
-
-    Attributes:
-        task: The task.
-        folders: Names of its folder, in lower case without dashes; in messages, the first one.
-        file_names: By split, of each of its files the names or patterns that it may have: of several such files, the
-            first is read.
-        read: Function that reads the rows of a split from its files.
-        hub: Names of the data sets on the hub, each with that of its configuration if it has several; none: the task is
-            not there.
-        of_hub: Function that reads the rows of a data set of the hub, given its name.
-        labels: How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
-        hub_splits: Names of the splits on the hub, where they are others.
-        revision: Revision on the hub.
-        within: Folder of a group of tasks, which may hold the task's folder.
-    """
+    """Files of a task in a folder of its own, and its data sets on the hub."""
 
     task: Task
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
+    # By split, of each of its files the names or patterns that it may have: of several such files, the first is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
-    read: Callable[[Sequence[Path], str], Iterable[Row]]
+    read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
+    # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
     hub: tuple[tuple[str, ...], ...] = ()
-    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None
+    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None  # reads the rows of a data set, given its name
+    # How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
     labels: tuple[str, ...] | None = None
-    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
-    revision: str | None = None
-    within: str | None = None
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})  # where names are others
+    revision: str | None = None  # on the hub
+    within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-        """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
+        """Load splits, see :func:`attendrop.tasks.registry.load_task`."""
         for split in splits:
             if split not in self.file_names:
                 hint = did_you_mean(split, self.file_names) or f"; it has {', '.join(self.file_names)}."
@@ -88,7 +73,7 @@ class Source:
 
     def _folder(self, data_dir: str | Path | None) -> Path | None:
         names = [name for files in self.file_names.values() for names in files for name in names]
-        return find_folder(data_dir, self.folders, within=self.within, files=names)
+        return find_folder(data_dir, self.folders, self.within, names)
 
     def _files(self, folder: Path, split: str) -> list[Path | None]:
         """Return the files of a split; None for one that there is not."""
@@ -155,7 +140,7 @@ class Source:
 
 
 def find_folder(
-    data_dir: str | Path | None, names: Collection[str], *, within: str | None = None, files: Collection[str] = ()
+    data_dir: str | Path | None, names: Collection[str], within: str | None, files: Collection[str]
 ) -> Path | None:
     """Find the folder of a task in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if the task has none there.
 
@@ -185,10 +170,11 @@ def find_folder(
         return None
     if any(any(root.glob(file)) for file in files):
         return root
-    name = next(iter(names))
+    name, file = next(iter(names)), next(iter(files))
     places = f"neither '{within}/{name}' nor '{name}'" if within else f"no folder '{name}'"
-    such = f", nor a file such as {next(iter(files))!r}" if files else ""
-    raise AttendropError(f"the data folder {str(root)!r} holds {places}{such}; name a folder that has one.")
+    raise AttendropError(
+        f"the data folder {str(root)!r} holds {places}, nor a file such as {file!r}; name a folder that has one."
+    )
 
 
 def _plain(name: str) -> str:
@@ -209,3 +195,69 @@ def load_from_hub(task: Task, name: str, *args: Any, split: str, **options: Any)
             f"{task.name} is not in a local folder, and loading {name} from the hub failed "
             f"({type(error).__name__}: {reason}); name a folder of its files with --data-dir or ATTENDROP_DATA."
         ) from error
+
+
+@dataclass(frozen=True)
+class TabbedFile:
+    """Reader of files with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
+
+    Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
+    one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    header: tuple[str, ...] = ()  # the columns of files that have no header line
+    index: str = "index"  # column with the ids of rows; where it has no whole number, rows are numbered
+    groups: tuple[str, ...] = ()
+    tests_have_labels: bool = False
+    read_label: Callable[[str, str], Any] = lambda label, place: label  # converts a label, given the place of its row
+
+    def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
+        """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""
+        (path,) = paths
+        labelled = self.tests_have_labels or not split.startswith("test")
+        wanted = (*self.texts, *((self.label,) if labelled else ()))
+        with text_lines(path) as text:
+            fields_of = (line.removesuffix("\n").removesuffix("\r").split("\t") for line in text)
+            lines = [(f"line {number}", fields) for number, fields in enumerate(fields_of, start=1)]
+        header = list(self.header)
+        if not header or set(wanted) <= set(lines[0][1]):
+            (_, header), *lines = lines
+        for column in (*wanted, *self.groups):
+            if column not in header:
+                hint = did_you_mean(column, header) or f"; its header is {', '.join(map(repr, header))}."
+                raise AttendropError(f"{path} has no column {column!r}{hint}")
+        if not lines:
+            raise AttendropError(f"{path} has no rows.")
+        rows: list[Row] = []
+        broken = []
+        for place, values in lines:
+            fields = dict(zip(header, values, strict=False))
+            if len(values) != len(header):
+                broken.append(f"{place}: {counted(len(values), 'field')} instead of {len(header)}")
+            elif labelled and not all(fields[column].strip() for column in wanted):
+                broken.append(f"{place}: an empty text or label")
+            else:
+                number = fields.get(self.index, "")
+                others: dict[str, Any] = {group: fields[group] for group in self.groups}
+                others["index"] = int(number) if number.isdecimal() else len(rows)
+                label = self.read_label(fields[self.label], f"{path}, {place}") if labelled else None
+                rows.append(Row(path, place, tuple(fields[column] for column in self.texts), label, others))
+        if broken and (not labelled or len(broken) > len(lines) * _BROKEN_SHARE):
+            raise AttendropError(
+                f"{path}, {broken[0]}; {len(broken)} of {len(lines)} rows are broken; download the file again."
+            )
+        if broken:
+            skipped = f"skipped {len(broken)} broken rows of {len(lines)}, the first at {broken[0]}"
+            warnings.warn(f"{path}: {skipped}.", stacklevel=5)
+        yield from rows
+
+
+def hub_rows(texts: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
+    """Yield the rows of a data set of the hub, given its columns of texts and of groups; their ids are in "idx"."""
+    columns = (raw[column][:] for column in (*texts, *groups))
+    numbers = raw["idx"][:] if "idx" in raw.column_names else range(len(raw))
+    for label, number, *values in zip(raw["label"][:], numbers, *columns, strict=True):
+        others = dict(zip(groups, values[len(texts) :], strict=True)) | {"index": number}
+        yield Row(name, f"row {number}", tuple(values[: len(texts)]), label, others)

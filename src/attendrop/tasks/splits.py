@@ -6,7 +6,7 @@ import math
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sklearn.model_selection import train_test_split
@@ -24,12 +24,6 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
 
     If a class has fewer rows, all are taken, with a warning. With the same seed, the rows of a smaller ``k`` are among
     those of a larger one.
-
-    Args:
-        dataset: The rows to sample from.
-        task: The task.
-        k: Number of rows per class.
-        seed: Seed of the sample.
 
     Raises:
         AttendropError: ``k`` is less than 1.
@@ -49,11 +43,6 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
     """Sample ``n`` rows, in their original order; all of them if there are no more.
 
-    Args:
-        dataset: The rows to sample from.
-        n: Number of rows.
-        seed: Seed of the sample.
-
     Raises:
         AttendropError: ``n`` is less than 1.
     """
@@ -70,17 +59,11 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     or the kept part would lack a class, the rows are sampled without stratification, with a warning. Regression is
     never stratified.
 
-    Args:
-        dataset: The rows to split.
-        task: The task.
-        fraction: In [0, 1).
-        seed: Seed of the sample.
-
     Returns:
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
 
     Raises:
-        AttendropError: ``fraction`` is out of range, or there are fewer than two rows, or than two different texts.
+        AttendropError: ``fraction`` is not in [0, 1), or there are fewer than two rows, or than two different texts.
     """
     if not 0 <= fraction < 1:
         raise AttendropError(f"the fraction to hold out must be at least 0 and below 1, not {fraction}.")
@@ -101,6 +84,11 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         held = _stratified(task.head.strata_of(dataset), texts, count, seed)
     if held is None:
         held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts)
+    return divided(dataset, held)
+
+
+def divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
+    """Return the rows that are not held out, and those that are, in their original order."""
     return take(dataset, (row for row in range(len(dataset)) if row not in held)), take(dataset, held)
 
 
@@ -138,8 +126,7 @@ def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts:
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)
-    held: set[int] = set()
-    covered: set[int] = set()
+    held, covered = set[int](), set[int]()
 
     def free(text: int) -> bool:
         return rows_of[text][0] not in held and all(left[label] > 1 for label in classes_of[text])

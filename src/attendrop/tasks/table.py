@@ -21,19 +21,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that was skipped.
-
-    Attributes:
-        file: Path of the file.
-        place: Where in the file the row is, such as "line 7", or where in the folder, such as "cats/1.jpg".
-        reason: What is wrong with it.
-        row: Its content: values by column, or what could be read of a row that has no columns.
-    """
+    """A row that was skipped."""
 
     file: str
-    place: str
+    place: str  # where in the file it is, such as "line 7", or in the folder, such as "cats/1.jpg"
     reason: str
-    row: Any
+    row: Any  # values by column, or what could be read of a row that has no columns
 
 
 class BadRows:
@@ -52,14 +45,7 @@ class BadRows:
         self.skipped: list[SkippedRow] = []
 
     def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:
-        """Report an invalid row.
-
-        Args:
-            path: The file.
-            place: Where in the file the row is, such as "line 7".
-            problem: What is wrong with it: a sentence without its full stop.
-            row: Its content.
-            column: The column that has the problem.
+        """Report an invalid row, see :class:`SkippedRow`; a problem is a sentence without its full stop.
 
         Raises:
             AttendropError: Invalid rows are not skipped.
@@ -102,23 +88,14 @@ _NUL_PROBLEM = "it has a NUL character, which no text has"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file.
-
-    Attributes:
-        path: The file.
-        columns: The header.
-        rows: One value per column: strings in CSV and TSV, typed values in other formats.
-        places: Where each row is: "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1.
-        index: Number of each row in the file, from 0, invalid rows included.
-        delimiter: Separator of the columns in CSV and TSV files.
-    """
+    """Rows of a file."""
 
     path: Path
     columns: list[str]
-    rows: list[list[Any]]
-    places: list[str]
-    index: list[int]
-    delimiter: str = ""
+    rows: list[list[Any]]  # one value per column: strings in CSV and TSV, typed values in other formats
+    places: list[str]  # "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1
+    index: list[int]  # number of each row in the file, from 0, invalid rows included
+    delimiter: str = ""  # separator of the columns in CSV and TSV files
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
@@ -130,7 +107,6 @@ class Table:
 
     def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
         """Return the table with the values of a column replaced by those of a function."""
-        self.column(column)  # there is one of this name
         at = self.columns.index(column)
         return replace(self, rows=[[*row[:at], function(row[at]), *row[at + 1 :]] for row in self.rows])
 

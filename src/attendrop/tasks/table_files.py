@@ -29,21 +29,18 @@ _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or s
 _SHOWN, _SNIFFED = 5, 50
 
 
-def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
-    """Read a file as one table; see :func:`read_chunks`."""
+def read_table(path: str | Path, bad: BadRows | None = None, most: int | None = None) -> Table:
+    """Read a file, or its first ``most`` rows, as one table; see :func:`read_chunks`."""
     bad = bad or BadRows()
-    chunks = list(read_chunks(path, None, bad))
-    if not chunks:
+    table = next(read_chunks(path, most, bad), None)
+    if table is None:
         raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
-    return chunks[0]
+    return table
 
 
 def column_names(path: str | Path) -> list[str]:
-    """Return the columns of a file, of which only the first valid row is read; see :func:`read_chunks`."""
-    table = next(read_chunks(path, 1, BadRows(skip=True)), None)
-    if table is None:
-        raise AttendropError(f"{path} has no valid row.")
-    return table.columns
+    """Return the columns of a file, of which only the first valid row is read."""
+    return read_table(path, BadRows(skip=True), 1).columns
 
 
 def read_chunks(
@@ -275,7 +272,6 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:
-    """Return half of a surrogate pair in a key or a value, or None."""
     if _ESCAPED_SURROGATE.search(line) is None:
         return None
     half = _SURROGATE.search(json.dumps(row, ensure_ascii=False))

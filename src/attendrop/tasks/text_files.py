@@ -28,13 +28,6 @@ def decode(path: Path) -> str:
         return "".join(lines)
 
 
-def tabbed_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place and the fields of each line of a file with tabs and without quoting, as benchmarks have them."""
-    with text_lines(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            yield f"line {number}", line.removesuffix("\n").removesuffix("\r").split("\t")
-
-
 def read_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     """Read a text file in chunks: the column ``text`` has its lines."""
     return _tables(path, (path,), ("text",), size)
@@ -81,13 +74,7 @@ _COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of a column file.
-
-    Attributes:
-        line: Number of its first line with a word, from 1.
-        words: The fields of each word.
-        comments: The comments before it.
-    """
+    """A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it."""
 
     line: int
     words: list[list[str]]
@@ -163,7 +150,6 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 
 
 def _conllu_problem(words: list[list[str]]) -> str | None:
-    """Describe what is wrong with the words of a sentence, or return None."""
     if not words:
         return "the sentence has no words"
     for number, word in enumerate(words, start=1):

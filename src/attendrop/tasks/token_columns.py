@@ -16,10 +16,7 @@ _FORMS = {
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
 # Columns of data sets on the way to the model.
-_TAKEN = (
-    *("label", "index", "place"),
-    *("input_ids", "attention_mask", "token_type_ids", "labels", "length"),
-)
+_TAKEN = (*("label", "index", "place"), *("input_ids", "attention_mask", "token_type_ids", "labels", "length"))
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,10 @@ def read_numbers(table: Table, column: TokenColumn) -> list[list[Any]]:
 
 
 def _parsed(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return None
-    return value
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
 
 
 def _is_list(value: Any) -> bool:
@@ -103,16 +98,9 @@ def align(
     cut: BatchEncoding,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, list[Any]]:
-    """Truncate token columns as the inputs were truncated.
+    """Truncate token columns, ``rows``, as the inputs were truncated, from ``whole`` to ``cut``.
 
     Positions become those in the truncated input, or -1 if the token was removed.
-
-    Args:
-        columns: The token columns.
-        rows: Their values, and "place".
-        whole: The inputs without a maximum length.
-        cut: The truncated inputs.
-        tokenizer: The tokenizer.
 
     Raises:
         AttendropError: A row has more or fewer numbers than its whole input has tokens.
@@ -150,11 +138,10 @@ def spread(
     Raises:
         AttendropError: A row has more or fewer entries than words.
     """
-
-    def wrong_length(row: int) -> str:
-        return f"entries for {num_words[row]} words; give one for each word."
-
-    return _at_tokens(columns, rows, word_of_token, num_words, wrong_length)
+    return _at_tokens(
+        *(columns, rows, word_of_token, num_words),
+        lambda row: f"entries for {num_words[row]} words; give one for each word.",
+    )
 
 
 def _at_tokens(

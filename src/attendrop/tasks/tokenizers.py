@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.model_support.positions import position_limit
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
@@ -27,8 +26,6 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
     Raises:
         AttendropError: The model has no vocabulary; transformers would make up one of a few special tokens.
     """
-    from transformers import AutoTokenizer
-
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     names = [_VOCABULARY, *(name for role, name in found.vocab_files_names.items() if "vocab" in role)]
     # A class without such files reads bytes or characters.
@@ -49,16 +46,11 @@ def _is_there(place: str, name: str) -> bool:
 def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make a tokenizer without a padding token, as GPT-2 and Llama have, pad with its end-of-sequence token.
 
-    Args:
-        name: Name of the model, for messages.
-        model: The model, whose configuration is told the padding token if it has none.
-        tokenizer: The tokenizer.
+    The model's configuration is told the padding token if it has none; ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
     """
-    from torch import nn
-
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
@@ -82,12 +74,7 @@ def limit_to_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """Lower ``max_length`` to the limit of the tokenizer, with a warning unless it is the default.
-
-    Args:
-        tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens.
-        pair: Whether the inputs are pairs of texts.
+    """Lower ``max_length``, in tokens, to the limit of the tokenizer, with a warning unless it is the default.
 
     Raises:
         AttendropError: It leaves no room for text.

@@ -124,7 +124,6 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
 
 
 def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
-    """Show the first labels, each with its place."""
     return ", ".join(islice(labels.values(), count))
 
 

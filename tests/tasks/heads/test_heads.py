@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
-from helpers import task_examples, tiny
-from torch import nn
+from helpers import task_examples
 from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
 
 import attendrop
-from attendrop.attribution.predictions import (
-    LABELS,
-    NUMBER,
-    OUTPUT_KINDS,
-    declare_output,
-    is_regression,
-    kind_of,
-    output_kind,
-)
-from attendrop.attribution.targets import fix_target
 from attendrop.errors import AttendropError
-from attendrop.methods.common.divergence import divergences
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.tasks.answers import SpanAnswer
-from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
@@ -40,14 +22,13 @@ from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering
+from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering, SpanAnswer
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.heads.written_text import WrittenText
-from attendrop.tasks.token_columns import TokenColumn
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
@@ -101,34 +82,6 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     compile(head.usage(2, 128), "card", "exec")
 
 
-@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
-def test_a_model_predicts_what_its_head_declares(head: Head) -> None:
-    assert head.output_kind in OUTPUT_KINDS and head.attributed
-    model, no_outputs = nn.Linear(2, 1), object()
-    assert output_kind(model, no_outputs) is None
-    declare_output(model, head.output_kind)
-    assert output_kind(copy.deepcopy(model), no_outputs) == head.output_kind
-    assert is_regression(model) == (head.output_kind == NUMBER)
-
-
-def test_a_loaded_model_is_of_its_head(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path)
-    model, _ = load_model_and_tokenizer(str(tmp_path), files_task(("text",), MultiLabel(("art", "sport"))))
-    model.config.problem_type = None
-    assert output_kind(model, object()) == LABELS
-
-
-def test_attribution_and_divergence_ask_the_head_instead_of_the_shape() -> None:
-    """One label that a text has or has not: logits ``(rows, 1)``, which without a head are taken for numbers."""
-    model, outputs = nn.Linear(1, 1), SimpleNamespace(logits=torch.tensor([[2.0], [-1.0]]))
-    assert kind_of(model, outputs.logits) == NUMBER
-    declare_output(model, MultiLabel(("art",)).output_kind)
-    assert kind_of(model, outputs.logits) == LABELS
-    likelihood = fix_target(model, outputs, {}, "pseudo_label")(outputs)
-    assert torch.allclose(likelihood, torch.tensor([2.0, 1.0]).sigmoid().log())
-    assert divergences(model, outputs, {})[0][0] == LABELS
-
-
 def test_every_method_is_tried_on_every_kind() -> None:
     """By ``tests/runs/test_every_method_of_every_task.py``."""
     missing = [kind.kind for kind in HEADS if kind.kind not in task_examples.EXAMPLES]
@@ -171,12 +124,17 @@ OBJECTS = (
 )
 
 
+def outputs_of(head: Head) -> np.ndarray[Any, Any]:
+    perfect = PERFECT[head.kind][1]
+    return row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
+
+
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
 def test_labels_survive_a_perfect_model(head: Head) -> None:
-    written, perfect = PERFECT[head.kind]
+    written, _ = PERFECT[head.kind]
     labels = head.read_labels(written)
     assert not any(head.value_problem(value) or head.label_problem(value) for value in written)
-    outputs = row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
+    outputs = outputs_of(head)
     assert head.decode(head.checked(outputs)) == labels
     rows = head.prediction_rows(outputs, probabilities=False)
     assert [next(iter(row)) for row in rows] == [head.answer_column] * len(written)
@@ -198,35 +156,7 @@ DIVERGED: dict[str, Any] = {
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
 def test_outputs_of_a_diverged_model_are_refused(head: Head) -> None:
     perfect = PERFECT[head.kind][1]
-    outputs = row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
+    outputs = outputs_of(head)
     outputs[0] = DIVERGED.get(head.kind, np.nan)
     with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
         head.checked(outputs)
-
-
-@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
-def test_columns_with_values_for_tokens_are_refused_where_there_is_no_one_text(head: Head) -> None:
-    if head.no_token_columns:
-        tokenizer: Any = None
-        with pytest.raises(AttendropError, match=f"'depth' has entries for the tokens of {head.no_token_columns}"):
-            head.align([TokenColumn("depth")], {}, tokenizer, tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"num_beam": "4"}, "the task, translation, has no option 'num_beam'. Did you mean 'num_beams'?"),
-        ({"num_beams": "many"}, "num_beams='many' is not a whole number"),
-        ({"num_beams": "0"}, "num_beams=0 must be a whole number, and at least 1"),
-    ],
-)
-def test_options_of_a_head_are_checked(given: dict[str, str], message: str) -> None:
-    with pytest.raises(AttendropError, match=re.escape(message)):
-        get_head("translation", (), given)
-    with pytest.raises(AttendropError, match="the task, regression, has no option 'num_beams'"):
-        get_head("regression", (), {"num_beams": 4})
-
-
-def test_a_kind_that_is_not_known() -> None:
-    with pytest.raises(AttendropError, match="no kind of task 'regresion'; did you mean 'regression'"):
-        get_head("regresion")

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers as hf
 from helpers import zoo
-from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy, mse_loss
 
-import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, pooling_of
 from attendrop.tasks.heads.regression import Regression
 
 SUFFIX = "MeanPoolingForSequenceClassification"
 BERT, DISTILBERT = zoo.ZOO["bert"].options, zoo.ZOO["distilbert"].options
 FAMILIES: dict[str, dict[str, Any]] = {
     "Bert": BERT,
-    "Roberta": BERT,
-    "Electra": BERT | {"embedding_size": 8},
     "Albert": BERT | {"embedding_size": 8, "classifier_dropout_prob": 0.0},
     "DistilBert": DISTILBERT,
     "MPNet": BERT,
@@ -39,7 +30,7 @@ def mean_model(family: str, **options: Any) -> Any:
     return zoo.from_class(f"{family}{SUFFIX}", FAMILIES[family] | options).eval()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["Bert", "Albert", "DistilBert", "MPNet"])
 def test_logits_are_a_linear_function_of_the_mean_over_valid_tokens(family: str) -> None:
     model, batch = mean_model(family), zoo.batch_of("bert", (8, 5, 3), labels=False)
     with torch.no_grad():
@@ -61,11 +52,6 @@ def test_padding_changes_nothing(padding: dict[str, Any]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"\(batch, length\), not \(1, 1, 4, 4\)"):
-        mean_model("Bert")(torch.ones(1, 4).long(), torch.ones(1, 1, 4, 4))
-
-
 def test_the_loss_is_that_of_the_task() -> None:
     batch = zoo.batch_of("bert")
     model = mean_model("Bert", problem_type="single_label_classification")
@@ -74,18 +60,6 @@ def test_the_loss_is_that_of_the_task() -> None:
     model = mean_model("Bert", num_labels=1, problem_type="regression")
     found = model(**batch | {"labels": torch.tensor([0.5, 2.0, -1.0])})
     assert torch.equal(found.loss, mse_loss(found.logits[:, 0], torch.tensor([0.5, 2.0, -1.0])))
-
-
-def test_dropout_is_that_of_the_family() -> None:
-    assert mean_model("Bert", classifier_dropout=0.3).dropout.p == 0.3
-    assert mean_model("Bert", hidden_dropout_prob=0.2).dropout.p == 0.2
-    assert mean_model("DistilBert", seq_classif_dropout=0.4).dropout.p == 0.4
-
-
-def test_the_trainer_sees_the_inputs_of_the_encoder() -> None:
-    names = {family: inspect.signature(mean_model(family).forward).parameters for family in ("Bert", "DistilBert")}
-    assert list(names["Bert"])[:2] == ["input_ids", "attention_mask"] and "labels" in names["DistilBert"]
-    assert "token_type_ids" in names["Bert"] and "token_type_ids" not in names["DistilBert"]
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
@@ -110,47 +84,14 @@ def test_an_architecture_with_the_option_keeps_its_class() -> None:
     assert pooling_of(config) == config.classifier_pooling == "cls"
 
 
-@pytest.mark.parametrize("config", [hf.GPT2Config(), hf.LlamaConfig(), hf.BartConfig(), hf.T5Config(), hf.ViTConfig()])
+@pytest.mark.parametrize("config", [hf.GPT2Config(), hf.BartConfig()])
 def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
     configure_pooling(config, "cls")
-    if config.model_type == "vit":
-        return
-    assert not is_encoder(config)
     with pytest.raises(AttendropError, match=f"pooling 'mean' is for encoders, and {config.model_type} is none"):
         configure_pooling(config, "mean")
 
 
 # Saved models ---------------------------------------------------------------------------------------------------------
-
-FRESH = """
-import sys, numpy, torch, attendrop
-batch = dict(numpy.load(sys.argv[1]))
-for folder in sys.argv[2:]:
-    expected = batch.pop(folder)
-    names = ("input_ids", "attention_mask")
-    found = attendrop.load(folder)(**{name: torch.from_numpy(batch[name]) for name in names}).logits
-    numpy.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-6)
-"""
-
-
-@pytest.mark.slow
-def test_saved_and_loaded_in_another_process(tmp_path: Path) -> None:
-    model, batch = mean_model("Bert"), zoo.batch_of("bert", labels=False)
-    models = {"whole": model, "pruned": attendrop.prune(model, [1])}
-    arrays = {name: value.numpy() for name, value in batch.items()}
-    for name, saved in models.items():
-        saved.save_pretrained(tmp_path / name)
-        with torch.no_grad():
-            arrays[name] = saved(**batch).logits.numpy()
-    np.savez(tmp_path / "batch.npz", **arrays)
-    program = [sys.executable, "-c", FRESH, "batch.npz", *models]
-    subprocess.run(program, cwd=tmp_path, check=True, timeout=180)
-
-
-def test_transformers_alone_misses_the_weights_of_its_own_head(tmp_path: Path) -> None:
-    mean_model("Bert").save_pretrained(tmp_path)
-    _, found = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert {"classifier.weight", "classifier.bias", "bert.pooler.dense.weight"} <= set(found["missing_keys"])
 
 
 def test_weights_of_an_encoder_without_a_head_are_found(tmp_path: Path) -> None:
@@ -162,12 +103,3 @@ def test_weights_of_an_encoder_without_a_head_are_found(tmp_path: Path) -> None:
     model, found = cls.from_pretrained(tmp_path, config=config, output_loading_info=True)
     assert set(found["missing_keys"]) == {"mean_classifier.weight", "mean_classifier.bias"}
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)
-
-
-def test_a_folder_that_names_an_unknown_class_is_refused(tmp_path: Path) -> None:
-    save_file({}, tmp_path / "model.safetensors")
-    for config in ({"model_type": "nothing"}, {"model_type": "bert"}, {}):
-        named = config | {"architectures": [f"Nothing{SUFFIX}"]}
-        (tmp_path / "config.json").write_text(json.dumps(named), encoding="utf-8")
-        with pytest.raises(AttendropError, match="unknown class, 'NothingMean"):
-            attendrop.load(tmp_path)

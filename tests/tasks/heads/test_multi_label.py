@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
@@ -40,10 +37,8 @@ def load(path: Path, **options: Any) -> TaskData:
 EXPECTED = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
-@pytest.mark.parametrize("separator", ["|", ", "])
-def test_names_have_separators_in_text(tmp_path: Path, separator: str) -> None:
-    rows = [["sport", "art"], ["music"], [], ["art", "music", "sport"]]
-    found = load(write_csv(tmp_path / "a.csv", [separator.join(row) for row in rows]), label_type="labels")
+def test_names_have_separators_in_text(tmp_path: Path) -> None:
+    found = load(write_csv(tmp_path / "a.csv", ["sport|art", "music", "", "art, music, sport"]), label_type="labels")
     assert found.task.label_names == HEAD.label_names
     assert found.splits["train"]["label"][:] == EXPECTED
 
@@ -63,12 +58,8 @@ def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [["art"], ["music"]])
     with pytest.raises(AttendropError, match=r"the label 'arts' is not among those of training.*'art'"):
         load(path, eval_file=write(tmp_path / "b.jsonl", [["arts"]]))
-
-
-@pytest.mark.parametrize(("labels", "found"), [([[], []], "no label"), ([["art"], []], "only one label, 'art'")])
-def test_fewer_than_two_labels_are_refused(tmp_path: Path, labels: list[Any], found: str) -> None:
-    with pytest.raises(AttendropError, match=rf"has {found}; training needs at least two"):
-        load(write(tmp_path / "a.jsonl", labels))
+    with pytest.raises(AttendropError, match="has only one label, 'art'; training needs at least two"):
+        load(write(tmp_path / "a.jsonl", [["art"], []]))
 
 
 def test_each_label_is_predicted_above_one_half() -> None:
@@ -79,16 +70,6 @@ def test_each_label_is_predicted_above_one_half() -> None:
     assert first["probability_music"] == pytest.approx(1 / (1 + math.e), abs=1e-6)
     assert HEAD.predicted_counts(outputs) == {"art": 1, "sport": 1}
     assert HEAD.shown_label([1, 0, 1]) == "art, sport"
-
-
-@pytest.mark.filterwarnings("error")
-@given(arrays(int, (4, 3), elements=st.integers(0, 1)), arrays(float, (4, 3), elements=st.floats(-2, 2)))
-def test_scores_are_defined_for_any_rows(labels: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> None:
-    scores = {name: metric.score(labels, logits) for name, metric in HEAD.metrics.items()}
-    assert all(0 <= score <= 1 for score in scores.values())
-    true = float((labels * (logits > 0)).sum())
-    wrong = float((labels != (logits > 0)).sum())
-    assert scores["f1_micro"] == pytest.approx(2 * true / (2 * true + wrong) if true else 0.0)
 
 
 def test_the_baseline_predicts_what_most_rows_have() -> None:
@@ -104,11 +85,7 @@ def test_the_report_counts_labels_and_rows_without(tmp_path: Path) -> None:
     found = data.task.head.describe_labels(data.splits["train"])
     assert found == {"labels": {"art": 2, "music": 1, "sport": 1}, "without": 1}
     assert HEAD.label_lines([found])[0] == ["  art", "2"] and HEAD.label_lines([found])[-1] == ["  no label", "1"]
-    assert HEAD.label_warnings(found) == []
     assert "cannot be learnt: 'music'" in HEAD.label_warnings({"labels": {"art": 2, "music": 0}})[0]
-    many = MultiLabel(tuple(f"topic {number}" for number in range(20)))
-    counts = {"labels": {name: number for number, name in enumerate(many.label_names)}, "without": 0}
-    assert many.label_lines([counts]) == [["rows of a label", "0 to 19"], ["  no label", "0"]]
 
 
 def test_a_linear_model_of_each_label() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ from helpers import zoo
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from attendrop import ADDrop, Compose, RDrop, Vanilla, prune, regularize
+from attendrop import ADDrop, AttendropError, Compose, RDrop, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.methods.core.base import Method
 from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.model_classes import choice_class
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.tokenization import encode_columns
@@ -74,7 +77,6 @@ def test_padded_choices_never_win_and_do_not_enter_the_loss(
 @pytest.mark.parametrize(
     "method",
     [
-        ADDrop(p=0.5, q=0.5, layers="all"),
         ADDrop(p=0.5, q=0.5, layers="all", attribution="integrated_gradient", steps=2),
         Compose(RDrop(), Vanilla(p=0.4)),
     ],
@@ -114,16 +116,6 @@ def test_the_logit_of_the_predicted_choice_is_attributed(model: Any, tokenizer: 
         assert torch.equal(sizes.gt(0), functional.one_hot(choices, 4).bool())
 
 
-def test_padding_does_not_change_pruned_models(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    whole, single = batches(tokenizer)
-    light = prune(hiding(model).eval(), [1]).eval()
-    assert light.fast
-    logits = light(**whole).logits
-    for row, alone in zip(logits, single, strict=True):
-        expected = light(**alone).logits[0]
-        torch.testing.assert_close(row[: len(expected)], expected)
-
-
 # Encoding and outputs -------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +130,6 @@ def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBas
 
 def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:
     raw = HEAD.concatenate([np.array([[1.0, 2.0, 0.0]]), np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 9.0, 9.0]])])
-    assert raw.shape == (3, 4)
     encoded = {"input_ids": [[[1]] * 3, [[1]] * 4, [[1]] * 2]}
     outputs = HEAD.checked(HEAD.row_outputs(raw, encoded, tokenizer))
     assert HEAD.decode(outputs) == [1, 3, 1]
@@ -149,12 +140,45 @@ def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBa
     assert HEAD.decode(HEAD.row_outputs(raw, {"labels": [1, 3, 1]}, tokenizer))[:2] == [1, 3]
 
 
-def test_a_saved_model_hides_padded_choices_too(model: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    from attendrop import load
+# Files ----------------------------------------------------------------------------------------------------------------
 
-    whole, _ = batches(tokenizer)
-    expected = hiding(model).eval()(**whole).logits
-    model.save_pretrained(tmp_path)
-    assert "BertForMultipleChoice" in (tmp_path / "config.json").read_text()
-    torch.testing.assert_close(load(tmp_path)(**whole).logits, expected)
-    assert len(model(**whole, return_dict=False)) == 2  # loss and logits
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def written(*rows: str, header: str = "q,a,b,c,label") -> Path:
+        Path("own.csv").write_text("\n".join([header, *rows]) + "\n")
+        return Path("own.csv")
+
+    return written
+
+
+def load(path: Path, columns: str = "q,a,b,c", **options: Any) -> Any:
+    return load_files(train_file=path, text_columns=columns.split(","), label_column="label", **options)
+
+
+def test_choices_in_columns_of_which_the_last_may_be_empty(write: Write) -> None:
+    data = load(write("why?,x, y ,z,C", "how?,x,y,,a"))
+    rows = data.splits["train"]
+    assert rows["choices"][:] == [["x", "y", "z"], ["x", "y"]] and rows["label"][:] == [2, 0]
+    assert data.task.kind == "multiple-choice" and data.task.label_names == ("A", "B", "C")
+
+
+def test_choices_in_a_list_with_numbers_as_labels(write: Write) -> None:
+    file = write('why?,"[""x"", 5, ""z""]",1.0', 'how?,"[""x"", ""y""]",0', header="q,all,label")
+    data = load(file, "q,all")
+    assert data.splits["train"]["choices"][:] == [["x", "5", "z"], ["x", "y"]]
+    assert data.splits["train"]["label"][:] == [1, 0] and data.task.label_names == ("0", "1")
+    records = [{"q": "why?", "all": ["x", "y"], "label": "B"}, {"q": "how?", "all": ["x", "y", "z"], "label": "A"}]
+    Path("own.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert load(Path("own.jsonl"), "q,all").splits["train"]["label"][:] == [1, 0]
+
+
+def test_numbers_that_seem_to_count_from_one_are_refused(write: Write) -> None:
+    with pytest.raises(
+        AttendropError, match="no label is 0, and choices count from 0; subtract 1 if yours count from 1"
+    ):
+        load(write("why?,x,y,z,1", "how?,x,y,z,2"))

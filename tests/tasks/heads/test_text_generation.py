@@ -58,17 +58,10 @@ def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any], side: str)
 
 def test_a_completion_keeps_its_spaces(loaded: tuple[Any, Any]) -> None:
     _, tokenizer = loaded
-    ids = tokenizer(" the cat\n\n")["input_ids"]
-    (written,) = TextGeneration().row_outputs(np.array([[0.0, 0.0, *ids, IGNORED]]), {}, tokenizer)
-    assert written.text == " the cat\n\n"
-
-
-def test_the_loss_is_on_the_completion(loaded: tuple[Any, Any]) -> None:
-    tokenizer = loaded[1]
-    encoded = encode_columns(ROWS, TASK, tokenizer, 32)
-    for ids, labels, prompt in zip(encoded["input_ids"], encoded["labels"], ROWS["prompt"], strict=True):
-        length = len(tokenizer(prompt)["input_ids"])
-        assert labels == [-100] * length + ids[length:] and ids[-1] == tokenizer.eos_token_id
+    ids = [tokenizer(text)["input_ids"] for text in (" the cat\n\n", "a bird sees the red and blue dog")]
+    raw = TextGeneration().concatenate([np.array([[0.0, 0.0, *row]]) for row in ids])  # of batches of other widths
+    assert set(raw[0, 2 + len(ids[0]) :]) == {IGNORED}
+    assert TextGeneration().row_outputs(raw, {}, tokenizer)[0].text == " the cat\n\n"
 
 
 def test_what_is_too_long_is_cut_at_the_prompts_beginning_and_the_completions_end(loaded: tuple[Any, Any]) -> None:
@@ -113,12 +106,6 @@ def test_files_of_chats_need_no_label_column(tmp_path: Path) -> None:
     data = load_files(train_file=tmp_path / "chat.jsonl", text_columns=["messages"])
     assert data.task.head == TextGeneration()
     assert data.splits["train"]["prompt"][:] == [chat("a", "b")]
-
-
-@pytest.mark.parametrize("text", [["a", "word"], '["a", "word"]', "[]", "", None])
-def test_words_and_texts_are_no_chats(text: Any) -> None:
-    assert not TextGeneration.may_read([text])
-    assert TextGeneration.may_read([text, chat("a", "b")])
 
 
 def test_language_models_are_recognized_but_shown_as_classifiers() -> None:

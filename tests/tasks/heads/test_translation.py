@@ -65,13 +65,6 @@ def test_scores_are_those_of_sacrebleu_and_of_the_loss() -> None:
     assert scores["perplexity"] == pytest.approx(np.exp(3))
 
 
-def test_the_longer_side_counts_and_both_are_cut(loaded: tuple[Any, Any]) -> None:
-    tokenizer = loaded[1]
-    columns = encode_columns({"text": ["one"], "label": ["un doi trei mare"]}, TASK, tokenizer, 3)
-    assert (columns["length"], len(columns["labels"][0]), len(columns["input_ids"][0])) == ([3], 3, 2)
-    assert columns["references"] == ["un doi trei mare"]
-
-
 def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
     head = Translation(source_prefix="one two ")

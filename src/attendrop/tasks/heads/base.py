@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from string import Template
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import transformers
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    BatchEncoding,
+    DataCollatorWithPadding,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
-from attendrop.tasks.heads.row_reader import RowReader
+from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
+from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
-
-    from attendrop.tasks.heads.linear_models import LinearFit
+from attendrop.tasks.values import text_problem, value_problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
@@ -41,18 +47,12 @@ _ATTRIBUTED = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of model outputs.
+    """A score of model outputs."""
 
-    Attributes:
-        score: Function that computes it from labels and outputs, one row per example.
-        span: Largest possible difference of two scores.
-        selects: Whether models can be selected by it, because greater is better.
-        right: Function that tells of each row whether it is right; None: the score is not the fraction of these rows.
-    """
-
-    score: Callable[[Array, Array], float]
-    span: float = 1.0
-    selects: bool = True
+    score: Callable[[Array, Array], float]  # of labels and outputs, one row per example
+    span: float = 1.0  # largest possible difference of two scores
+    selects: bool = True  # whether models can be selected by it, because greater is better
+    # Tells of each row whether it is right; None: the score is not the fraction of these rows.
     right: Callable[[Array, Array], Array] | None = None
 
     @classmethod
@@ -67,10 +67,8 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Head(RowReader):
+class Head(ABC):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
-
-    How rows of files are read is in :class:`attendrop.tasks.heads.row_reader.RowReader`.
 
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
@@ -80,8 +78,25 @@ class Head(RowReader):
     collected over batches, and *outputs* an array with one entry per row of the data, which :meth:`row_outputs` makes
     of them. Metrics compare outputs with *references*, one entry per row. The *tokenizer* is what makes a model's
     inputs and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
+    A *problem* is what is wrong with a value of a file: a sentence without its full stop.
+
+    Attributes:
+        label_names: The classes, in the order of their ids; empty if there are none.
+        unknown_names: Labels of evaluation data that are none of these, so that the model cannot predict them; their
+            ids follow.
     """
 
+    label_names: tuple[str, ...] = ()
+    unknown_names: tuple[str, ...] = ()
+
+    kind: ClassVar[str]  # ``Task.kind``
+    label_type: ClassVar[str]  # value of ``--label-type``
+    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
+    input_name: ClassVar[str] = "text"  # what an input is called in messages
+    least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
+    most_inputs: ClassVar[int] = 2
+    needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
+    keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
     no_token_columns: ClassVar[str] = ""  # why columns with an entry for each token are refused, if they are
@@ -157,6 +172,131 @@ logits = model(**inputs).logits"""
         """Score of a prediction that attribution explains."""
         return _ATTRIBUTED[self.output_kind]
 
+    # Rows of files ----------------------------------------------------------------------------------------------------
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
+        return (*self.label_names, *self.unknown_names)
+
+    def with_unknown(self, labels: Sequence[Any]) -> Self:
+        """Return the head with those of some labels that it does not know among its ``unknown_names``.
+
+        Raises:
+            AttendropError: There can be none in this kind of task.
+        """
+        if not self.keeps_unknown:
+            raise AttendropError(
+                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
+            )
+        new = dict.fromkeys(chain.from_iterable(map(self.unknown_labels, labels)))
+        return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
+
+    def unknown_counts(self, labels: Sequence[Any] | Array) -> dict[str, int]:
+        """Count the classes, or tags of words, that the model cannot predict, by name."""
+        counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
+        named = enumerate(self.unknown_names, start=len(self.label_names))
+        return {name: counts[number] for number, name in named if counts[number]}
+
+    @property
+    @abstractmethod
+    def predicts(self) -> str:
+        """What the model predicts, such as "2 classes" or "a number"."""
+
+    @property
+    def labels_are(self) -> str:
+        """What the labels are, such as "numbers to predict"."""
+        return self.predicts
+
+    @classmethod
+    def inputs_in(cls, columns: Collection[str]) -> list[str]:
+        """List the columns that the head reads, of those that rows have."""
+        return [name for name in cls.inputs if name in columns]
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """With label type "auto", tell whether the texts of the first row of a file may be of this kind."""
+        return False
+
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """With label type "auto", tell whether the first label of a file may be of this kind."""
+        return True
+
+    @classmethod
+    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
+        """With label type "auto", tell whether all labels, as for :meth:`from_labels`, are of this kind.
+
+        Raises:
+            AttendropError: It is unclear.
+        """
+        return True
+
+    @classmethod
+    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
+        """Return the columns of a data set that are made of this number of text columns of a file."""
+        return cls.inputs[:text_columns]
+
+    @classmethod
+    def located(cls, table: Table, columns: Sequence[str]) -> Table:
+        """Return the table with paths of input files, if it has any, that the working directory can open."""
+        return table
+
+    @staticmethod
+    def text_problem(value: Any, column: int = 0) -> str | None:
+        """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
+        return text_problem(value)
+
+    @classmethod
+    def texts_problem(cls, texts: Sequence[Any]) -> str | None:
+        """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
+        return None
+
+    @classmethod
+    def leaves_out(cls, texts: Sequence[Any]) -> bool:
+        """Tell whether a row with these texts, such as an empty line, is left out of training and scoring."""
+        return False
+
+    @classmethod
+    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
+        """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
+        return list(texts)
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Describe what is wrong with a label, independent of the classes, or return None."""
+        return value_problem(value)
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head for the labels in files; by default, any labels will do.
+
+        Args:
+            tables: By split: "train", "dev" or both.
+            column: Column of the labels; none has a :meth:`value_problem`.
+            asked: Whether the user said what the labels are.
+
+        Raises:
+            AttendropError: No model can be trained on these labels.
+        """
+        return cls()
+
+    def unknown_labels(self, value: Any) -> list[str]:
+        """List the names in a label without a :meth:`value_problem` that the head does not know."""
+        return []
+
+    def label_problem(self, value: Any) -> str | None:
+        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
+        return None
+
+    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
+        """Describe why a row's inputs, as :meth:`read_texts` returns them, and its label do not fit, or return None."""
+        return None
+
+    def read_labels(self, values: Sequence[Any]) -> list[Any]:
+        """Convert values of a file that have no :meth:`label_problem` to labels."""
+        return list(values)
+
     # The model --------------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -177,8 +317,6 @@ logits = model(**inputs).logits"""
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class that loads the model with this configuration."""
-        import transformers
-
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:
@@ -196,8 +334,6 @@ logits = model(**inputs).logits"""
     @classmethod
     def _class_name(cls, config: PreTrainedConfig) -> str | None:
         """Return the name of the class of transformers for a configuration; None if its family has none."""
-        import transformers
-
         found = getattr(transformers, cls.auto_class)._model_mapping.get(type(config), None)
         return None if found is None else str((found[0] if isinstance(found, tuple) else found).__name__)
 
@@ -206,12 +342,7 @@ logits = model(**inputs).logits"""
         return load_tokenizer(place, **self.tokenizer_options)
 
     def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
-        """Adapt a model and what :meth:`load_preprocessor` returned to each other.
-
-        Args:
-            name: Name of the model, for messages.
-            model: The model.
-            tokenizer: Its tokenizer, or what takes its place.
+        """Adapt a model and what :meth:`load_preprocessor` returned to each other; ``name`` is for messages.
 
         Raises:
             AttendropError: They do not belong together.
@@ -228,13 +359,7 @@ logits = model(**inputs).logits"""
         return  # most kinds have no options
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that loads and calls the model, for its card.
-
-        Args:
-            num_texts: Number of texts of an input.
-            max_length: In tokens.
-            stock: Whether the model's class is one of transformers.
-        """
+        """Return Python code that loads and calls the model, for its card; ``stock``: a class of transformers."""
         texts = ", ".join(("text", "second_text")[:num_texts])
         code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values())
         imports = "import torch\n" if "torch." in code else ""
@@ -256,12 +381,9 @@ model = {load}(folder)
 {name} = {loader}.from_pretrained(folder{options})"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
-        """Fit a linear model of fixed features to targets, with as many outputs as the model has; None if none fits.
+        """Fit a linear model of features ``(rows, features)``, with the model's outputs, to targets; None if none fits.
 
-        Args:
-            features: ``(rows, features)``.
-            targets: As :meth:`targets` makes them.
-            balanced: Whether classes have equal weight, instead of rows.
+        With ``balanced``, classes have equal weight, instead of rows.
         """
         return None
 
@@ -301,15 +423,9 @@ model = {load}(folder)
     ) -> dict[str, int]:
         """Count what encoding lost, for the report on data.
 
-        Args:
-            rows: The rows.
-            encoded: The same rows, encoded.
-            tokenizer: The tokenizer.
-            limit: Length to which rows were truncated.
-
         Returns:
-            ``truncated`` (rows longer than the limit) and ``unknown`` (see :meth:`unknown_rows`); empty for inputs that
-            can be neither.
+            ``truncated`` (rows longer than ``limit`` tokens) and ``unknown`` (see :meth:`unknown_rows`); empty for
+            inputs that can be neither.
         """
         lengths = of_documents(encoded["length"], encoded)
         full = [row for row, length in enumerate(lengths) if length >= limit]
@@ -332,19 +448,9 @@ model = {load}(folder)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: Tokenizer,
+        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
-        """Make columns with an entry for each token of the encoded rows, from those of the rows.
-
-        Args:
-            token_columns: The columns.
-            columns: Rows, with these columns and "place".
-            encoded: The same rows, tokenized and truncated.
-            tokenizer: The tokenizer.
+        """Make columns with an entry for each token of the encoded rows, from those of the rows, with "place".
 
         Raises:
             AttendropError: A row has more or fewer entries than its whole input has tokens, or no such column is read.
@@ -362,19 +468,14 @@ model = {load}(folder)
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
-        from transformers import DataCollatorWithPadding
-
         return DataCollatorWithPadding(tokenizer)
 
     def training_collator(
         self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
     ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one.
+        """Return a function that makes a batch of training rows, by default that of :meth:`collator`.
 
-        Args:
-            collate: That of :meth:`collator`.
-            tokenizer: The tokenizer.
-            seed: Seed of the training.
+        The trainer sets its ``epoch``, if it has one.
         """
         return collate
 
@@ -386,13 +487,7 @@ model = {load}(folder)
         return raw
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
-        """Return what is kept of a pass for decoding and scoring, one row per encoded row: by default, the logits.
-
-        Args:
-            model: The model, in evaluation mode; called without gradients.
-            batch: Its inputs.
-            outputs: What it returned for them, with names.
-        """
+        """Return what is kept of a pass for decoding and scoring, one row per encoded row: by default, the logits."""
         return logits_of(outputs)
 
     def concatenate(self, parts: Sequence[Any]) -> Array:

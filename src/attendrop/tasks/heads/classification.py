@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
@@ -14,24 +14,24 @@ from sklearn.metrics import (
     balanced_accuracy_score,
     cohen_kappa_score,
     f1_score,
+    jaccard_score,
     matthews_corrcoef,
     precision_score,
     recall_score,
     roc_auc_score,
 )
+from transformers import PreTrainedConfig
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression
+from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
-from attendrop.tasks.heads.sequence import SequenceHead
+from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import joined_labels, number_form, written
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
@@ -43,12 +43,17 @@ def predicted_classes(logits: Array) -> Array:
     return classes
 
 
-def _averaged(score: Callable[..., float], average: str) -> Metric:
-    return Metric.of(score, predicted_classes, average=average, zero_division=0.0)
+def averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
+    """Make averages of scores of scikit-learn, such as "f1_macro": the kinds of each are words of its argument."""
+    scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score, "jaccard": jaccard_score}
+    return {
+        f"{name}_{kind}": Metric.of(scores[name], read, average=kind, zero_division=0.0)
+        for name, kinds in wanted.items()
+        for kind in kinds.split()
+    }
 
 
 def _of_second(score: Callable[..., float]) -> Metric:
-    """Make a score of the predictions of the second class."""
     return Metric(lambda labels, logits: float(score(labels == 1, predicted_classes(logits) == 1, zero_division=0.0)))
 
 
@@ -67,11 +72,7 @@ _METRICS = {
     "balanced_accuracy": Metric.of(balanced_accuracy_score, predicted_classes),
     "matthews_correlation": Metric.of(matthews_corrcoef, predicted_classes, span=2.0),
     "cohen_kappa": Metric.of(cohen_kappa_score, predicted_classes, span=2.0),
-    "f1_macro": _averaged(f1_score, "macro"),
-    "f1_micro": _averaged(f1_score, "micro"),
-    "f1_weighted": _averaged(f1_score, "weighted"),
-    "precision_macro": _averaged(precision_score, "macro"),
-    "recall_macro": _averaged(recall_score, "macro"),
+    **averages(predicted_classes, f1="macro micro weighted", precision="macro", recall="macro"),
 }
 # Scores of the second of two classes: of its predictions, and of the difference of the logits.
 _BINARY_METRICS = {
@@ -81,6 +82,32 @@ _BINARY_METRICS = {
     "roc_auc": _ranking(roc_auc_score),
     "average_precision": _ranking(average_precision_score),
 }
+
+
+class SequenceHead(Head):
+    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    peft_task_type: ClassVar[str | None] = "SEQ_CLS"
+    pipeline_tag = "text-classification"
+    one_vector = True
+    has_pooling = True
+    long_texts: ClassVar[tuple[str, ...]] = LONG_TEXTS
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "tfidf", "frozen")
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept anything but lists; what is no text is refused later."""
+        return not any(isinstance(text, list) for text in texts)
+
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Accept anything but lists; what is no label is refused later."""
+        return not isinstance(label, list)
+
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        """Return the class of transformers; for the mean, where that has no such option, one of this library."""
+        return mean_pooling_class(config) or super().model_class(config)
 
 
 class Classification(NamedLabels, SequenceHead):
@@ -171,8 +198,7 @@ class Classification(NamedLabels, SequenceHead):
         return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
 
     def decode(self, outputs: Array) -> list[int]:
-        classes: list[int] = predicted_classes(outputs).tolist()
-        return classes
+        return list(map(int, predicted_classes(outputs)))
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""

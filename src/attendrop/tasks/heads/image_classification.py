@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import BatchEncoding
+from transformers import AutoImageProcessor, BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Columns, Tokenizer
@@ -21,9 +21,6 @@ from attendrop.tasks.images import check_image, check_images, class_folders, is_
 from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem, value_problem
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 PIXELS = "pixel_values"
 # Names of folders that are parts of a data set rather than classes.
@@ -67,11 +64,7 @@ logits = model(**inputs).logits"""
         return any(name.endswith("ForImageClassification") for name in names)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        """Return the class of transformers.
-
-        Raises:
-            AttendropError: The family of models has none.
-        """
+        """Return the class of transformers; raise AttendropError if the family of models has none."""
         if self._class_name(config) is None:
             raise AttendropError(
                 f"Models of the family {config.model_type} have no class for images; give another, such as "
@@ -80,14 +73,8 @@ logits = model(**inputs).logits"""
         return super().model_class(config)
 
     def load_preprocessor(self, place: str) -> Any:
-        """Load the image processor that computes with Pillow, so that pixels are the same with and without torchvision.
-
-        Raises:
-            AttendropError: Pillow is not installed.
-        """
+        """Load the image processor that computes with Pillow: pixels are the same with and without torchvision."""
         check_images([])
-        from transformers import AutoImageProcessor
-
         loader: Any = AutoImageProcessor
         return loader.from_pretrained(place, backend="pil", trust_remote_code=False)
 
@@ -177,19 +164,15 @@ logits = model(**inputs).logits"""
         return super().from_labels(tables, column, asked=True)
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
-        """Keep the paths, under the name of the model's input, and the hashes."""
         return BatchEncoding({PIXELS: columns["image"], "sha256": columns["sha256"]})
 
     def length_limit(self, tokenizer: Any, max_length: int, columns: Any) -> int:
-        """Return ``max_length``, which does not matter: all images have the same size."""
         return max_length
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """Return 1 for each row: all images have the same number of patches."""
-        return [1] * len(encoded[PIXELS])
+        return [1] * len(encoded[PIXELS])  # all images have the same number of patches
 
     def input_report(self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Any, limit: int) -> dict[str, int]:
-        """Return nothing: no image is cut or unknown."""
         return {}
 
     def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: Any) -> int:
@@ -198,13 +181,13 @@ logits = model(**inputs).logits"""
     def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:
         """Return a function that reads the images of a batch, and makes pixels ``(rows, channels, height, width)``."""
 
-        def pixels(path: str) -> Tensor:
-            found: Tensor = tokenizer(read_image(path), return_tensors="pt")[PIXELS][0]
+        def pixels(row: Mapping[str, Any]) -> Tensor:
+            found: Tensor = tokenizer(read_image(row[PIXELS]), return_tensors="pt")[PIXELS][0]
             return found
 
         def collate(rows: list[Any]) -> dict[str, Tensor]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # as many whole images are in memory at a time
-                images = list(pool.map(pixels, [row[PIXELS] for row in rows]))
+                images = list(pool.map(pixels, rows))
             sizes = {tuple(image.shape) for image in images}
             if len(sizes) > 1:
                 raise AttendropError(

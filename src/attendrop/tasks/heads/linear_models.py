@@ -24,21 +24,13 @@ _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 @dataclass(frozen=True)
 class LinearFit:
-    """Linear model of features.
+    """Linear model of features."""
 
-    Attributes:
-        kind: Such as "logistic regression".
-        weight: ``(outputs, features)``.
-        bias: ``(outputs,)``.
-        settings: Chosen strength of the regularisation, such as ``{"C": 10.0}``.
-        score: Name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2.
-    """
-
-    kind: str
-    weight: Array
-    bias: Array
-    settings: dict[str, float]
-    score: tuple[str, float]
+    kind: str  # such as "logistic regression"
+    weight: Array  # ``(outputs, features)``
+    bias: Array  # ``(outputs,)``
+    settings: dict[str, float]  # chosen strength of the regularisation, such as ``{"C": 10.0}``
+    score: tuple[str, float]  # name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2
 
     def outputs(self, features: Array) -> Array:
         """Compute outputs ``(rows, outputs)`` of features ``(rows, features)``."""
@@ -109,10 +101,7 @@ def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit
     """Fit a ridge regression; features are scaled as in :func:`fit_logistic_regression`.
 
     The strength has the least squared error when each row in turn is left out; with sparse features, each fifth.
-
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        numbers: The number of each row.
+    Features are ``(rows, features)``, dense or sparse.
     """
     scaled, restored = _scaled(features)
     model = RidgeCV(_ALPHAS, cv=min(5, len(numbers)) if sparse.issparse(scaled) else None).fit(scaled, numbers)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from itertools import accumulate, chain
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding, DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.heads.label_tables import word_counts, word_line
-from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WrittenText
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WrittenText, word_counts, word_line
+from attendrop.tasks.long_texts import special_tokens
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import text_problem
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 # Names of the column of texts where these are packed, and where their masks are to be filled.
@@ -35,17 +35,11 @@ _SCORED = "scored"
 
 @dataclass(frozen=True)
 class PredictedTokens(WrittenText):
-    """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random.
+    """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random."""
 
-    Attributes:
-        ids: The most likely token at each masked position.
-        written: The predicted tokens as they are written; None for a mask beyond the maximum length.
-        probabilities: Probability of each of these.
-    """
-
-    ids: tuple[int, ...] = ()
-    written: tuple[str | None, ...] = ()
-    probabilities: tuple[float | None, ...] = ()
+    ids: tuple[int, ...] = ()  # the most likely token at each masked position
+    written: tuple[str | None, ...] = ()  # these as they are written; None for a mask beyond the maximum length
+    probabilities: tuple[float | None, ...] = ()  # of each of these
 
 
 @dataclass(frozen=True)
@@ -167,8 +161,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         Texts without a token to hide are left out. Texts with masks to fill are not changed: ``labels`` are at their
         masks.
         """
-        from transformers import BatchEncoding
-
         if _TO_FILL in columns:
             return _with_masks(columns[_TO_FILL], tokenizer, max_length)
         pack = _PACKED in columns
@@ -196,13 +188,10 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return {"truncated": sum(encoded["cut"][:]), "unknown": len(rows) - len(encoded["cut"])}
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
-        found: list[list[int]] = encoded["labels"]
-        return found
+        return list(encoded["labels"])
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad labels with -100; words are for training alone."""
-        from transformers import DataCollatorForTokenClassification
-
         pad = DataCollatorForTokenClassification(tokenizer)
         return lambda rows: pad([{name: row[name] for name in row if name != "words"} for row in rows])
 
@@ -213,8 +202,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """Compute the likelihoods of hidden tokens, and the most likely ones, from the logits of all positions."""
-        import torch
-
         hidden = batch["labels"] != IGNORED
         likelihoods = outputs.logits[hidden].float().log_softmax(-1)
         best, ids = likelihoods.max(-1)
@@ -256,20 +243,17 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return word_line("words", parts)
 
 
+@dataclass
 class MaskingCollator:
-    """Collator of training rows: masks of an epoch instead of those that the rows were encoded with.
+    """Collator of training rows: masks of an epoch, which the trainer sets, instead of those of encoding.
 
     Masks depend on the seed, the epoch and the row alone, so that a run which is resumed continues exactly.
-
-    Attributes:
-        epoch: Number of the epoch, which the trainer sets.
     """
 
-    def __init__(self, pad: Callable[[list[Any]], Any], masks: TokenMasks, seed: int) -> None:
-        self.pad = pad
-        self.masks = masks
-        self.seed = seed
-        self.epoch = 0
+    pad: Callable[[list[Any]], Any]
+    masks: TokenMasks
+    seed: int
+    epoch: int = 0
 
     def __call__(self, rows: list[Any]) -> Any:
         """Mask rows, and make a batch of them."""
@@ -314,3 +298,124 @@ def _filled(text: str, row: Array, tokenizer: Tokenizer) -> PredictedTokens:
 
 def _accuracy(references: Array, outputs: Array) -> float:
     return float(np.mean(np.concatenate([each.ids for each in outputs]) == np.concatenate(references)))
+
+
+# Rows of tokens, which are hidden, and what fills them in ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Ids of tokens, special ones included; the word of each, from 0; and whether the text was cut off."""
+
+    ids: list[int]
+    words: list[int]
+    cut: bool
+
+
+def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
+    """Tokenize texts, each to a row; where a tokenizer does not tell words (it is not fast), each token is one.
+
+    Args:
+        texts: The texts.
+        tokenizer: The tokenizer.
+        max_length: In tokens, including special tokens; None: without a limit.
+        pack: Join the texts, with the tokenizer's separator between them if it has one, and cut them into rows of
+            ``max_length``; the last is shorter.
+    """
+    before, after = special_tokens(tokenizer)
+    frame = tokenizer("a")["input_ids"]
+    first, last = frame[:before], frame[len(frame) - after :]
+    streams = list(_tokens(texts, tokenizer))
+    if pack:
+        separator = [] if tokenizer.sep_token_id is None else [(tokenizer.sep_token_id, True)]
+        joined = chain.from_iterable([*separator, *tokens] for tokens in streams if tokens)
+        streams = [list(joined)[len(separator) :]]
+    found = []
+    for tokens in streams:
+        size = len(tokens) if max_length is None else max_length - before - after
+        for start in range(0, len(tokens), max(1, size)) if pack else (0,):
+            kept = tokens[start : start + size]
+            words = list(accumulate((begins for _, begins in kept[1:]), initial=0))[: len(kept)]
+            ids = [*first, *(token for token, _ in kept), *last]
+            found.append(TokenRow(ids, [0] * before + words + [0] * after, not pack and len(tokens) > size))
+    return found
+
+
+def _tokens(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[tuple[int, bool]]]:
+    """Yield the tokens of each text: their ids, and whether each begins a word."""
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    for row, ids in enumerate(encoded["input_ids"]):
+        words = encoded.word_ids(row) if encoded.is_fast else range(len(ids))
+        yield [(token, word != before) for token, word, before in zip(ids, words, [None, *words], strict=False)]
+
+
+# Of the chosen tokens, the fractions that become the mask token and a random one; the others stay as they are.
+_MASKED, _REPLACED = 0.8, 0.1
+
+
+class TokenMasks:
+    """Chooses tokens to predict, and changes most of them: 80 % to the mask token, 10 % to a random token.
+
+    What is chosen is a function of a key and the row's own tokens: neither of padding, nor of the other rows, nor of
+    the place of the row in a file. Rows with the same tokens are masked alike. Special tokens, among them unknown ones,
+    are neither chosen nor drawn.
+
+    Args:
+        tokenizer: Tokenizer with a mask token.
+        probability: Probability of each token, or word, to be chosen. If none is, one of them is chosen.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
+        self.probability = probability
+        self.mask_token: int = tokenizer.mask_token_id
+        self._special = np.array(tokenizer.all_special_ids)
+        self._vocabulary = np.setdiff1d(list(tokenizer.get_vocab().values()), self._special)
+
+    def any_to_choose(self, ids: Sequence[int]) -> bool:
+        """Tell whether a row has a token that is not special."""
+        return not np.isin(ids, self._special).all()
+
+    def mask(self, ids: Sequence[int], key: str, words: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """Mask a row without padding; ``words``, the word of each token, chooses whole words.
+
+        Returns:
+            The ids with masks, and the labels: the ids of the chosen tokens, and -100 elsewhere.
+        """
+        row = np.asarray(ids, dtype=np.int64)
+        digest = hashlib.blake2b(key.encode() + row.astype("<i8").tobytes(), digest_size=16).digest()
+        random = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
+        candidates = ~np.isin(row, self._special)
+        units = np.arange(len(row)) if words is None else np.asarray(words)
+        draws = random.random(int(units.max(initial=0)) + 1)[units]
+        least = draws[candidates].min(initial=1)  # one at least is chosen
+        chosen = candidates & ((draws < self.probability) | (draws == least))
+        kinds, others = random.random(len(row)), random.choice(self._vocabulary, len(row))
+        masked = np.where(chosen & (kinds < _MASKED), self.mask_token, row)
+        masked = np.where(chosen & (kinds >= _MASKED) & (kinds < _MASKED + _REPLACED), others, masked)
+        return masked.tolist(), np.where(chosen, row, IGNORED).tolist()
+
+
+def unmasked(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
+    """Return the token ids of a row before it was masked."""
+    return np.where(np.asarray(labels) == IGNORED, ids, labels).tolist()  # type: ignore[no-any-return]
+
+
+# Begins a token of WordPiece that continues a word.
+_CONTINUES = "##"
+
+
+def shown_token(token: int, tokenizer: Tokenizer) -> str:
+    """Write a token without the spaces around it; the marker of one that continues a word is kept."""
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    return name if name.startswith(_CONTINUES) else str(tokenizer.decode([token])).strip()
+
+
+def fill(text: str, tokens: Sequence[str | None], mask: str) -> str:
+    """Replace the masks of a text, in their order, by tokens; None leaves a mask as it is."""
+    filled, *others = text.split(mask)
+    for token, following in zip(tokens, others, strict=True):
+        if token is not None and token.startswith(_CONTINUES):
+            filled = filled.rstrip() + token.removeprefix(_CONTINUES) + following
+        else:
+            filled += (mask if token is None else token) + following
+    return filled

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -188,12 +189,9 @@ class HidesPaddedChoices:
     """Part of a model class: a choice without a token that is not padding never wins, and does not enter the loss."""
 
     def choose(self, attention_mask: Tensor | None, labels: Tensor | None, **inputs: Any) -> MultipleChoiceModelOutput:
-        """Compute the logits of the choices, and with ``labels`` the cross-entropy.
+        """Compute the logits of the choices, and with ``labels``, ``(rows,)``, the cross-entropy.
 
-        Args:
-            attention_mask: ``(rows, choices, tokens)``; None: nothing is padding.
-            labels: Numbers of the correct choices, ``(rows,)``.
-            **inputs: Other inputs of the model.
+        The mask is ``(rows, choices, tokens)``; None: nothing is padding.
         """
         padded = None if attention_mask is None else ~attention_mask.bool().any(-1)
         if attention_mask is not None and padded is not None:
@@ -212,8 +210,6 @@ class HidesPaddedChoices:
 @cache
 def choice_class(name: str | None) -> Any:
     """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
-    import transformers
-
     if name is None or name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
         return None
     stock = getattr(transformers, name)
@@ -229,14 +225,7 @@ def choice_class(name: str | None) -> Any:
 
 
 def saved_model_class(name: str, model_type: str) -> Any:
-    """Return the class of this library, otherwise that of transformers, that a saved model names; None if unknown.
-
-    Args:
-        name: Name of the class.
-        model_type: As in the model's configuration.
-    """
-    import transformers
-
+    """Return the class of this library, otherwise that of transformers, that a saved model names; None if unknown."""
     found = choice_class(name)
     if name.endswith(_SUFFIX) and model_type in CONFIG_MAPPING and is_encoder(config := CONFIG_MAPPING[model_type]()):
         found = _mean_pooling(_encoder_class(config))

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import expit
-from sklearn.metrics import (
-    average_precision_score,
-    f1_score,
-    jaccard_score,
-    precision_score,
-    recall_score,
-    roc_auc_score,
-)
+from sklearn.metrics import average_precision_score, roc_auc_score
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
-from attendrop.tasks.heads.classification import named_probabilities
+from attendrop.tasks.heads.classification import SequenceHead, averages, named_probabilities
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
 from attendrop.tasks.heads.named_labels import NamedLabels
-from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig
 
 
 def predicted_labels(logits: Array) -> Array:
     """Tell which labels are predicted, of logits ``(rows, labels)``."""
     return logits > 0
-
-
-def _averaged(score: Callable[..., float], average: str) -> Metric:
-    return Metric.of(score, predicted_labels, average=average, zero_division=0.0)
 
 
 def _ranking(score: Callable[[Array, Array], float]) -> Metric:
@@ -51,13 +37,9 @@ def _ranking(score: Callable[[Array, Array], float]) -> Metric:
 
 
 _METRICS = {
-    "f1_micro": _averaged(f1_score, "micro"),
-    "f1_macro": _averaged(f1_score, "macro"),
-    "f1_weighted": _averaged(f1_score, "weighted"),
-    "f1_samples": _averaged(f1_score, "samples"),
-    "precision_micro": _averaged(precision_score, "micro"),
-    "recall_micro": _averaged(recall_score, "micro"),
-    "jaccard_samples": _averaged(jaccard_score, "samples"),
+    **averages(
+        predicted_labels, f1="micro macro weighted samples", precision="micro", recall="micro", jaccard="samples"
+    ),
     "accuracy": Metric.counting(lambda labels, logits: (predicted_labels(logits) == labels).all(axis=1)),
     "average_precision": _ranking(average_precision_score),
     "roc_auc": _ranking(roc_auc_score),
@@ -134,11 +116,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return np.flatnonzero(label)
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        rows = np.zeros((len(values), len(self.label_names)), dtype=int)
-        for row, value in zip(rows, values, strict=True):
-            row[[self.label_ids[name] for name in _items(value)]] = 1
-        found: list[list[int]] = rows.tolist()
-        return found
+        return [[int(name in names) for name in self.label_names] for names in map(_items, values)]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[float]]:
         """Return zeros and ones as floats, which the loss needs."""
@@ -149,8 +127,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        found: list[list[int]] = predicted_labels(outputs).astype(int).tolist()
-        return found
+        return list(predicted_labels(outputs).astype(int).tolist())
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""

@@ -6,12 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
-from transformers import BatchEncoding
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
@@ -28,9 +28,6 @@ from attendrop.tasks.values import (
     value_problem,
     written,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 class MultipleChoice(Head):
@@ -170,13 +167,8 @@ answer = choices[logits.argmax()]"""
         choices = columns["choices"]
         questions = [text for text, row in zip(columns["question"], choices, strict=True) for _ in row]
         flat = super().tokenize({"question": questions, "choices": list(chain(*choices))}, tokenizer, max_length)
-        ends = np.cumsum([len(row) for row in choices]).tolist()
-        return BatchEncoding(
-            {
-                name: [values[end - len(row) : end] for end, row in zip(ends, choices, strict=True)]
-                for name, values in flat.items()
-            }
-        )
+        streams = {name: iter(values) for name, values in flat.items()}
+        return BatchEncoding({name: [[next(each) for _ in row] for row in choices] for name, each in streams.items()})
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         return [max(map(len, row)) for row in encoded["input_ids"]]
@@ -211,9 +203,8 @@ answer = choices[logits.argmax()]"""
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
         rows = []
-        for logits in outputs:
+        for best, logits in zip(self.decode(outputs), outputs, strict=True):
             shares = np.round(softmax(np.asarray(logits, dtype=np.float64)), 6).tolist()
-            best = int(np.argmax(logits))
             answer = {"label": self._name(best), "probability": shares[best]}
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows

@@ -13,7 +13,6 @@ from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.heads.label_tables import count_lines
 from attendrop.tasks.table import COUNT_AS_WRONG
 
 # Number of names that an error lists.
@@ -21,13 +20,9 @@ _SHOWN = 10
 
 
 class NamedLabels(Head):
-    """Head whose labels are made of names, ``label_names``: one or several for each row.
+    """Head whose labels are made of names, ``label_names``: one or several for each row."""
 
-    Attributes:
-        label_noun: What a value in a file is called, a name, and several names.
-    """
-
-    label_noun: ClassVar[tuple[str, str, str]]
+    label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -83,3 +78,17 @@ class NamedLabels(Head):
         missing = ", ".join(repr(name) for name, count in train[several].items() if count == 0)
         what = f"No row of train has one of these {several}, which cannot be learnt"
         return [f"{what}: {missing}."] if missing else []
+
+
+# Up to this many classes are listed; for more, only the smallest and the largest number of rows are shown.
+MOST_LISTED = 12
+
+
+def count_lines(counts: Sequence[Mapping[str, int]], title: str, form: str = "{} to {}") -> list[list[str]]:
+    """Return the lines of a table with the counts of each class in each part.
+
+    Of more than 12 classes, one line, with this title, has the smallest and the largest count in this form.
+    """
+    if len(counts[0]) <= MOST_LISTED:
+        return [[f"  {name}", *(str(part[name]) for part in counts)] for name in counts[0]]
+    return [[title, *(form.format(min(part.values()), max(part.values())) for part in counts)]]

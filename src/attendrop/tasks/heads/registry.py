@@ -35,13 +35,8 @@ def head_of_model(config: PreTrainedConfig, *, command: str | None = None) -> He
 def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) -> tuple[type[Head], ...]:
     """Return the kinds of heads that labels of a type may be for; those of "auto" check texts and labels alike.
 
-    Args:
-        label_type: One of ``LABEL_TYPES``.
-        texts: Texts of a row, by which "auto" chooses.
-        label: Label of a row, by which it chooses, too; None if there is none.
-
     Raises:
-        AttendropError: The label type is unknown.
+        AttendropError: The label type is none of ``LABEL_TYPES``.
     """
     if label_type not in LABEL_TYPES:
         hint = did_you_mean(label_type, LABEL_TYPES) or f"; it is one of {', '.join(LABEL_TYPES)}."

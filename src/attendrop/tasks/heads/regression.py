@@ -6,22 +6,20 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import NUMBER
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
+from attendrop.tasks.heads.classification import SequenceHead
 from attendrop.tasks.heads.linear_models import LinearFit, fit_ridge_regression
-from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import are_numbers, number_problem, written
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig
 
 
 def predicted_numbers(outputs: Array) -> Array:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import BatchEncoding, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Columns, Metric, Tokenizer
-from attendrop.tasks.heads.label_tables import word_counts
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, word_counts
 from attendrop.tasks.values import json_list, text_problem
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel
 
 # A prompt: a text, or the messages of a chat, with their roles and contents.
 Prompt = str | list[dict[str, str]]
@@ -102,8 +99,6 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         Where both are longer than ``max_length``, the prompt keeps at least the last half of it, and the completion is
         cut at its end.
         """
-        from transformers import BatchEncoding
-
         pairs = _pairs(columns)
         found: dict[str, list[Any]] = {"input_ids": [], "attention_mask": []}
         if all(completion is not None for _, completion in pairs):
@@ -120,8 +115,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         return BatchEncoding(found)
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
-        found: list[list[int]] = encoded["labels"]
-        return found
+        return list(encoded["labels"])
 
     def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         """Generate from prompts that are padded on the right; returns the new tokens."""

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
+from seqeval.metrics.sequence_labeling import get_entities
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import BatchEncoding, DataCollatorForTokenClassification
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, row_array, truncation
-from attendrop.tasks.heads.label_tables import MOST_LISTED, count_lines
-from attendrop.tasks.heads.named_labels import NamedLabels
-from attendrop.tasks.heads.tag_metrics import (
-    NO_TOKEN,
-    OUTSIDE,
-    are_entity_tags,
-    entities,
-    entity_type,
-    flat,
-    tag_metrics,
-    to_iob2,
-)
+from attendrop.tasks.heads.named_labels import MOST_LISTED, NamedLabels, count_lines
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, spread
 from attendrop.tasks.values import list_problem, listed, read_list
 
-if TYPE_CHECKING:
-    from transformers import BatchEncoding
+OUTSIDE = "O"
+_ENTITY = re.compile(r"[BIES]-.+")
+# Position of words without a token, and tag id of words without a prediction.
+NO_TOKEN = -1
 
 
 class TokenClassification(NamedLabels):
@@ -90,7 +85,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Types of the entities that the tags mark; none if they do not."""
         if not are_entity_tags(self.label_names):
             return ()
-        return tuple(dict.fromkeys(entity_type(name) for name in self.label_names if name != OUTSIDE))
+        return tuple(dict.fromkeys(name[2:] for name in self.label_names if name != OUTSIDE))
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
@@ -120,8 +115,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         names = set(chain(*rows))
         if "train" in tables and len(names) < 2:
             raise AttendropError(f"{source.path} has only one tag, {next(iter(names))!r}; training needs at least two.")
-        key = _entity_order if are_entity_tags(names) else str
-        return cls(tuple(sorted(names, key=key)))
+        by_type = are_entity_tags(names)
+        return cls(tuple(sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))))
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         words, tags = len(inputs[0]), len(self.names_in(label))
@@ -152,17 +147,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return encoded
 
     def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: Tokenizer,
+        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
-        """Give each token the entries of its word, see :func:`attendrop.tasks.token_columns.spread`.
-
-        Raises:
-            AttendropError: A row has more or fewer entries than words.
-        """
+        """Give each token the entries of its word, see :func:`attendrop.tasks.token_columns.spread`."""
         words = [encoded.word_ids(row) for row in range(len(columns["tokens"]))]
         return spread(token_columns, columns, words, [len(row) for row in columns["tokens"]])
 
@@ -178,8 +165,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return found
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        from transformers import DataCollatorForTokenClassification
-
         return DataCollatorForTokenClassification(tokenizer)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
@@ -230,10 +215,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
         absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
 
-        def decode(outputs: Array) -> list[list[int]]:
+        def found(outputs: Array) -> list[list[int]]:
             return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
 
-        return tag_metrics(self.all_names, decode, entities=bool(self._entity_types))
+        def of_words(score: Callable[[Array, Array], Any]) -> Metric:
+            return Metric(lambda gold, outputs: float(score(flat(gold), flat(found(outputs)))))
+
+        def named(rows: Iterable[Any]) -> list[list[str]]:
+            return [[OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row] for row in rows]
+
+        def of_entities(place: int) -> Metric:
+            return Metric(lambda gold, outputs: entity_scores(named(gold), named(found(outputs)))[place])
+
+        names = ("entity_precision", "entity_recall", "entity_f1") if self._entity_types else ()
+        of_types = {name: of_entities(place) for place, name in enumerate(names)}
+        return {"accuracy": of_words(accuracy_score), "f1_macro": of_words(_f1_macro)} | of_types
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         most = int(np.bincount(flat(train)).argmax())
@@ -261,10 +257,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return [["words", *(str(part["words"]) for part in parts)], *lines]
 
 
-def _entity_order(name: str) -> tuple[bool, str, str]:
-    return name != OUTSIDE, entity_type(name), name
-
-
 def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
     """Return the position of the first token of each word; -1 for one without tokens."""
     starts = [NO_TOKEN] * count
@@ -278,3 +270,52 @@ def _labelled(labels: Array) -> Array:
     """Return the positions of labels that are scored."""
     found: Array = np.flatnonzero(np.asarray(labels) != IGNORED)
     return found
+
+
+def are_entity_tags(names: Iterable[str]) -> bool:
+    """Tell whether tags mark entities: "O", and others such as "B-PER"."""
+    others = set(names) - {OUTSIDE}
+    return bool(others) and all(_ENTITY.fullmatch(name) for name in others)
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; those of IOB2 stay.
+
+    Tags with other prefixes are returned as they are.
+    """
+    converted = []
+    before = OUTSIDE
+    for tag in tags:
+        begins = tag.startswith("I-") and before[2:] != tag[2:]
+        converted.append(f"B-{tag[2:]}" if begins else tag)
+        before = tag
+    return converted
+
+
+@lru_cache(maxsize=100_000)
+def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
+    """Return the entities of a sentence: type, first and last word; remembered, for the resamples of a bootstrap."""
+    return frozenset(get_entities(list(tags)))
+
+
+def entity_scores(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[float, float, float]:
+    """Compute precision, recall and F1 of entities, over all types; each is 0 where it is undefined.
+
+    An entity counts as found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
+    """
+    pairs = [(entities(tuple(one)), entities(tuple(other))) for one, other in zip(gold, predicted, strict=True)]
+    right = sum(len(one & other) for one, other in pairs)
+    of_gold = sum(len(one) for one, _ in pairs)
+    of_predicted = sum(len(other) for _, other in pairs)
+    precision, recall = (right / count if count else 0.0 for count in (of_predicted, of_gold))
+    return precision, recall, 2 * right / (of_gold + of_predicted) if right else 0.0
+
+
+def _f1_macro(tags: Array, found: Array) -> Any:
+    occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
+    return f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0)
+
+
+def flat(rows: Iterable[Any]) -> Array:
+    """Concatenate the numbers of all rows."""
+    return np.fromiter(chain(*rows), dtype=int)

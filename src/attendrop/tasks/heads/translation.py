@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import BatchEncoding, PreTrainedModel
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, option
 from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, truncation
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
 
@@ -107,8 +105,7 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         known = encoded.get("target_ids")
-        found: list[list[int]] = tokenizer(text_target=list(labels))["input_ids"] if known is None else known
-        return found
+        return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
 
     def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})

@@ -6,24 +6,22 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.heads.label_tables import word_counts, word_line
 from attendrop.tasks.values import text_problem
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Of models that do not say themselves how much they write.
 DEFAULT_NEW_TOKENS = 128
@@ -31,17 +29,11 @@ DEFAULT_NEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class WrittenText:
-    """Output for a row.
+    """Output for a row."""
 
-    Attributes:
-        text: What the model wrote; empty if it was not asked to.
-        log_likelihood: Log-likelihood of the reference; 0 without one.
-        tokens: Number of tokens of the reference.
-    """
-
-    text: str
-    log_likelihood: float = 0.0
-    tokens: int = 0
+    text: str  # what the model wrote; empty if it was not asked to
+    log_likelihood: float = 0.0  # of the reference
+    tokens: int = 0  # of the reference
 
     @property
     def scores(self) -> float:
@@ -142,15 +134,23 @@ class WritingHead(Head):
         return word_line(f"{self.answer_column}, words", parts)
 
 
+def word_counts(texts: Sequence[str]) -> dict[str, Any]:
+    """Summarize the numbers of words of texts, for :func:`word_line`."""
+    words = [len(text.split()) for text in texts]
+    return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+
+def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the line of a table with the mean and the largest number of words of each part."""
+    return [[title, *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
+
+
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the log-likelihood of the labels of each row, and count these.
+    """Compute the log-likelihood of the labels of each row, and count these: ``(batch, 2)``, in float32.
 
     Args:
         logits: ``(batch, n, tokens)``, at the positions that predict the labels.
         labels: ``(batch, n)``, -100 where there is none.
-
-    Returns:
-        Both numbers, ``(batch, 2)``, in float32.
     """
     losses = functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     return torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
