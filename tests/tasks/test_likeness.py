@@ -77,6 +77,8 @@ def test_the_last_values_of_a_column_are_held_out() -> None:
     assert hold_out_values(rows, "month", ["9"] * 8 + ["10"] * 2, 0.25)[1]["index"][:] == [8, 9]
     with pytest.raises(AttendropError, match="single value, 'x'"):
         hold_out_values(rows, "month", ["x"] * 10, 0.25)
+    with pytest.raises(AttendropError, match=r"such as '01\.02\.2026', whose order is not clear"):
+        hold_out_values(rows, "day", ["01.02.2026", "3.1.2026 10:00"] * 5, 0.25)
 
 
 def test_likeness_within_classes_and_between() -> None:

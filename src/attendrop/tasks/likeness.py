@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -74,11 +75,17 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         fraction: Values are held out until their rows are about so much.
 
     Raises:
-        AttendropError: All rows have the same value.
+        AttendropError: All rows have the same value; or values are dates in which the year is last, whose order is not
+            theirs as text, and of which 01/02 may be January or February.
     """
     counts = Counter(values)
     if len(counts) < 2:
         raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
+    if all(_YEAR_LAST.match(value) for value in counts):
+        raise AttendropError(
+            f"shift-column '{column}' has dates such as {next(iter(counts))!r}, whose order is not clear; write them as "
+            "2026-03-01."
+        )
     held: set[str] = set()
     for value in sorted(counts, key=_order(counts), reverse=True)[:-1]:
         taken = sum(counts[each] for each in held)
@@ -87,6 +94,9 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
             break
         held.add(value)
     return divided(rows, {row for row, value in enumerate(values) if value in held})
+
+
+_YEAR_LAST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1\d{2,4}\b")
 
 
 def _order(values: Iterable[str]) -> Callable[[str], Any]:
