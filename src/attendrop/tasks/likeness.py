@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -83,8 +83,8 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
     if all(_YEAR_LAST.match(value) for value in counts):
         raise AttendropError(
-            f"shift-column '{column}' has dates such as {next(iter(counts))!r}, whose order is not clear; write them as "
-            "2026-03-01."
+            f"shift-column '{column}' has dates such as {next(iter(counts))!r}, whose order is not clear; write them "
+            "as 2026-03-01."
         )
     held: set[str] = set()
     for value in sorted(counts, key=_order(counts), reverse=True)[:-1]:
