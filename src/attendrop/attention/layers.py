@@ -86,11 +86,7 @@ def checked_layers(layers: str | int | Iterable[int]) -> str | int | Sequence[in
 
 
 def parse_layers(layers: str | int | Sequence[int]) -> list[tuple[str | None, frozenset[int] | None]]:
-    """Read a layer selection (see :func:`select_layers`) as pairs (kind or None for each, numbers or None for all).
-
-    Raises:
-        AttendropError: It is malformed.
-    """
+    """Read a layer selection (see :func:`select_layers`) as pairs (kind or None for each, numbers or None for all)."""
     problem = AttendropError(
         f"layers={layers!r} is not a selection of layers. Use 'all', 'first', numbers such as '0,3', or a kind "
         "(encoder, decoder, cross) with or without them: 'cross:0,1'."

@@ -73,14 +73,10 @@ class Plan:
         """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
         for place in self.acts_on:
             check_choice("acts_on", place, tuple(FUNCTIONS))
+        owner = type(self).__name__
         for place, name in FUNCTIONS.items():
-            check_declared(
-                type(self).__name__,
-                f"Plan.{name}",
-                f"'{place}' in Plan.acts_on",
-                defined=defines(self, Plan, name),
-                declared=place in self.acts_on,
-            )
+            defined, declared = defines(self, Plan, name), place in self.acts_on
+            check_declared(owner, f"Plan.{name}", f"'{place}' in Plan.acts_on", defined=defined, declared=declared)
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the attention layer that ``module`` stands for in this call.
@@ -123,11 +119,7 @@ class Plan:
 
 
 class ConstantAttention(Plan):
-    """Constant attention in some layers: each valid key has the same weight.
-
-    Args:
-        keys: Keys of the layers.
-    """
+    """Constant attention in the layers with these keys: each valid key has the same weight."""
 
     acts_on = frozenset({"attention"})
 

@@ -30,13 +30,7 @@ def is_pruned(folder: str | Path) -> bool:
 
 
 def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
-    """Return the model class of transformers, or of this library, that a file in ``folder`` names.
-
-    Args:
-        folder: For messages.
-        name: Name of the class.
-        config: Configuration of the model.
-    """
+    """Return the model class of transformers, or of this library, that a file in ``folder`` names."""
     from attendrop.tasks.heads.model_classes import saved_model_class  # needs packages that pruning does not
 
     found = saved_model_class(str(name), config.get("model_type", ""))
@@ -103,13 +97,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def save_adapter(model: Any, folder: Path, base: str) -> None:
-    """Save the adapter of a model as PEFT does, and the model's configuration beside it.
-
-    Args:
-        model: A ``PeftModel``.
-        folder: The folder.
-        base: Name of the model that the adapter is on, for :func:`load_adapter` and others.
-    """
+    """Save the adapter of a ``PeftModel`` on ``base`` as PEFT does, and the model's configuration beside it."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = base
     model.save_pretrained(folder, save_embedding_layers=False)
@@ -121,8 +109,7 @@ def save_adapter(model: Any, folder: Path, base: str) -> None:
 
 def saved_config(folder: Path) -> PreTrainedConfig:
     """Load the configuration of the model that :func:`load_adapter` returns."""
-    _, config = _class_and_config(folder)
-    return config
+    return _class_and_config(folder)[1]
 
 
 def load_adapter(folder: Path) -> Any:

@@ -19,19 +19,13 @@ from attendrop.errors import AttendropError
 
 
 class ModelCall:
-    """The call of a model within a function.
+    """The call of a model within a function, to which a plan is passed, and its ``outputs``.
 
-    Calls without gradients, in a function that runs with gradients, are ignored.
-
-    Args:
-        plan: The plan to pass to the model, if any.
-        once: Whether to refuse a second call also without a plan.
-
-    Attributes:
-        outputs: The outputs of the first call.
+    Calls without gradients, in a function that runs with gradients, are ignored. With a plan, or ``once``, a second
+    call is refused.
     """
 
-    def __init__(self, plan: Plan | None = None, *, once: bool = False) -> None:
+    def __init__(self, plan: Plan | None, *, once: bool) -> None:
         self.plan = plan
         self.once = once or plan is not None
         self.outputs: Any = None

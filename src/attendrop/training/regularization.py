@@ -43,6 +43,7 @@ class Regularization:
         compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
 
     Attributes:
+        adapter: Adapter of the model; None if the method does not act on attention.
         method_state: The state of the method.
         steps_taken: Number of optimizer steps so far.
         batches: Number of micro-batches so far in this epoch.
@@ -75,7 +76,7 @@ class Regularization:
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
-        self._adapter: ModelAdapter | None = None
+        self.adapter: ModelAdapter | None = None
         self._hook: Any = None
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
@@ -96,11 +97,6 @@ class Regularization:
         """Set how many optimizer steps were taken before the next micro-batches; :meth:`step` counts them itself."""
         self.steps_taken = steps_taken
         self._sequences = 0
-
-    @property
-    def adapter(self) -> ModelAdapter | None:
-        """Adapter of the model; None if the method does not act on attention."""
-        return self._adapter
 
     @property
     def loss_computed(self) -> bool:
@@ -174,14 +170,8 @@ class Regularization:
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
         """Return the micro-batches to train on: the given one, or those of an earlier step that the method replays.
 
-        Args:
-            batch: The micro-batch that the training loop provides.
-            num_items: Number of items in the global batch, if known.
-            accumulation_steps: Number of micro-batches in the optimizer step, if known.
-
-        Returns:
-            Micro-batches, each with the number of items in its global batch; and the number of micro-batches in the
-            optimizer step. See :meth:`Replay.micro_batches`.
+        Each comes with the number of items in its global batch, and all with the number of micro-batches in the
+        optimizer step, both if known. See :meth:`Replay.micro_batches`.
         """
         self.batches += 1
         replay = self.method_state.replay()
@@ -190,15 +180,10 @@ class Regularization:
         return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss as :meth:`loss` does, with a custom training pass.
+        """Compute the training loss as :meth:`loss` does, and the model's outputs, with a custom training pass.
 
-        Args:
-            batch: The micro-batch.
-            compute_loss: The training pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``. It must pass the
-                plan to the model as the keyword ``attendrop_plan``.
-
-        Returns:
-            The loss, and the outputs of the model.
+        This pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``, must pass the plan to the model as the
+        keyword ``attendrop_plan``.
         """
 
         def run(given: Batch, *others: Any) -> tuple[Tensor, Any]:
@@ -250,10 +235,10 @@ class Regularization:
             loss_scale=self.loss_scale,
             model_columns=self.model_columns,
             extra=extra,
-            adapter_if_any=self._adapter,
+            adapter_if_any=self.adapter,
         )
-        if self._adapter is not None:
-            self._adapter.trace(context.inputs)
+        if self.adapter is not None:
+            self.adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
         loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
@@ -309,8 +294,8 @@ class Regularization:
         if self._hook is not None:
             self._hook.remove()
         self.method_state.close()
-        if self._adapter is not None:
-            self._adapter.detach()
+        if self.adapter is not None:
+            self.adapter.detach()
 
     def _start(self) -> None:
         """Start the method, and attach it to the model and the optimizer."""
@@ -319,13 +304,13 @@ class Regularization:
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
         if self.method.info.uses_attention:
-            self._adapter = ModelAdapter(self.model)
+            self.adapter = ModelAdapter(self.model)
         self.method_state = self.method.start(self.training)
         for part in self.method_state.parts:
             check_declarations(part)
         self._hook_optimizer()
-        if self._adapter is not None:
-            self._adapter.attach()
+        if self.adapter is not None:
+            self.adapter.attach()
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
@@ -380,8 +365,8 @@ class Regularization:
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             if plan is not None and model is None:  # that of another model is bound to it
-                assert self._adapter is not None
-                plan = self._adapter.bind(plan)
+                assert self.adapter is not None
+                plan = self.adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
             weight = self._weight_like(loss)
             # The loss of a micro-batch without labels is 0, and stays so.
