@@ -32,6 +32,7 @@ def logits(model: Any, batch: zoo.Batch) -> Tensor:
 # --- Sites
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None:
     model = zoo.build(name, backend)
@@ -134,6 +135,7 @@ def test_layers_that_the_model_lacks_are_refused(layers: Any, message: str) -> N
 # --- Equality with the untouched model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, backend: str, tmp_path: Path) -> None:
     model, batch = zoo.build(name, backend), zoo.batch_of(name)
@@ -151,6 +153,7 @@ def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, bac
     assert model.config._attn_implementation == backend
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: bool, backend: str) -> None:
@@ -222,6 +225,7 @@ def test_rows_without_a_valid_key_stay_as_stock_gives_them(name: str, backend: s
                 torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in zoo.TEXT])
 def test_logits_do_not_depend_on_padding(name: str, backend: str) -> None:
     model = zoo.build(name, backend, dtype=torch.float64)

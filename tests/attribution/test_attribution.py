@@ -42,6 +42,7 @@ def regression(backend: str = "sdpa") -> tuple[Any, zoo.Batch]:
 # --- Gradients
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> None:

@@ -531,10 +531,11 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
 def test_weights_of_another_model(tmp_path: Path) -> None:
     prune(stock("bert"), [1]).save_pretrained(tmp_path / "one")
     prune(stock("bert"), [1, 2]).save_pretrained(tmp_path / "two")
-    (weights,) = (tmp_path / "two").glob("*.safetensors")
-    (tmp_path / "one" / weights.name).write_bytes(weights.read_bytes())
-    with pytest.raises(AttendropError, match="not whole"):
-        load(tmp_path / "one")
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    for name, weights in (("one", two), ("two", one)):  # too few, and too many
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        with pytest.raises(AttendropError, match="not whole"):
+            load(tmp_path / name)
 
 
 # Export ---------------------------------------------------------------------------------------------------------------

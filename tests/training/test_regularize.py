@@ -266,6 +266,7 @@ def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixtu
     assert not caplog.messages
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", method_names())
 def test_a_refused_block_leaves_nothing_behind(name: str) -> None:
     """Without rows, some methods are refused, also when another method has begun."""

@@ -44,11 +44,7 @@ _UNCHANGED_MASK = "attendrop_packed"
 
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Map the modules to their names that look attention up in the interface, or are known to compute it themselves.
-
-    Raises:
-        AttendropError: There is none.
-    """
+    """Map the modules to their names that look attention up in the interface, or are known to compute it themselves."""
     found = {
         module: name for name, module in model.named_modules() if _uses_interface(module) or computes_softmax(module)
     }

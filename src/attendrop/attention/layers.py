@@ -65,11 +65,7 @@ def select_layers(
 def select_self_attention(
     attention_layers: Sequence[AttentionLayer], layers: str | int | Sequence[int]
 ) -> list[AttentionLayer]:
-    """Select as :func:`select_layers` does, and keep the encoder's self-attention, or if there is none the decoder's.
-
-    Raises:
-        AttendropError: As there; or no self-attention is left.
-    """
+    """Select as :func:`select_layers` does; keep the encoder's self-attention, or if there is none the decoder's."""
     selected = select_layers(attention_layers, layers)
     for kind in ("encoder", "decoder"):
         found = [layer for layer in selected if layer.kind == kind]

@@ -134,11 +134,7 @@ class RunningPlan:
         self._open = False
 
     def of_layer(self) -> Plan | None:
-        """Return the plan under which a layer of a model that takes no keyword runs.
-
-        Raises:
-            AttendropError: The layer runs again in a backward pass, and its plan is not known.
-        """
+        """Return the plan under which a layer runs; raise AttendropError if it runs again where that is not known."""
         if not self._in_call and torch._C._current_graph_task_id() != -1:
             raise AttendropError(
                 f"The layers of {type(self.model).__name__} run again in the backward pass, where what was dropped is "

@@ -79,11 +79,7 @@ class Plan:
             check_declared(owner, f"Plan.{name}", f"'{place}' in Plan.acts_on", defined=defined, declared=declared)
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
-        """Return the attention layer that ``module`` stands for in this call.
-
-        Raises:
-            AttendropError: The traced pass did not run the module.
-        """
+        """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""
         if module not in self._layers_by_module:
             raise AttendropError(
                 f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "

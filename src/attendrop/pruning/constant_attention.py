@@ -69,11 +69,7 @@ def held_attention(model: Any) -> HeldAttention | None:
 
 
 def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
-    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
-
-    Raises:
-        AttendropError: The model is not supported, or has an adapter of PEFT.
-    """
+    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model."""
     refuse_adapter(model, "pruned")
     held = held_attention(model)
     return select_self_attention(find_attention_layers(model), "all") if held is None else held.attention_layers

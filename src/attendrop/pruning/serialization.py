@@ -57,9 +57,10 @@ def load_weights(model: Any, folder: Path) -> None:
     found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
     loaded = {here[name].data_ptr() for name in weights if name in here}
-    missing = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
-    if missing or found.unexpected_keys:
-        raise AttendropError(f"The weights in '{folder}' are not whole: {(missing or found.unexpected_keys)[0]}.")
+    wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+    wrong += [name for name in weights if name not in here]  # load_state_dict overlooks those of removed projections
+    if wrong:
+        raise AttendropError(f"The weights in '{folder}' are not whole: {wrong[0]}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -113,11 +114,7 @@ def saved_config(folder: Path) -> PreTrainedConfig:
 
 
 def load_adapter(folder: Path) -> Any:
-    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU.
-
-    Raises:
-        AttendropError: PEFT is not installed; the model of the adapter cannot be found; weights are missing.
-    """
+    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU."""
     peft = import_peft()
     cls, config = _class_and_config(folder)
     settings = read_json(folder / ADAPTER_CONFIG)

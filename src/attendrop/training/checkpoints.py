@@ -113,11 +113,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
-    """Read the state of the run from a checkpoint.
-
-    Raises:
-        AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
-    """
+    """Read the state of the run; raise AttendropError for an incomplete checkpoint, or another method or options."""
     if not is_complete(checkpoint):
         raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
     found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))

@@ -71,11 +71,7 @@ class LabelledBatches:
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
-    """Make labelled data from a user's argument, ``name``; labelled data and None are returned as they are.
-
-    Raises:
-        AttendropError: It is no ``DataLoader`` over a data set with random access, and no list of batches.
-    """
+    """Make labelled data of a ``DataLoader`` over a data set with random access, or of a list of batches."""
     if value is None or isinstance(value, LabelledData):
         return value
     if isinstance(value, DataLoader):
@@ -95,11 +91,7 @@ def is_stream(rows: Any) -> bool:
 
 
 def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards.
-
-    Raises:
-        AttendropError: The data has no length, or too few rows.
-    """
+    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards."""
     if is_stream(rows):
         raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
     if len(rows) < 2:

@@ -88,11 +88,7 @@ class TrainerLoss:
         return loss, outputs
 
     def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:
-        """Find the names of the columns that ``compute_loss`` passes on to the model.
-
-        Raises:
-            AttendropError: It passes tensors that are not in the batch, and the method needs the model's inputs.
-        """
+        """Find the columns that ``compute_loss`` passes on to the model; refuse what the method could not repeat."""
         with torch.no_grad(), forked_rng(model):
             arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
