@@ -166,9 +166,10 @@ def _argument_sources(
     args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
 ) -> tuple[int | str | None, ...] | None:
     """Find :attr:`Block.extra_outputs`."""
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     sources: list[int | str | None] = []
     for value in output[1:] if isinstance(output, tuple) else ():
-        places = [at for at, argument in (*enumerate(args), *kwargs.items()) if argument is value]
+        places = [at for at, argument in given if argument is value]
         if value is not None and not places:
             return None
         sources.append(None if value is None else places[0])

@@ -153,7 +153,9 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _follow(plan: Plan, module: nn.Module, tensors: Any, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+def _follow(
+    plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor | None] | None:
     """Compute one attention layer as the plan says, from queries, keys, values and the mask.
 
     None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python, another
