@@ -43,7 +43,6 @@ class Regularization:
         compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
 
     Attributes:
-        adapter: Adapter of the model; None if the method does not act on attention.
         method_state: The state of the method.
         steps_taken: Number of optimizer steps so far.
         batches: Number of micro-batches so far in this epoch.
@@ -76,7 +75,7 @@ class Regularization:
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
-        self.adapter: ModelAdapter | None = None
+        self._adapter: ModelAdapter | None = None
         self._hook: Any = None
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
@@ -97,6 +96,11 @@ class Regularization:
         """Set how many optimizer steps were taken before the next micro-batches; :meth:`step` counts them itself."""
         self.steps_taken = steps_taken
         self._sequences = 0
+
+    @property
+    def adapter(self) -> ModelAdapter | None:
+        """Adapter of the model; None if the method does not act on attention."""
+        return self._adapter
 
     @property
     def loss_computed(self) -> bool:
@@ -235,10 +239,10 @@ class Regularization:
             loss_scale=self.loss_scale,
             model_columns=self.model_columns,
             extra=extra,
-            adapter_if_any=self.adapter,
+            adapter_if_any=self._adapter,
         )
-        if self.adapter is not None:
-            self.adapter.trace(context.inputs)
+        if self._adapter is not None:
+            self._adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
         loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
@@ -294,8 +298,8 @@ class Regularization:
         if self._hook is not None:
             self._hook.remove()
         self.method_state.close()
-        if self.adapter is not None:
-            self.adapter.detach()
+        if self._adapter is not None:
+            self._adapter.detach()
 
     def _start(self) -> None:
         """Start the method, and attach it to the model and the optimizer."""
@@ -304,13 +308,13 @@ class Regularization:
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
         if self.method.info.uses_attention:
-            self.adapter = ModelAdapter(self.model)
+            self._adapter = ModelAdapter(self.model)
         self.method_state = self.method.start(self.training)
         for part in self.method_state.parts:
             check_declarations(part)
         self._hook_optimizer()
-        if self.adapter is not None:
-            self.adapter.attach()
+        if self._adapter is not None:
+            self._adapter.attach()
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
@@ -365,8 +369,8 @@ class Regularization:
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             if plan is not None and model is None:  # that of another model is bound to it
-                assert self.adapter is not None
-                plan = self.adapter.bind(plan)
+                assert self._adapter is not None
+                plan = self._adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
             weight = self._weight_like(loss)
             # The loss of a micro-batch without labels is 0, and stays so.
