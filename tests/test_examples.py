@@ -26,7 +26,7 @@ SAYS = {
     "lora_completions.sh": "PEFT loads the adapter, of rank 8",
     "own_csv.sh": "run-labels.csv",  # beside the folder, which may then be replaced
 }
-# Examples on other models than a tiny BERT, which are slow.
+# Examples on other models than a tiny BERT.
 MODELS = dict.fromkeys(("lora_llama.py", "lora_completions.sh"), tiny.save_tiny_llama)
 
 
@@ -34,10 +34,8 @@ def test_all_examples_are_run() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == set(COMMANDS)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in MODELS else ()) for name in COMMANDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     model = MODELS.get(name, tiny.save_tiny_bert)(tmp_path / "model")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

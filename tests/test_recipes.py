@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +12,8 @@ import yaml
 from helpers import tiny
 from helpers.stand_in_data import write_stand_ins
 
-from attendrop.runs.run_folder import read_metrics
-from attendrop.studies.study import make_report
 from attendrop.studies.study_file import read_study
-from attendrop.studies.units import Job, Result, Unit
+from attendrop.studies.units import Job, Unit
 from attendrop.studies.worker import run_unit
 
 ROOT = Path(__file__).parent.parent
@@ -96,76 +89,3 @@ def test_every_data_set_of_a_recipe_starts(name: str, folder: Path, tmp_path: Pa
     units = read_study(str(RECIPES / f"{name}.yaml")).units
     for number, unit in enumerate({str(unit.config.task): unit for unit in units}.values()):
         assert start(unit, folder, tmp_path / str(number))["score"] is not None
-
-
-# The page ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The script of the page, which takes results from a folder of the test."""
-    spec = importlib.util.spec_from_file_location("make_paper_tables", ROOT / "tools" / "make_paper_tables.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
-    return module
-
-
-def keep_results(name: str, folder: Path) -> Path:
-    """Keep the results of a recipe's study as if it had run, AD-DROP ahead by 0.01 to 0.03. Returns their folder."""
-    finished_study(name, folder / "study" / name)
-    command = [sys.executable, str(ROOT / "benchmarks" / "keep_results.py")]
-    subprocess.run([*command, str(folder / "study" / name), str(folder / "results" / name)], check=True)
-    return folder / "results" / name
-
-
-def finished_study(name: str, output: Path) -> None:
-    study, results = read_study(str(RECIPES / f"{name}.yaml")), {}
-    for setting in study.settings:
-        results[setting.name] = []
-        for unit in setting.units:
-            seed = unit.config.seed
-            known = {"task": unit.config.task, "model": "minilm", "metric": "accuracy", "train_seconds": 2.0}
-            known |= {"method": unit.method, "options": unit.options, "seed": seed, "data": {"rows": {"train": 500}}}
-            known |= {"config": {}, "all_scores": {}}
-            score = 0.6 + 0.01 * seed + (0.01 + 0.01 * (seed % 3)) * (unit.method == "ad-drop")
-            folder = output / "runs" / unit.folder_name(unit.key())
-            folder.mkdir(parents=True)
-            (folder / "metrics.json").write_text(json.dumps(known | {"score": score, "output_dir": str(folder)}))
-            (folder / "run.json").write_text(json.dumps({"config": unit.config.as_dict()}))
-            results[setting.name].append(Result(unit, folder, read_metrics(folder)))
-    report = make_report(study, results)
-    for kind, text in {"json": report.json(), "md": report.markdown(), "csv": report.csv()}.items():
-        (output / f"answer.{kind}").write_text(text)
-
-
-def section(page: str, item: str) -> str:
-    """The part of a page about an item of AD-DROP."""
-    return page.partition("\n## AD-DROP\n")[2].partition(f"### {item}\n")[2].partition("\n### ")[0]
-
-
-@pytest.mark.slow
-def test_a_twin_that_was_run_has_a_table_of_its_own(pages: ModuleType, tmp_path: Path) -> None:
-    before = section(pages.page(), "Table 3")
-    assert "| BERT base | 61.8 ± 1.9 | 89.4 ± 0.5 | 85.2 ± 1.3 | 71.2 ± 1.2 |" in before
-    assert "80 runs, bert-base-uncased, roberta-base, 5 seeds. Not run: needs a GPU" in before
-    assert "40 runs, minilm, 192 training rows, 120 steps, 5 seeds. Not run." in before
-    lines = (keep_results("small/ad_drop_table3", tmp_path) / "runs.jsonl").read_text().splitlines()
-    assert len(lines) == 40
-    assert str(tmp_path) not in "".join(lines)
-    after = section(pages.page(), "Table 3")
-    assert after.startswith(before[: before.index("Twin")])
-    assert "Twin [small/ad_drop_table3]" in after
-    assert "| finetune | 62.0 ± 1.6 | 62.0 ± 1.6 | 62.0 ± 1.6 | 62.0 ± 1.6 |" in after
-    assert re.search(r"\| AD-DROP( \| 63\.8 ± \d\.\d \(\+1\.8 \[\+0\.\d, \+\d\.\d\]\)){4} \|", after)
-    assert re.search(r"torch \d.*, transformers \d.*; \d{4}-\d\d-\d\d\.", after)
-
-
-@pytest.mark.slow
-def test_costs_stand_where_the_paper_reports_them(pages: ModuleType, tmp_path: Path) -> None:
-    for name in ("small/ad_drop_table7", "small/ad_drop_table2"):
-        keep_results(name, tmp_path)
-    page = pages.page()
-    assert ", ×1.00 |" in section(page, "Table 7")
-    assert "×" not in section(page, "Table 2")

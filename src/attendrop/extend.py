@@ -13,9 +13,8 @@ from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.layers import AttentionLayer, select_layers
 from attendrop.attention.plan import ConstantAttention, Plan
-from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import wide
-from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.head_importance import head_importance
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
 from attendrop.errors import AttendropError

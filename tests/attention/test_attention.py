@@ -1,8 +1,6 @@
 """Attention: layers, plans, equality with the stock models, attaching and detaching."""
 
 import copy
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ from helpers.plans import Everywhere, Weights, attached
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attendrop import ADDrop, AttendropError, regularize
-from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
 from attendrop.attention.plan import CombinedPlan, Plan
@@ -35,18 +32,14 @@ def logits(model: Any, batch: zoo.Batch) -> Tensor:
 # --- Sites
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None:
     model = zoo.build(name, backend)
     for attention_layers in (find_attention_layers(model), find_attention_layers(model, zoo.batch_of(name))):
-        assert Counter(layer.kind for layer in attention_layers) == zoo.ZOO[name].attention_layers
-        for kind, count in zoo.ZOO[name].attention_layers.items():
-            assert [layer.index for layer in attention_layers if layer.kind == kind] == list(range(count))
-        assert (
-            len({layer.key for layer in attention_layers})
-            == len({layer.name for layer in attention_layers})
-            == len(attention_layers)
-        )
+        expected = {f"{kind}.{i}" for kind, count in zoo.ZOO[name].attention_layers.items() for i in range(count)}
+        assert {layer.key for layer in attention_layers} == expected
+        assert len({layer.name for layer in attention_layers}) == len(attention_layers) == len(expected)
     assert model.config._attn_implementation == backend
 
 
@@ -71,11 +64,8 @@ def test_finding_sites_leaves_no_trace() -> None:
 @pytest.mark.parametrize("name", zoo.REFUSED)
 def test_models_that_bypass_the_interface_are_refused(name: str) -> None:
     class_name, options = zoo.REFUSED[name]
-    model = zoo.from_class(class_name, options)
     with pytest.raises(AttendropError, match=rf"{class_name} is not supported: .*AttentionInterface"):
-        find_attention_layers(model)
-    with pytest.raises(AttendropError, match=class_name), regularize(model, METHOD):
-        pass
+        find_attention_layers(zoo.from_class(class_name, options))
 
 
 def test_a_model_that_loses_the_keyword_is_refused() -> None:
@@ -86,13 +76,6 @@ def test_a_model_that_loses_the_keyword_is_refused() -> None:
     with pytest.raises(AttendropError, match=r"does not hand keyword arguments on .*layer\.1"):
         find_attention_layers(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_other_implementations_are_refused() -> None:
-    model = zoo.build("bert")
-    model.config._attn_implementation_internal = "flex_attention"
-    with pytest.raises(AttendropError, match=r"flex_attention.*attn_implementation='sdpa'"):
-        find_attention_layers(model)
 
 
 def test_a_keyword_that_changes_scores_is_refused_not_ignored() -> None:
@@ -123,9 +106,7 @@ SITES = [AttentionLayer(f"m{i}", kind, index) for i, (kind, index) in enumerate(
         ("all", ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
         ("first", ["encoder.0", "decoder.0", "cross.0"]),
         (1, ["encoder.1", "decoder.1", "cross.1"]),
-        ([0], ["encoder.0", "decoder.0", "cross.0"]),
         ("[1]", ["encoder.1", "decoder.1", "cross.1"]),
-        ("1,", ["encoder.1", "decoder.1", "cross.1"]),
         ("encoder", ["encoder.0", "encoder.1"]),
         ("cross:first", ["cross.0"]),
         ("decoder:0,1", ["decoder.0", "decoder.1"]),
@@ -136,9 +117,7 @@ def test_layers_are_chosen_by_number_and_kind(layers: Any, expected: list[str]) 
     assert [layer.key for layer in select_layers(SITES, layers)] == expected
 
 
-@pytest.mark.parametrize(
-    "layers", ["", "frist", "0;;1", "-1", "0-3", "encodr:0", "1.5", [], [-1], [True], ["0"], "cross:"]
-)
+@pytest.mark.parametrize("layers", ["", "frist", "0;;1", "-1", "0-3", "encodr:0", [], [-1], [True], ["0"], "cross:"])
 def test_malformed_layers_are_refused(layers: Any) -> None:
     with pytest.raises(AttendropError, match=r"layers=.* is not a selection of layers"):
         parse_layers(layers)
@@ -156,6 +135,7 @@ def test_layers_that_the_model_lacks_are_refused(layers: Any, message: str) -> N
 # --- Equality with the untouched model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, backend: str, tmp_path: Path) -> None:
     model, batch = zoo.build(name, backend), zoo.batch_of(name)
@@ -171,12 +151,9 @@ def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, bac
         assert "attendrop" not in (tmp_path / "config.json").read_text()
     assert torch.equal(logits(model, batch), untouched)
     assert model.config._attn_implementation == backend
-    model.config.save_pretrained(tmp_path / "after")
-    assert json.loads((tmp_path / "after/config.json").read_text()) == json.loads(
-        (tmp_path / "config.json").read_text()
-    )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: bool, backend: str) -> None:
@@ -200,14 +177,6 @@ def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: b
     for layer, found, valid in zip(adapter.attention_layers, oracle.weights, oracle.valid, strict=True):
         real = valid.any(-1, keepdim=True)
         torch.testing.assert_close(weights.seen[layer.key] * real, found * real, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_generation_is_untouched(name: str) -> None:
-    model, batch = zoo.build(name).eval(), zoo.batch_of(name, (5, 5), labels=False)
-    expected = model.generate(**batch, max_new_tokens=4, do_sample=False)
-    with regularize(model, METHOD):
-        assert torch.equal(model.generate(**batch, max_new_tokens=4, do_sample=False), expected)
 
 
 @pytest.mark.parametrize("options", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}])
@@ -238,7 +207,7 @@ def test_softcap_is_applied() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt2-class", "llama-class"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_rows_without_a_valid_key_stay_as_stock_gives_them(name: str, backend: str) -> None:
     batch = zoo.batch_of(name, (8, 3), left=True)
     model = zoo.build(name, backend)
@@ -256,6 +225,7 @@ def test_rows_without_a_valid_key_stay_as_stock_gives_them(name: str, backend: s
                 torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in zoo.TEXT])
 def test_logits_do_not_depend_on_padding(name: str, backend: str) -> None:
     model = zoo.build(name, backend, dtype=torch.float64)
@@ -322,20 +292,6 @@ def test_dropped_attention_equals_the_loops(call: tuple[Tensor, Tensor], dtype: 
     assert (gradient.masked_select(padding) == 0).all()  # of the values: exactly, whatever they are
 
 
-@pytest.mark.parametrize("explicit", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_row_dropped_whole_is_uniform_over_its_valid_keys(dtype: torch.dtype, explicit: bool) -> None:
-    valid = (torch.arange(8) < torch.tensor([8, 5])[:, None])[:, None, None, :]
-    drop = torch.ones(2, 2, 8, 8, dtype=torch.bool)
-    output, _, (query, key, value) = attend(valid, drop, dtype, explicit)
-    for b, length in enumerate((8, 5)):
-        mean = value[b, :, :length].double().mean(-2, keepdim=True).expand(2, 8, 4)
-        tolerance = 1e-6 if dtype in (torch.float32, torch.float64) else 1e-2
-        torch.testing.assert_close(output[b].double(), mean, rtol=tolerance, atol=tolerance)
-    for gradient in torch.autograd.grad(output.square().sum(), [query, key]):
-        assert (gradient == 0).all()
-
-
 def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
     model, batch = zoo.build("t5", dtype=torch.float64), zoo.batch_of("t5")
     plan = Weights(torch.ones(1, 1, 1, 1, dtype=torch.bool))
@@ -344,27 +300,6 @@ def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
     for b, length in enumerate(lengths):
         expected = (torch.arange(8) < length).double() / length
         torch.testing.assert_close(plan.seen["encoder.0"][b], expected.expand(2, 8, 8), rtol=1e-12, atol=1e-12)
-
-
-def test_the_output_keeps_its_dtype_under_autocast() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    adapter = attached(model, batch)
-    with torch.autocast("cpu", torch.bfloat16):
-        stock = model(**batch, output_hidden_states=True).hidden_states
-        for plan in (
-            Everywhere(AttentionEdit()),
-            Weights(),
-            Everywhere(AttentionEdit(drop=torch.ones(1, 1, 1, 1, dtype=torch.bool))),
-        ):
-            ours = adapter.forward({**batch, "output_hidden_states": True}, plan).hidden_states
-            assert [h.dtype for h in ours] == [h.dtype for h in stock]
-
-
-def test_replaced_weights_take_the_dtype_of_the_model() -> None:
-    model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert")
-    weights = torch.full((3, 2, 8, 8), 0.125)
-    output = attached(model, batch).forward(batch, Everywhere(AttentionEdit(replace=weights)))
-    assert output.logits.dtype == torch.bfloat16
 
 
 # --- Attaching and detaching
@@ -387,35 +322,6 @@ def test_the_model_is_restored(fails: bool) -> None:
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("attribution", ["gradient", "attention"])
-def test_an_exception_within_the_attribution_pass_leaves_no_trace(attribution: str) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    random = torch.get_rng_state()
-    with (
-        pytest.raises(ZeroDivisionError),
-        regularize(model, ADDrop(attribution=attribution, layers="all")) as reg,
-    ):
-        reg.loss(batch)
-        random = torch.get_rng_state()
-        model.classifier.register_forward_hook(lambda *_: 1 / 0)
-        reg.loss(batch)
-    assert all(module.training for module in model.modules())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_attaching_twice_is_once_and_detaching_restores() -> None:
-    model = zoo.build("bert")
-    adapter = ModelAdapter(model)
-    for _ in range(2):
-        adapter.attach()
-    for _ in range(2):
-        adapter.detach()
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_two_regularisers_on_one_model_are_refused() -> None:
     model = zoo.build("bert")
     with regularize(model, METHOD):
@@ -423,24 +329,6 @@ def test_two_regularisers_on_one_model_are_refused() -> None:
             pass
         assert model.config._attn_implementation == "attendrop"
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_two_models_never_see_each_others_plans() -> None:
-    one, batch = zoo.build("bert"), zoo.batch_of("bert")
-    other = copy.deepcopy(one)
-    alone = {}
-    for method in (METHOD, ADDrop(p=0.3, q=1.0, layers="all")):
-        with regularize(one, method, seed=3) as reg:
-            alone[method] = reg.loss(batch)
-    with (
-        regularize(one, METHOD, seed=3) as first,
-        regularize(other, ADDrop(p=0.3, q=1.0, layers="all")) as second,
-    ):
-        losses = first.loss(batch), second.loss(batch)
-        for loss in reversed(losses):
-            loss.backward()
-    assert losses[0] == alone[METHOD]
-    assert losses[0] != losses[1]
 
 
 def test_models_made_from_one_config_object_are_told_apart() -> None:
@@ -452,39 +340,17 @@ def test_models_made_from_one_config_object_are_told_apart() -> None:
     assert one.config._attn_implementation == other.config._attn_implementation == "sdpa"
 
 
-def test_an_empty_plan_runs_the_models_own_function_bit_for_bit() -> None:
-    for backend in BACKENDS:
-        model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_models_own_dropout_draws_alike(backend: str) -> None:
+    """Without an edit, the model's own function runs, bit for bit."""
+    model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
+    adapter, found = attached(model, batch), []
+    for run in (lambda: model(**batch), lambda: adapter.forward(batch, Everywhere(None)),
+                lambda: adapter.forward(batch, Everywhere(AttentionEdit()))):  # fmt: skip
         torch.manual_seed(1)
-        expected = model(**batch).logits
-        torch.manual_seed(1)
-        found = attached(model, batch).forward(batch, Everywhere(None)).logits
-        assert torch.equal(found, expected)
-
-
-def test_the_models_own_dropout_draws_alike() -> None:
-    for backend in BACKENDS:
-        model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
-        adapter = attached(model, batch)
-        torch.manual_seed(1)
-        expected = model(**batch).logits
-        torch.manual_seed(1)
-        found = adapter.forward(batch, Everywhere(AttentionEdit())).logits
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_valid_keys_are_told_to_the_plan() -> None:
-    for backend, name in ((b, n) for b in BACKENDS for n in ("bert", "gpt2")):
-        batch = zoo.batch_of(name, (5, 3))
-        plan = Everywhere(None)
-        attached(model := zoo.build(name, backend), batch).forward(batch, plan)
-        expected = batch["attention_mask"].bool()[:, None, None, :]
-        if name == "gpt2":
-            expected = expected & torch.ones(5, 5, dtype=torch.bool).tril()
-        for call in plan.calls:
-            assert call.valid is not None
-            assert torch.equal(call.valid.expand(call.shape), expected.expand(call.shape))
-        assert model.config._attn_implementation != backend
+        found.append(run().logits)
+    assert torch.equal(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_local_layers_of_modernbert_count_their_window() -> None:
@@ -498,25 +364,6 @@ def test_local_layers_of_modernbert_count_their_window() -> None:
     assert torch.equal(calls[1].valid.expand(2, 1, 8, 8), near.expand(2, 1, 8, 8))
 
 
-def test_hand_written_sdpa_agrees() -> None:
-    """The oracle itself, against torch."""
-    valid = (torch.arange(6) < torch.tensor([6, 4])[:, None])[:, None, None, :].expand(2, 2, 6, 6)
-    query, key = torch.randn(2, 2, 6, 4).double(), torch.randn(2, 2, 6, 4).double()
-    ours = oracles.dropped_attention(query @ key.transpose(-1, -2) * 0.5, valid, torch.zeros_like(valid))
-    identity = torch.eye(6).double().expand(2, 2, 6, 6)
-    theirs = functional.scaled_dot_product_attention(query, key, identity, attn_mask=valid)
-    torch.testing.assert_close(ours, theirs)
-
-
-def test_an_attachment_that_was_forgotten_leaves_no_trace_on_others() -> None:
-    for _ in range(50):  # configurations come and go at the same addresses
-        ModelAdapter(zoo.build("bert")).attach()
-    model = zoo.build("bert")
-    with regularize(model, METHOD):
-        pass
-    assert model.config._attn_implementation == "sdpa"
-
-
 # --- What a plan declares
 
 
@@ -528,14 +375,6 @@ def forwarded(plan: Plan) -> Any:
         return adapter.forward(batch, plan).logits
     finally:
         adapter.detach()
-
-
-def test_an_instance_defines_what_it_declares() -> None:
-    everything = AttentionEdit(drop=torch.ones(1, 1, 1, 1, dtype=torch.bool))
-    plan = Plan()
-    plan.acts_on = frozenset({"attention"})
-    plan.edit = lambda call: everything  # type: ignore[method-assign]
-    assert torch.equal(forwarded(plan), forwarded(Everywhere(everything)))
 
 
 def test_what_is_declared_and_what_is_defined_must_agree() -> None:

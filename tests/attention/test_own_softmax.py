@@ -13,10 +13,9 @@ from helpers.plans import Everywhere, attached
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attendrop import ADDrop, AttendropError, LayerDrop, UniDrop, Vanilla, regularize
+from attendrop import ADDrop, AttendropError, LayerDrop, UniDrop, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionEdit
-from attendrop.reports.drops import DropMoment, record_drops
 
 METHOD = ADDrop(p=0.4, q=1.0, layers="all")
 NAMES = ("deberta-v3", "mpnet")
@@ -30,10 +29,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2 without buckets": (
         "DebertaV2ForSequenceClassification",
         {**_V2, "position_buckets": -1, "max_relative_positions": 5, "pos_att_type": "c2p"},
-    ),
-    "deberta-v2 without positions": (
-        "DebertaV2ForSequenceClassification",
-        {**_V2, "relative_attention": False, "pos_att_type": None, "share_att_key": False},
     ),
     "deberta": (
         "DebertaForSequenceClassification",
@@ -80,21 +75,8 @@ def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str)
     zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_sampled_is_dropped_as_the_oracle_drops_it(name: str) -> None:
-    oracle, batch, method = made(name), zoo.batch_of(name), Vanilla(p=0.5)
-    (recorded,) = record_drops(oracle, method, batch, DropMoment(seed=3))
-    drops = [layer.dropped for layer in recorded.layers.values()]
-    assert all(drop.any() for drop in drops)
-    with oracles.EagerAttention(drops).in_place_of_stock(oracle):
-        expected = oracle(**batch).loss
-    expected.backward()
-    found = loss_and_gradients(made(name), batch, method)
-    zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
-
-
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("edit", [{"constant": True}, {"drop": torch.ones(1, 1, 1, 1, dtype=torch.bool)}], ids=str)
 @every_variant
 def test_rows_dropped_whole_attend_to_valid_keys_equally(
@@ -144,24 +126,20 @@ def test_without_a_change_outputs_and_dropout_are_those_of_stock_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_restored(name: str, fails: bool) -> None:
+def test_the_model_is_restored_after_an_error(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     before = [set(vars(module)) for module in model.modules()]
-    try:
-        with regularize(model, UniDrop()) as reg:
-            reg.loss(batch)
-            if fails:
-                reg.loss({**batch, "labels": batch["labels"] + zoo.VOCAB})
-    except IndexError:
-        assert fails
+    with pytest.raises(IndexError), regularize(model, UniDrop()) as reg:
+        reg.loss(batch)
+        reg.loss({**batch, "labels": batch["labels"] + zoo.VOCAB})
     assert [set(vars(module)) for module in model.modules()] == before
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize(
+    ("name", "copied"), [("deberta-v3", copy.deepcopy), ("mpnet", lambda model: pickle.loads(pickle.dumps(model)))]
+)
 def test_a_copy_made_within_the_block_is_a_stock_model(name: str, copied: Any) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     expected = model(**batch).logits
@@ -173,43 +151,15 @@ def test_a_copy_made_within_the_block_is_a_stock_model(name: str, copied: Any) -
             assert own.loss(batch).isfinite()
 
 
-def test_attention_weights_that_the_model_returns_are_those_that_it_used() -> None:
-    model, batch = made("deberta-v3"), zoo.batch_of("bert")
-    weights = torch.full((3, 2, 8, 8), 0.125, dtype=torch.float64)
-    found = forward(model, {**batch, "output_attentions": True}, AttentionEdit(replace=weights))
-    assert all(torch.equal(each, weights) for each in found.attentions)
-
-
-def test_a_mask_says_the_same_in_another_dtype() -> None:
-    batch = zoo.batch_of("bert")
-    found = [
-        loss_and_gradients(made("deberta-v3"), {**batch, "attention_mask": mask}, METHOD)
-        for mask in (batch["attention_mask"], batch["attention_mask"].bool())
-    ]
-    zoo.assert_same(*found, 1e-9)
-
-
 # --- What is refused
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_module_that_computes_in_another_way_is_refused(name: str) -> None:
-    model, batch = zoo.build(name), zoo.batch_of(name)
-    attention = ModelAdapter(model)._cache.attention
-    for module in attention:
-        module.dropout = torch.nn.Identity()
-    with pytest.raises(
-        AttendropError, match=r"Attention is not supported as transformers .* has it: softmax of scores"
-    ):
-        ModelAdapter(model).trace(batch)
-
-
-def test_wrapped_attention_is_refused() -> None:
+def test_a_module_that_computes_in_another_way_is_refused() -> None:
     model = zoo.build("mpnet")
-    attention = model.mpnet.encoder.layer[0].attention.attn
-    attention.forward = attention.forward
-    with pytest.raises(AttendropError, match="wrapped already"), regularize(model, METHOD):
-        pass
+    for module in ModelAdapter(model)._cache.attention:
+        module.dropout = torch.nn.Identity()
+    with pytest.raises(AttendropError, match=r"is not supported as transformers .* has it: softmax of scores"):
+        ModelAdapter(model).trace(zoo.batch_of("mpnet"))
 
 
 def test_one_projection_to_queries_keys_and_values_is_refused_where_these_are_changed() -> None:

@@ -9,13 +9,11 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
-from helpers.plans import attached
 from torch import nn
 
-from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
+from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, regularize
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.tracing import _CACHES
-from attendrop.extend import Plan
 
 RANDOM = ADDrop(attribution="random", layers="all")
 
@@ -29,35 +27,7 @@ def test_layers_that_compute_attention_themselves_are_refused(name: str) -> None
     model = zoo.from_class(class_name, options)
     with pytest.raises(AttendropError, match=rf"{class_name} is not supported: .*{layer}.*and 1 more compute"):
         find_attention_layers(model)
-    with pytest.raises(AttendropError, match=layer), regularize(model, RANDOM) as reg:
-        reg.loss(zoo.batch_of("bart", (8, 8)))
     assert model.config._attn_implementation in ("sdpa", "eager")
-
-
-class Pooled(hf.BertPreTrainedModel):
-    """A head that pools with attention of its own, as vision models have."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.bert = hf.BertModel(config)
-        self.pool = nn.MultiheadAttention(config.hidden_size, 2, batch_first=True)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    def forward(self, labels: Any = None, **kwargs: Any) -> Any:
-        hidden = self.bert(**kwargs).last_hidden_state
-        logits = self.classifier(self.pool(hidden[:, :1], hidden, hidden)[0][:, 0])
-        return hf.modeling_outputs.SequenceClassifierOutput(nn.functional.cross_entropy(logits, labels), logits)
-
-
-def test_attention_elsewhere_than_in_layers_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with regularize(Pooled(hf.BertConfig(**zoo.ZOO["bert"].options)), RANDOM) as reg:
-        for _ in range(2):
-            reg.loss(zoo.batch_of("bert"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "pool (MultiheadAttention) computes attention itself, not through transformers' AttentionInterface: nothing is "
-        "dropped there."
-    ]
 
 
 class Twice(hf.BertPreTrainedModel):
@@ -95,22 +65,11 @@ def test_a_layer_within_that_takes_no_keywords_is_refused() -> None:
         find_attention_layers(model)
 
 
-class Embedding(Plan):
-    acts_on = frozenset({"embeddings"})
-
-    def embed(self, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded * 0
-
-
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_words_that_are_not_embedded_cannot_be_changed(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     if name == "bert":
         batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids")).detach()
-    adapter = attached(model, batch)
-    with pytest.raises(AttendropError, match=r"For\w+Classification embeds no words"):
-        adapter.forward(batch, Embedding())
-    adapter.detach()
     with pytest.raises(AttendropError, match="embeds no words"), regularize(model, SCAL()) as reg:
         reg.loss(batch)
 
@@ -118,28 +77,20 @@ def test_words_that_are_not_embedded_cannot_be_changed(name: str) -> None:
 # --- A model that is switched to another implementation
 
 
-@pytest.mark.parametrize(
-    ("implementation", "method"), [("sdpa", ADDrop(layers="all")), ("eager", Vanilla(p=0.3))], ids=str
-)
-def test_switching_the_implementation_within_the_block_is_noticed(
-    implementation: str, method: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_switching_the_implementation_within_the_block_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     found = []
     for switched in (False, True):
-        model, batch = zoo.build("bert", "sdpa" if switched else implementation), zoo.batch_of("bert")
-        with regularize(model, method) as reg:
+        model, batch = zoo.build("bert", "sdpa" if switched else "eager"), zoo.batch_of("bert")
+        with regularize(model, ADDrop(layers="all")) as reg:
             reg.loss(batch)
             reg.step()
             if switched:
-                model.set_attn_implementation(implementation)
+                model.set_attn_implementation("eager")
             found.append(reg.loss(batch))
             assert any("dropped" in key for key in reg.logs())
     torch.testing.assert_close(found[0], found[1])
-    assert [record.getMessage() for record in caplog.records] == [
-        f"BertForSequenceClassification was switched to attention implementation '{implementation}' while it is "
-        "regularised; it goes on with that one."
-    ]
-    assert model.config._attn_implementation == implementation
+    assert "was switched to attention implementation 'eager' while it is regularised" in caplog.text
+    assert model.config._attn_implementation == "eager"
 
 
 def test_switching_to_an_implementation_that_cannot_drop_is_refused() -> None:
@@ -172,7 +123,6 @@ def test_entering_anew_traces_once() -> None:
 
 CHANGES = {
     "a new head": lambda model: setattr(model, "classifier", nn.Linear(16, zoo.LABELS)),
-    "a layer less": lambda model: model.bert.encoder.layer.pop(1),
     "layers in another order": lambda model: model.bert.encoder.layer.insert(0, model.bert.encoder.layer.pop(1)),
     "an adapter": lambda model: model.bert.pooler.add_module("adapter", nn.Linear(1, 1)),
     "another implementation": lambda model: model.set_attn_implementation("eager"),

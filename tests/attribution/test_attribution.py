@@ -16,8 +16,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.attribution.attention_weights import attention_attribution
-from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
 from attendrop.attribution.predictions import best_spans
 from attendrop.attribution.targets import fix_target
@@ -43,6 +42,7 @@ def regression(backend: str = "sdpa") -> tuple[Any, zoo.Batch]:
 # --- Gradients
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> None:
@@ -61,36 +61,10 @@ def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> 
     assert any(value.abs().max() > 1e-6 for value in found.values())
 
 
-def test_layers_that_the_model_skips_have_no_attribution() -> None:
-    adapter, batch = prepared("opt-class", layerdrop=0.5)
-    ran = []
-    for layer in adapter.model.model.decoder.layers:
-        layer.register_forward_pre_hook(lambda module, _: ran.append(f"decoder.{module.self_attn.layer_idx}"))
-    found = set()
-    for seed in range(8):
-        torch.manual_seed(seed)
-        keys = list(gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label"))
-        ran.clear()
-        adapter.forward(batch)  # with the same random state
-        assert keys == ran
-        found.add(tuple(keys))
-    assert found == {(), ("decoder.0",), ("decoder.1",), ("decoder.0", "decoder.1")}
-
-
-LAYERDROP: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bart": ("BartForSequenceClassification", {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, "bart-class"),
-    "m2m100": ("M2M100ForConditionalGeneration", {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, "bart"),
-}
-
-
 @pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention"])
-@pytest.mark.parametrize("name", [*LAYERDROP, "wav2vec2"])
-def test_models_that_skip_layers_are_trained_whatever_runs(name: str, attribution: str) -> None:
-    if name == "wav2vec2":
-        model, batch = speech_model(layerdrop=0.5), {"input_values": torch.randn(3, 400), "labels": torch.arange(3)}
-    else:
-        kind, options, row = LAYERDROP[name]
-        model, batch = zoo.from_class(kind, zoo.ZOO[row].options | options).train(), zoo.batch_of(row)
+def test_models_that_skip_layers_are_trained_whatever_runs(attribution: str) -> None:
+    model = zoo.build("bart-class", encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+    batch = zoo.batch_of("bart-class")
     method = ADDrop(attribution=attribution, steps=2, layers="all")
     logged = set()
     with regularize(model, method) as reg:
@@ -100,14 +74,6 @@ def test_models_that_skip_layers_are_trained_whatever_runs(name: str, attributio
             logged.add(frozenset(key for key in reg.logs() if "." in key))
     assert len(logged) > 2  # sets of layers that ran
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def speech_model(**options: Any) -> Any:
-    conv = {"conv_dim": (8, 8), "conv_kernel": (4, 4), "conv_stride": (4, 4), "num_feat_extract_layers": 2}
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    other = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 8}
-    masks = {"num_labels": 3, "apply_spec_augment": False}
-    return zoo.from_class("Wav2Vec2ForSequenceClassification", sizes | conv | other | masks | options).train()
 
 
 def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
@@ -123,29 +89,6 @@ def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
         for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
             (expected,) = torch.autograd.grad(score, weights, retain_graph=True)
             torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gradients_are_finite_and_close(dtype: torch.dtype) -> None:
-    batch = zoo.batch_of("bert")
-    found = {}
-    for precision in (torch.float32, dtype):
-        adapter = ModelAdapter(zoo.build("bert", dtype=precision))
-        adapter.attach()
-        adapter.trace(batch)
-        gradients = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
-        found[precision] = {key: value.float() for key, value in gradients.items()}
-    zoo.assert_same(found[dtype], found[torch.float32], 0.1 if dtype == torch.bfloat16 else 0.02)
-
-
-def test_with_a_frozen_base_the_gradients_are_the_same() -> None:
-    adapter, batch = prepared("bert")
-    free = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
-    adapter.model.bert.requires_grad_(False)
-    frozen = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
-    zoo.assert_same(free, frozen)
-    assert not any(parameter.requires_grad for parameter in adapter.model.bert.parameters())
-    assert all(parameter.requires_grad for parameter in adapter.model.classifier.parameters())
 
 
 def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
@@ -232,11 +175,10 @@ def per_sequence(adapter: ModelAdapter, batch: zoo.Batch, plan: Plan | None, tas
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
 @pytest.mark.parametrize("scope", ["joint", "layerwise"])
-@pytest.mark.parametrize(("name", "task"), [("bert", "class"), ("llama-class", "class"), ("bart", "tokens")])
+@pytest.mark.parametrize(("name", "task"), [("bert", "class"), ("bart", "tokens")])
 def test_attributions_of_each_sample_sum_to_what_attention_adds(name: str, task: str, scope: str, rule: str) -> None:
     adapter, batch = prepared(name, dropout=0.4)  # which must be off throughout
-    # Llama's norm has no bias: its integrand is peaked where the residual stream passes near zero.
-    steps = 100 if rule == "riemann" else 128 if name == "llama-class" else 32
+    steps = 100 if rule == "riemann" else 24
     found = integrated_gradient_attribution(
         adapter, batch, adapter.attention_layers, "pseudo_label", scope=scope, rule=rule, steps=steps
     )
@@ -251,19 +193,6 @@ def test_attributions_of_each_sample_sum_to_what_attention_adds(name: str, task:
         tolerance = 1e-5 if rule == "gauss_legendre" else 5e-2
         torch.testing.assert_close(total, whole - nothing, rtol=tolerance, atol=tolerance)
         assert (whole - nothing).abs().max() > 0.05
-
-
-def test_the_gradient_is_taken_at_the_scaled_attention() -> None:
-    """One Riemann step is ``A`` times the gradient at ``A``, without a further factor."""
-    adapter, batch = prepared("bert")
-    one = integrated_gradient_attribution(
-        adapter, batch, adapter.attention_layers, "gold_label", rule="riemann", steps=1
-    )
-    slope = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
-    weights = attention_attribution(adapter, batch, adapter.attention_layers)
-    assert set(one) == set(slope)
-    last = adapter.attention_layers[-1].key  # above the last layer, nothing is recomputed from its gradient
-    torch.testing.assert_close(one[last], weights[last] * slope[last], rtol=1e-9, atol=1e-12)
 
 
 def test_the_label_is_fixed_by_the_unscaled_pass() -> None:
@@ -282,7 +211,7 @@ def test_the_label_is_fixed_by_the_unscaled_pass() -> None:
     zoo.assert_same(pseudo, gold)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 8])
+@pytest.mark.parametrize("steps", [1, 8])
 @pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
 def test_nodes_integrate(rule: str, steps: int) -> None:
     points = quadrature_nodes(rule, steps)
@@ -325,11 +254,6 @@ def test_target_of_classification() -> None:
     assert scored(outputs, {"labels": torch.tensor([0, 0])}, "pseudo_label").tolist() == [3, 5]
     assert scored(outputs, {"labels": torch.tensor([0, 1])}, "gold_label").tolist() == [1, 2]
     assert scored(outputs, {}, "pseudo_label").tolist() == [3, 5]
-
-
-def test_rows_without_a_label_are_not_scored() -> None:
-    outputs = Outputs(logits=torch.tensor([[1.0, 3.0], [5.0, 2.0]]))
-    assert scored(outputs, {"labels": torch.tensor([-100, 1])}, "gold_label").tolist() == [0, 2]
 
 
 def test_target_of_several_labels() -> None:
@@ -387,31 +311,6 @@ def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
         assert tuple(map(float, found)) == pytest.approx(max(pairs, default=(-torch.inf, 0, 0)))
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3])
-def test_padding_does_not_change_which_answer_is_attributed(seed: int) -> None:
-    found = []
-    for extra in (0, 8):
-        options = {**zoo.ZOO["bert"].options, "num_labels": 2}
-        model = zoo.from_class("BertForQuestionAnswering", options).double().train()
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.data.normal_(std=0.5, generator=generator)
-        batch = zoo.batch_of("bert", (8, 8, 8), labels=False, extra=extra)
-        batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 4, 2])}
-        with regularize(model, ADDrop(p=0.4, q=1.0, layers="all")) as reg:
-            _, outputs = reg.compute(batch, reg._model_loss)
-        valid = batch["attention_mask"].bool()
-        found.append(torch.cat([outputs.start_logits[valid], outputs.end_logits[valid]]).detach())
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
-
-
-def test_a_model_of_one_label_is_not_one_of_a_number() -> None:
-    logits = torch.tensor([[2.0], [-3.0]])
-    expected = functional.logsigmoid(logits.abs()).sum(-1)
-    found = scored(Outputs(logits=logits), {}, "pseudo_label", "multi_label_classification")
-    torch.testing.assert_close(found, expected)
-
-
 def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
     model = zoo.build("bart")
     outputs = model(**zoo.batch_of("bart"))
@@ -425,18 +324,25 @@ def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
     torch.testing.assert_close(found, (best * (labels != -100)).sum(-1))
 
 
+def test_missing_labels_are_named() -> None:
+    with pytest.raises(AttendropError, match=r"no 'labels'"):
+        scored(Outputs(logits=torch.zeros(2, 3)), {}, "gold_label")
+    with pytest.raises(AttendropError, match=r"no logits"):
+        scored(Outputs(), {}, "gold_label")
+
+
+def test_without_labels_all_tokens_but_padding_are_attributed() -> None:
+    logits = torch.randn(2, 3, 5)
+    best = logits.log_softmax(-1).amax(-1)
+    assert torch.equal(scored(Outputs(logits=logits), {}, "pseudo_label"), best.sum(-1))
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    found = scored(Outputs(logits=logits), {"attention_mask": mask}, "pseudo_label")
+    assert torch.equal(found, (best * mask).sum(-1))
+
+
 def test_unlabelled_positions_are_not_scored() -> None:
     logits = torch.randn(2, 4, 3)
     labels = torch.tensor([[-100, 1, 2, -100], [0, -100, -100, -100]])
     outputs = Outputs(logits=logits)
     expected = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(-1)
     torch.testing.assert_close(scored(outputs, {"labels": labels}, "gold_label"), -expected)
-
-
-def test_missing_labels_are_named() -> None:
-    with pytest.raises(AttendropError, match=r"no 'labels'"):
-        scored(Outputs(logits=torch.zeros(2, 3)), {}, "gold_label")
-    with pytest.raises(AttendropError, match=r"no 'labels'.*regression"):
-        scored(Outputs(logits=torch.zeros(2, 1)), {}, "pseudo_label")
-    with pytest.raises(AttendropError, match=r"no logits"):
-        scored(Outputs(), {}, "gold_label")

@@ -47,26 +47,6 @@ def llava() -> Any:
     return hf.LlavaForConditionalGeneration(config)
 
 
-class PromptTuning(nn.Module):
-    """Two learnt embeddings before those of the text, as prompt tuning has them; their logits come out, too."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.base, self.config = model, model.config
-        self.prompt = nn.Parameter(torch.randn(2, model.config.hidden_size))
-
-    def get_base_model(self) -> Any:
-        return self.base
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
-        words = self.base.get_input_embeddings()(input_ids)
-        prompt = self.prompt.expand(len(words), -1, -1)
-        if labels is not None:
-            labels = nn.functional.pad(labels, (2, 0), value=-100)
-        mask = nn.functional.pad(attention_mask, (2, 0), value=1)
-        return self.base(inputs_embeds=torch.cat([prompt, words], 1), attention_mask=mask, labels=labels, **kwargs)
-
-
 def case(name: str) -> tuple[Any, zoo.Batch]:
     batch = zoo.batch_of("llama") if name != "t5" else zoo.batch_of("t5")
     match name:
@@ -76,7 +56,7 @@ def case(name: str) -> tuple[Any, zoo.Batch]:
             return llava().train(), batch | {"pixel_values": torch.randn(3, 3, 8, 8)}
         case "compiled gpt2":
             return torch.compile(zoo.build("gpt2")), batch
-        case "bert-tokens" | "gpt2" | "llama" | "t5":
+        case "bert-tokens" | "llama" | "t5":
             return zoo.build(name), zoo.batch_of(name)
         case _:
             return zoo.from_class(name, zoo.ZOO["bart"].options).train(), batch
@@ -93,8 +73,9 @@ def looked_at(model: Any, batch: zoo.Batch) -> Tensor:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BartForCausalLM", "MarianForCausalLM", "PegasusForCausalLM", "MBartForCausalLM", "BlenderbotForCausalLM"),
-        *("gpt2", "compiled gpt2", "llama", "llava", "bert-tokens", "t5"),
+        *("BartForCausalLM", "MarianForCausalLM"),
+        *("llama", "llava", "bert-tokens", "t5"),
+        pytest.param("compiled gpt2", marks=pytest.mark.slow),
     ],
 )
 def test_labels_stand_where_the_loss_looks(name: str) -> None:
@@ -108,16 +89,6 @@ def test_labels_stand_where_the_loss_looks(name: str) -> None:
     assert model.training
 
 
-def test_a_loss_with_a_term_of_its_own_is_asked_alike() -> None:
-    """Mixtures of experts add what balances their experts."""
-    options = {**zoo.ZOO["llama"].options, "num_local_experts": 2, "output_router_logits": True}
-    model = zoo.from_class("MixtralForCausalLM", options)
-    batch = zoo.batch_of("llama")
-    labels = aligned_labels(model, model(**batch).logits, batch)
-    assert labels is not None
-    assert torch.equal(labels[:, :-1], batch["labels"][:, 1:])
-
-
 def test_without_a_loss_labels_stand_where_they_are_predicted() -> None:
     class Own(nn.Embedding):
         def forward(self, input_ids: Tensor) -> Any:
@@ -125,20 +96,14 @@ def test_without_a_loss_labels_stand_where_they_are_predicted() -> None:
 
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.ones(2, 3, dtype=torch.long)}
     labels = aligned_labels(Own(5, 5), torch.randn(2, 3, 5), batch)
-    assert labels is not None
-    assert torch.equal(labels, batch["labels"])
+    assert labels is not None and torch.equal(labels, batch["labels"])
 
 
 @pytest.mark.parametrize("method", [ADDrop(layers="all"), RDrop()], ids=lambda method: method.name)
-@pytest.mark.parametrize("name", ["speech", "prompt tuning"])
-def test_labels_that_no_position_predicts_are_refused(name: str, method: Method) -> None:
-    if name == "speech":
-        model: Any = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_SPEECH))
-        batch = {"input_values": torch.randn(2, 400), "labels": torch.ones(2, 5, dtype=torch.long)}
-        shapes = r"\(\d, 25, 12\) for labels of shape \(\d, 5\)"
-    else:
-        model, batch = PromptTuning(zoo.build("llama")), zoo.batch_of("llama")
-        shapes = r"\(\d, 10, 40\) for labels of shape \(\d, 8\)"
+def test_labels_that_no_position_predicts_are_refused(method: Method) -> None:
+    model: Any = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_SPEECH))
+    batch = {"input_values": torch.randn(2, 400), "labels": torch.ones(2, 5, dtype=torch.long)}
+    shapes = r"\(\d, 25, 12\) for labels of shape \(\d, 5\)"
     with regularize(model.train(), method) as reg, pytest.raises(AttendropError, match=shapes):
         reg.loss(batch)
 

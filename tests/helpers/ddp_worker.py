@@ -164,8 +164,7 @@ JOBS |= {
 SAMPLE = (
     *("step bert", "train random", "resumed random", "train dropout", "resumed dropout"),
     *("train recorded", "resumed recorded"),
-    *("r-drop", "layerdrop", "layerdrop, activation checkpointing", "hiddencut"),
-    *("mixout", "child-tuning driven", "concrete-dropout"),
+    *("r-drop", "layerdrop, activation checkpointing", "mixout"),
 )
 PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}
 

@@ -38,16 +38,6 @@ def test_methods_edit_gradients_without_the_scale(optimizer_class: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [False, True])
-def test_methods_edit_no_gradients_of_steps_that_are_skipped(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    edited: list[bool] = []
-    state = type(L2SP().start(zoo.training(zoo.build("bert"))))
-    monkeypatch.setattr(state, "edit_gradients", lambda self, parameters: edited.append(True))
-    trained(torch.optim.AdamW, fused=fused, overflow=1)
-    assert len(edited) == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("fused", [False, True])
 def test_the_second_model_skips_the_steps_that_the_first_skips(fused: bool) -> None:
     model, batch = zoo.build("bert"), zoo.on_device(zoo.batch_of("bert"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)

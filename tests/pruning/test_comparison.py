@@ -29,7 +29,7 @@ def numbers(rows: int, *sizes: float) -> list[Array]:
     return [size * generator.normal(size=rows) for size in sizes]
 
 
-@pytest.mark.parametrize("rows", [4, 30, 300])
+@pytest.mark.parametrize("rows", [3, 30])
 def test_of_means_it_is_the_interval_of_a_paired_t_test(rows: int) -> None:
     shared, noise = numbers(rows, 5.0, 1.0)
     found = paired_difference(Predictions(shared, shared, mean), Predictions(shared, shared + noise, mean))
@@ -39,7 +39,7 @@ def test_of_means_it_is_the_interval_of_a_paired_t_test(rows: int) -> None:
     assert found.high + found.low == pytest.approx(2 * found.value)
 
 
-@pytest.mark.parametrize(("rows", "lost", "won"), [(6, 1, 0), (77, 4, 2), (400, 0, 0)])
+@pytest.mark.parametrize(("rows", "lost", "won"), [(6, 1, 0), (77, 4, 2)])
 def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: int) -> None:
     labels = np.arange(rows) % 3
     before, after = labels.copy(), labels.copy()
@@ -53,8 +53,8 @@ def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: in
     assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, rows - 1) * error, rel=0.15)
 
 
-@pytest.mark.parametrize("rows", [3, 4])
-def test_it_ends_where_no_difference_can_be(rows: int) -> None:
+def test_it_ends_where_no_difference_can_be() -> None:
+    rows = 4
     labels = np.zeros(rows, dtype=int)
     same = Predictions(labels, np.eye(2)[labels], accuracy, 2, span=1.0)
     found = paired_difference(same, same, 0.99)
@@ -79,7 +79,7 @@ def test_one_or_two_rows_tell_nothing(rows: int) -> None:
     assert found.as_dict() == {"value": pytest.approx(1.0), "low": None, "high": None}
 
 
-@pytest.mark.parametrize("freedom", [2, 5, 30])
+@pytest.mark.parametrize("freedom", [2, 30])
 @pytest.mark.parametrize(("probability", "tolerance"), [(0.975, 0.01), (0.998, 0.12)])
 def test_student_t(freedom: int, probability: float, tolerance: float) -> None:
     exact = stats.t.ppf(probability, freedom)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
 from hypothesis import given, settings
@@ -49,27 +48,20 @@ MODERNBERT = {**zoo.ZOO["modernbert"].options, **DEEP, "global_attn_every_n_laye
 # Class, options, and the row of the zoo whose batches it takes.
 FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("BertForSequenceClassification", BERT, "bert"),
-    "bert-number": ("BertForSequenceClassification", BERT | {"num_labels": 1, "problem_type": "regression"}, "bert"),
     "bert-tokens": ("BertForTokenClassification", BERT, "bert-tokens"),
     "bert-choice": ("BertForMultipleChoice", BERT, "bert-choice"),
     "bert-base": ("BertModel", BERT, "bert"),
-    "roberta-base": ("RobertaModel", BERT, "bert"),
     "roberta": ("RobertaForSequenceClassification", BERT, "bert"),
     "roberta-tokens": ("RobertaForTokenClassification", BERT, "bert-tokens"),
-    "roberta-choice": ("RobertaForMultipleChoice", BERT, "bert-choice"),
     "electra": ("ElectraForSequenceClassification", ELECTRA, "bert"),
-    "electra-tokens": ("ElectraForTokenClassification", ELECTRA, "bert-tokens"),
     "electra-choice": ("ElectraForMultipleChoice", ELECTRA, "bert-choice"),
     "distilbert": ("DistilBertForSequenceClassification", DISTILBERT, "bert"),
-    "distilbert-tokens": ("DistilBertForTokenClassification", DISTILBERT, "bert-tokens"),
     "distilbert-choice": ("DistilBertForMultipleChoice", DISTILBERT, "bert-choice"),
     "bert-mean": ("BertMeanPoolingForSequenceClassification", BERT, "bert"),
-    "roberta-mean": ("RobertaMeanPoolingForSequenceClassification", BERT, "bert"),
     "distilbert-mean": ("DistilBertMeanPoolingForSequenceClassification", DISTILBERT, "distilbert-mean"),
     "distilbert-base": ("DistilBertModel", DISTILBERT, "bert"),
     "deberta-v3": ("DebertaV2ForSequenceClassification", DEBERTA, "bert"),
     "deberta-v3-tokens": ("DebertaV2ForTokenClassification", DEBERTA, "bert-tokens"),
-    "deberta-v3-choice": ("DebertaV2ForMultipleChoice", DEBERTA, "bert-choice"),
     "deberta-v2": ("DebertaV2ForSequenceClassification", DEBERTA | {"share_att_key": False}, "bert"),
     "modernbert": ("ModernBertForSequenceClassification", MODERNBERT, "bert"),
     "modernbert-global": (
@@ -79,19 +71,13 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "modernbert-mean": ("ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "bert"),
     "modernbert-tokens": ("ModernBertForTokenClassification", MODERNBERT, "bert-tokens"),
-    "modernbert-choice": ("ModernBertForMultipleChoice", MODERNBERT, "bert-choice"),
-    "modernbert-base": ("ModernBertModel", MODERNBERT, "bert"),
 }
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("deberta-v3", "modernbert")]
 # They read the first token, and of one that is padding stock models make what depends on all the padding.
-PADDED_ON_THE_RIGHT = (
-    *("deberta-v3", "deberta-v3-choice", "deberta-v2"),
-    *("modernbert", "modernbert-global", "modernbert-choice"),
-)
+PADDED_ON_THE_RIGHT = ("deberta-v3", "deberta-v2", "modernbert", "modernbert-global")
 PLAIN = ("gpt2-class", "llama-class", "vit", "bart-class")
 PADDINGS = {
     "right": {},
-    "further": {"extra": 3},
     "left": {"left": True},
     "none": {"lengths": (6, 6)},
 }
@@ -157,9 +143,9 @@ def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5 if ON_CPU else
 
 
 @pytest.mark.gpu
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("layers", [(), (0,), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("layers", [(), (0,), (1, 2)], ids=str)
 @pytest.mark.parametrize("case", FAST)
 def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str) -> None:
     model, batch = stock(case), batch_for(case, **PADDINGS[padding])
@@ -172,9 +158,9 @@ def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str
     near(output(light, batch), naive(model, layers, batch))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
-    case=st.sampled_from(["bert", "roberta-tokens", "electra", "distilbert-choice"]),
+    case=st.sampled_from(["bert", "roberta-tokens", "distilbert-choice"]),
     layers=st.sets(st.integers(0, 2)),
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     extra=st.integers(0, 4),
@@ -187,7 +173,7 @@ def test_fast_form_equals_naive_anywhere(
     near(output(prune(model, sorted(layers)), batch), naive(model, sorted(layers), batch))
 
 
-@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert", "deberta-v3", "modernbert"])
+@pytest.mark.parametrize("case", ["bert-tokens", "deberta-v3", "modernbert"])
 def test_without_attention_mask(case: str) -> None:
     batch = batch_for(case, lengths=(6, 6))
     light = prune(stock(case), [1])
@@ -221,25 +207,15 @@ def test_other_inputs_and_outputs_of_the_stock_model() -> None:
         near(light(**batch, **embedded).logits, expected.logits)
 
 
-@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
-def test_what_is_no_longer_computed_is_refused(name: str) -> None:
-    with pytest.raises(AttendropError, match=f"{name}.*to_stock"):
-        prune(stock("bert"), [1])(**batch_for("bert"), **{name: True})
+def test_what_is_no_longer_computed_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"output_attentions.*to_stock"):
+        prune(stock("bert"), [1])(**batch_for("bert"), output_attentions=True)
 
 
-@pytest.mark.parametrize("case", ["bert", "distilbert-tokens", "deberta-v3", "modernbert-tokens"])
-def test_half_precision(case: str) -> None:
-    model, batch = stock(case), batch_for(case)
-    found = output(prune(copy.deepcopy(model).half(), [0, 2]), batch)
-    assert found.dtype == torch.float16
-    near(found.float(), naive(model, [0, 2], batch), 0.1)
-
-
-@pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("summary", ["first", "mean"])
-def test_electra_choice_whatever_its_summary_reads(summary: str, padding: str) -> None:
+def test_electra_choice_whatever_its_summary_reads(summary: str) -> None:
     model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": summary}).eval()
-    batch = batch_for("electra-choice", **PADDINGS[padding])
+    batch = batch_for("electra-choice", left=True)
     light = prune(model, [0, 2])
     assert light.fast == (summary == "first")
     near(output(light, batch), naive(model, [0, 2], batch))
@@ -255,7 +231,7 @@ def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
 # The plain form -------------------------------------------------------------------------------------------------------
 
 
-ZEROED = (*PLAIN, "modernbert", "bert", "roberta", "electra", "distilbert", "bart", "deberta-v3")
+ZEROED = (*PLAIN, "modernbert", "bert", "distilbert", "deberta-v3")
 
 
 @pytest.mark.parametrize(("name", "attention"), [build for build in zoo.BUILDS if build[0] in ZEROED])
@@ -272,7 +248,7 @@ def test_zero_queries_are_constant_attention(name: str, attention: str) -> None:
         near(mask_layers(model, [1])(**batch).logits, expected)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2-class", "llama-class"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2-class"])
 def test_recovery_leaves_attention_constant(name: str) -> None:
     model = zoo.build(name)
     trained = prune(model, [0]).to_stock().train()
@@ -307,11 +283,6 @@ def test_a_convolution_keeps_the_plain_form() -> None:
     near(output(light, batch), naive(model, [0, 2], batch))
 
 
-def test_heads_that_look_at_padding_keep_the_plain_form() -> None:
-    model = zoo.from_class("BertForQuestionAnswering", BERT | {"num_labels": 2}).eval()
-    assert not prune(model, [1]).fast
-
-
 @pytest.mark.parametrize("case", ["bert", "distilbert", "deberta-v2", "modernbert-global"])
 def test_to_stock_computes_the_same(case: str) -> None:
     light = prune(stock(case), [0, 2])
@@ -344,28 +315,10 @@ def test_the_given_model_stays_as_it_was() -> None:
     assert not shared
 
 
-@pytest.mark.parametrize(("case", "biases"), [("bert", 3), ("deberta-v3", 3), ("modernbert", 0)])
-def test_pruned_layers_lose_three_of_four_matrices(case: str, biases: int) -> None:
-    model = stock(case)
-    size = model.config.hidden_size
-    count = [sum(value.numel() for value in m.state_dict().values()) for m in (model, prune(model, [1, 2]))]
-    assert count[0] - count[1] == 2 * (3 * size * size + biases * size)
-
-
-def test_it_does_not_train() -> None:
-    light = prune(stock("bert"), [1])
-    assert not light.training
-    assert light.eval() is light
-    with pytest.raises(AttendropError, match="to_stock"):
-        light.train()
-    assert not light(**batch_for("bert")).logits.requires_grad
-
-
 @pytest.mark.parametrize(
     ("layers", "wanted"),
     [
         ("auto", LayerSelection()),
-        (4, LayerSelection(count=4)),
         (0, LayerSelection(count=0)),
         ("4", LayerSelection(count=4)),
         ("4,", LayerSelection(layers=(4,))),
@@ -382,10 +335,7 @@ def test_what_layers_mean(layers: Any, wanted: LayerSelection) -> None:
     assert parse_selection(layers) == wanted
 
 
-MALFORMED = ["", "-1", -1, True, None, "0,x", ">0.5", ">=1.5", [True], ["0"]]
-
-
-@pytest.mark.parametrize("layers", MALFORMED, ids=repr)
+@pytest.mark.parametrize("layers", ["", "-1", -1, True, None, "0,x", ">=1.5", [True], ["0"]], ids=repr)
 def test_malformed_layers(layers: Any) -> None:
     with pytest.raises(AttendropError, match=r"is not understood\. Give 'auto'"):
         parse_selection(layers)
@@ -458,10 +408,8 @@ def test_auto_takes_the_most_layers_that_cost_nothing(
     ("rows", "loss", "tolerance", "expected"),
     [
         (6, 0.0, 0.0, 3),  # the same on every row
-        (6, 0.01, 0.05, 0),
         (600, 0.01, 0.05, 3),
         (600, 0.01, 0.032, 0),  # beyond the 95 % interval of one number of layers, not of three together
-        (600, 0.01, 0.0, 0),
         (600, -0.3, 0.0, 3),  # surely better
         (2, -0.3, 1.0, 0),
     ],
@@ -491,13 +439,6 @@ def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: 
     assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
 
 
-def test_a_loss_beyond_doubt_is_not_called_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "attendrop"):
-        light = prune(stock("bert"), score=lambda model: [1.0 - len(model.layers)] * 40, pi=[0.5, 0.9, 0.1])
-    assert light.layers == ()
-    assert not caplog.records
-
-
 def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture) -> None:
     model, batches = stock("bert"), labelled()
     with caplog.at_level(logging.WARNING, "attendrop"):
@@ -510,12 +451,6 @@ def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture
             for i in range(len(b["labels"]))
         ]
     near(torch.tensor(loss_score(batches)(prune(model, []))), -torch.tensor(losses))
-
-
-def test_auto_speaks_of_the_plain_form_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "attendrop"):
-        prune(zoo.build("gpt2-class"), pi=[0.5, 0.9], score=lambda model: 1.0)
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -541,18 +476,13 @@ def test_what_is_missing_is_said(options: dict[str, Any], words: str) -> None:
         prune(stock("bert"), **options)
 
 
-def test_a_pruned_model_is_not_pruned_again() -> None:
-    with pytest.raises(AttendropError, match=r"pruned already.*to_stock"):
-        prune(prune(stock("bert"), [1]), [0])
-
-
-SAVED = ("bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3", "modernbert")
+SAVED = ("bert-base", "roberta-tokens", "distilbert", "deberta-v3", "modernbert")
 
 
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "layers"), [("bert", ()), ("bert", (0, 1, 2)), *((case, (1,)) for case in SAVED)])
+@pytest.mark.parametrize(("case", "layers"), [("bert", ()), *((case, (1,)) for case in SAVED)])
 def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     light = prune(stock(case), layers)
     light.save_pretrained(tmp_path)
@@ -562,26 +492,6 @@ def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) ->
     assert loaded.config.to_dict() == light.config.to_dict()
     assert (loaded.layers, loaded.num_layers) == (layers, 3)
     near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_dtype_survives(dtype: torch.dtype, tmp_path: Path) -> None:
-    light = prune(copy.deepcopy(stock("bert")).to(dtype), [1])
-    light.save_pretrained(tmp_path)
-    assert {p.dtype for p in load(tmp_path).parameters()} == {dtype}
-
-
-def test_transformers_alone_refuses_the_folder(tmp_path: Path) -> None:
-    prune(stock("bert"), [1]).save_pretrained(tmp_path)
-    with pytest.raises((ValueError, OSError, RuntimeError, KeyError)):
-        hf.AutoModel.from_pretrained(tmp_path)
-
-
-def test_an_ordinary_folder_gives_an_ordinary_model(tmp_path: Path) -> None:
-    stock("bert").save_pretrained(tmp_path)
-    loaded = load(tmp_path)
-    assert type(loaded) is hf.BertForSequenceClassification
-    near(output(loaded, batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
 
 
 def test_plain_form_saved_and_loaded(tmp_path: Path) -> None:
@@ -601,11 +511,8 @@ def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
     weights.write_bytes(content[: len(content) // 2])
     with pytest.raises(AttendropError, match="cannot be read"):
         load(tmp_path)
-    weights.unlink()
-    with pytest.raises(AttendropError, match="cannot be read"):
-        load(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
-    for architecture in ("NoSuchModel", "AutoModel", "pipeline", None):
+    for architecture in ("AutoModel", "pipeline", None):
         (tmp_path / CONFIG).write_text(json.dumps(config | {"architecture": architecture}))
         with pytest.raises(AttendropError, match="unknown class"):
             load(tmp_path)
@@ -624,10 +531,11 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
 def test_weights_of_another_model(tmp_path: Path) -> None:
     prune(stock("bert"), [1]).save_pretrained(tmp_path / "one")
     prune(stock("bert"), [1, 2]).save_pretrained(tmp_path / "two")
-    (weights,) = (tmp_path / "two").glob("*.safetensors")
-    (tmp_path / "one" / weights.name).write_bytes(weights.read_bytes())
-    with pytest.raises(AttendropError, match="not whole"):
-        load(tmp_path / "one")
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    for name, weights in (("one", two), ("two", one)):  # too few, and too many
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        with pytest.raises(AttendropError, match="not whole"):
+            load(tmp_path / name)
 
 
 # Export ---------------------------------------------------------------------------------------------------------------
@@ -646,8 +554,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", *SLOW])
+@pytest.mark.parametrize("case", ["roberta-tokens", *SLOW])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 
@@ -687,7 +594,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", [PaddedLayout, GatheredLayout])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("case", FAST)
@@ -701,13 +608,9 @@ def test_exported_forms_equal_naive(case: str, padding: str, layout: Any) -> Non
     near(output(light, batch), naive(stock(case), [0, 2], batch))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [stock, pytest.param(lambda case: prune(stock(case), [0, 2]), marks=pytest.mark.slow)],
-    ids=["whole", "pruned"],
-)
-def test_onnx_in_eight_bits_does_not_depend_on_padding(given: Any, tmp_path: Path) -> None:
-    export_onnx(given("bert"), tmp_path / "model.onnx", quantize="int8")
+@pytest.mark.slow
+def test_onnx_in_eight_bits_does_not_depend_on_padding(tmp_path: Path) -> None:
+    export_onnx(stock("bert"), tmp_path / "model.onnx", quantize="int8")
     run = onnx_model(tmp_path / "model.onnx")
     found, padded = (
         run(batch | {"token_type_ids": torch.zeros_like(batch["input_ids"])})
@@ -716,8 +619,7 @@ def test_onnx_in_eight_bits_does_not_depend_on_padding(given: Any, tmp_path: Pat
     near(torch.from_numpy(padded), torch.from_numpy(found), 1e-6)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice", *SLOW])
+@pytest.mark.parametrize("case", ["electra", *SLOW])
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])
     export_torch(light, tmp_path / "model.pt2")
@@ -727,8 +629,7 @@ def test_torch_export(case: str, tmp_path: Path) -> None:
         with torch.no_grad():
             types = (torch.zeros_like(batch["input_ids"]),) if getattr(light.config, "type_vocab_size", 0) > 1 else ()
             found = program(batch["input_ids"], batch["attention_mask"], *types)
-        valid = batch["attention_mask"].bool()
-        near(found[valid] if case == "bert-tokens" else found, output(light, batch), 1e-4)
+        near(found, output(light, batch), 1e-4)
 
 
 def test_export_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

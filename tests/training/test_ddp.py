@@ -120,8 +120,3 @@ def test_checkpoints_of_two_processes_are_complete(folder: Callable[[str], Path]
     checkpoint = folder("train random") / "random/checkpoint-3"
     assert is_complete(checkpoint)
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
-
-
-@pytest.mark.gpu
-def test_the_logged_share_is_that_of_the_whole_batch(ranks: Results, alone: Results) -> None:
-    assert ranks("train random")[0]["shares"] == pytest.approx(alone("train random")["shares"])

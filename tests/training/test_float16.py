@@ -15,7 +15,7 @@ from helpers.table import TABLE, given
 from helpers.training import trainer_of
 from torch import Tensor
 
-from attendrop import SCAL, ADDrop, AttendOut, AttendropError, FineTune, HeadMask, Method, regularize
+from attendrop import SCAL, ADDrop, AttendOut, AttendropError, HeadMask, Method, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
@@ -72,8 +72,7 @@ ATTRIBUTIONS: dict[str, Method] = {
 
 @pytest.mark.parametrize(
     ("task", "method"),
-    [("bert", method) for method in ATTRIBUTIONS.values()]
-    + [(task, ATTRIBUTIONS["gradient"]) for task in ("questions", "gpt2")],
+    [("bert", method) for method in ATTRIBUTIONS.values()] + [("questions", ATTRIBUTIONS["gradient"])],
     ids=str,
 )
 def test_as_much_is_dropped_as_in_full_precision(task: str, method: Method) -> None:
@@ -89,9 +88,8 @@ def test_as_much_is_dropped_as_in_full_precision(task: str, method: Method) -> N
         assert found[0][key] == pytest.approx(value, abs=0.03), key
 
 
-@pytest.mark.parametrize(("task", "name"), [("bert", "integrated"), ("questions", "gradient")])
-def test_the_trainer_drops_as_much_as_in_full_precision(task: str, name: str, tmp_path: Path) -> None:
-    found = []
+def test_the_trainer_drops_as_much_as_in_full_precision(tmp_path: Path) -> None:
+    task, name, found = "questions", "gradient", []
     for half in (True, False):
         options = {"train_dataset": rows_of(task, 6), "max_steps": 2, "learning_rate": 1e-4, "logging_steps": 2}
         options |= {"logging_strategy": "steps", "fp16": half and not ON_CPU}
@@ -172,6 +170,7 @@ def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
         step(reg, [batch], torch.amp.GradScaler(DEVICE.type))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
 def test_a_loss_scale_changes_nothing(method: Method) -> None:
     """Methods that do not say that they need to know it do not."""
@@ -200,46 +199,6 @@ def kept(reg: Any) -> dict[str, Tensor]:
 def defender_of(reg: Any) -> Any:
     state = reg.method_state
     return (state.attacker if state.method.learner == "effects" else state.players.defender).model
-
-
-def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
-    """With a learning rate at which a factor in its gradients would tell."""
-    batch, found = zoo.batch_of("bert"), []
-    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
-        model, scaler = zoo.build("bert"), torch.amp.GradScaler(DEVICE.type)
-        with at_work(model, method, batch, scaler) as reg:
-            for _ in range(3):
-                step(reg, [batch], scaler)
-            trained = model if isinstance(method, FineTune) else defender_of(reg)
-            found.append({name: value.clone() for name, value in trained.state_dict().items()})
-    zoo.assert_same(*found, 1e-4)
-    start = zoo.build("bert").state_dict()
-    assert (found[0]["classifier.weight"] - start["classifier.weight"]).abs().max() > 1e-2
-
-
-def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> None:
-    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(3)], []
-    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
-        model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler(DEVICE.type, init_scale=1024.0)
-        with at_work(model, method, batches[0], scaler) as reg:
-            for _ in range(2):
-                step(reg, batches, scaler, weights=(0.1, 0.7, 0.2))
-            trained = model if isinstance(method, FineTune) else defender_of(reg)
-            found.append({name: value.clone() for name, value in trained.state_dict().items()})
-    zoo.assert_same(*found, 1e-9)
-
-
-def test_losses_may_be_computed_before_any_of_them_goes_backward() -> None:
-    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(2)], []
-    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
-        model = zoo.build("bert", dtype=torch.float64)
-        with at_work(model, method, batches[0], None) as reg:
-            losses = [reg.loss(batch) for batch in batches]
-            (0.3 * losses[0] + 0.7 * losses[1]).backward()
-            reg.training.optimizer.step()
-            trained = model if isinstance(method, FineTune) else defender_of(reg)
-            found.append({name: value.clone() for name, value in trained.state_dict().items()})
-    zoo.assert_same(*found, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["concrete-dropout", "contextual-dropout", "attendout"])

@@ -8,14 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers import zoo
-from helpers.attend_out import optimizer_of
-from helpers.training import examples, history, trainer_of
+from helpers.training import examples, trainer_of
 
-from attendrop import AttendOut, AutoDropout, Method, RegularizedTrainer, regularize
+from attendrop import AttendOut, AutoDropout, Method, RegularizedTrainer
 
 METHODS: dict[str, Method] = {
     "effects": AttendOut(dropout_step=2),
-    "policy gradient": AttendOut(learner="policy_gradient", dropout_step=2),
     "autodropout": AutoDropout(trials=1, search=0.6),
 }
 
@@ -54,34 +52,3 @@ def test_models_are_scored_in_float32_while_they_train_in_bfloat16(
     batch = zoo.collate(examples(count=4))
     with torch.no_grad():
         assert float(trainer.model.eval()(**batch).loss) != loss_of(trainer.model, batch)  # it still is in bfloat16
-
-
-def test_a_loop_of_ones_own_is_rewarded_in_float32() -> None:
-    """Also if the step is within autocast."""
-    rewards = []
-    for autocast in (False, True):
-        model = zoo.build("bert")
-        optimizer, batch = optimizer_of(model), zoo.batch_of("bert")
-        method = AttendOut(dropout_step=1)
-        with regularize(model, method, optimizer=optimizer, reward_data=[batch]) as reg:
-            for _ in range(4):
-                reg.loss(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    reg.step()
-                rewards.append(reg.logs()["attendout/reward"])
-    assert rewards[:4] == rewards[4:] != [0] * 4
-
-
-def test_the_rewards_of_a_trainer_are_those_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A period of one step and one item: the reward is the defender's loss minus the attacker's."""
-    monkeypatch.setattr(Scoring, "scored", [])
-    rows = examples(count=4)
-    method = AttendOut(dropout_step=1, reward_batch_size=4)
-    trainer = trainer_of(tmp_path, method, kind=Scoring, bf16=True, reward_dataset=rows)
-    trainer.train()
-    losses = [expected for _, expected in Scoring.scored]
-    expected = [defended - attacked for defended, attacked in zip(losses[::2], losses[1::2], strict=True)]
-    assert history(trainer, "attendout/reward") == pytest.approx(expected, abs=0, rel=1e-12)
-    assert any(reward != 0 for reward in expected)

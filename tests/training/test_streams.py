@@ -15,7 +15,9 @@ from helpers.training import ALWAYS, examples, trainer_of, weights
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from attendrop import AttendOut, AttendropError, AutoDropout, Method, RegularizedTrainer
+from attendrop import ADDrop, AttendOut, AttendropError, AutoDropout, Method, RegularizedTrainer
+
+CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 
 
 class Endless(IterableDataset[dict[str, Any]]):
@@ -24,8 +26,11 @@ class Endless(IterableDataset[dict[str, Any]]):
 
 
 class Stop(TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 6:
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
             raise KeyboardInterrupt
 
 
@@ -39,24 +44,38 @@ def collate(rows: Sequence[Any]) -> zoo.Batch:
     return zoo.collate([{name: torch.as_tensor(value) for name, value in row.items()} for row in rows])
 
 
-def test_a_stream_trains_as_its_rows_in_that_order_and_is_resumed(tmp_path: Path) -> None:
-    """Masks are keyed by the place of a row in the stream. The run is stopped in its second epoch."""
+def stream_trainer(folder: Path, method: Method, **given: Any) -> RegularizedTrainer:
+    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "data_collator": collate}
+    return trainer_of(
+        folder, method, model=zoo.build("bert"), **{"train_dataset": shuffled_stream(), **options, **given}
+    )
+
+
+def test_a_stream_trains_as_its_rows_in_that_order(tmp_path: Path) -> None:
+    """Masks are keyed by the place of a row in the stream."""
     rows: list[dict[str, Any]] = []
     for epoch in (0, 1):
         stream = shuffled_stream()
         stream.set_epoch(epoch)
         rows += [{name: value for name, value in row.items() if name != "text"} for row in stream]
     assert rows[:16] != rows[16:]
+    trainers = [
+        stream_trainer(tmp_path / "rows", ALWAYS, train_dataset=rows, train_sampling_strategy="sequential"),
+        stream_trainer(tmp_path / "stream", ALWAYS),
+    ]
+    for trainer in trainers:
+        trainer.train()
+    zoo.assert_same(*map(weights, trainers))
 
-    def trainer(name: str, **given: Any) -> RegularizedTrainer:
-        options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 3, "data_collator": collate}
-        return trainer_of(tmp_path / name, model=zoo.build("bert"), **options | given)
 
-    whole = trainer("rows", train_dataset=rows, train_sampling_strategy="sequential")
+def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
+    """In the epoch that it was in, which decides whether cross-tuning acts, and at the batch that was next, twice."""
+    whole = stream_trainer(tmp_path / "whole", CROSS)
     whole.train()
-    with pytest.raises(KeyboardInterrupt):
-        trainer("stream", train_dataset=shuffled_stream(), callbacks=[Stop()]).train()
-    resumed = trainer("stream", train_dataset=shuffled_stream())
+    for step in (5, 6):
+        with pytest.raises(KeyboardInterrupt):
+            stream_trainer(tmp_path / "cut", CROSS, callbacks=[Stop(step)]).train(resume_from_checkpoint=True)
+    resumed = stream_trainer(tmp_path / "cut", CROSS)
     resumed.train(resume_from_checkpoint=True)
     zoo.assert_same(weights(resumed), weights(whole))
 

@@ -28,7 +28,7 @@ class BlockHooks:
         self._running = running
         self._hooks = ModuleHooks()
         self._structure: ModelStructure | None = None
-        self._edits: list[tuple[BlockEdit, torch.Size]] = []
+        self._edits = [(BlockEdit(), torch.Size())]  # of the blocks that run, the innermost last
 
     def open(self, structure: ModelStructure) -> None:
         """Register the hooks, in place of those for another structure. Idempotent."""
@@ -48,11 +48,11 @@ class BlockHooks:
             return args if plan is None else (plan.features(args[0]), *args[1:])
 
         def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            edit, shape = self._edits[-1]
             return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
 
         def feed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            edit, shape = self._edits[-1]
             return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
 
         if structure.embedding is not None:
@@ -76,9 +76,7 @@ class BlockHooks:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             plan: Plan | None = kwargs.get(PLAN_KEYWORD, self._running.plan)
-            block = None if plan is None else plan.locate_block(module)
-            edit = None if plan is None or block is None else plan.block(block)
-            if plan is None or block is None or edit is None:
+            if plan is None or (block := plan.locate_block(module)) is None or (edit := plan.block(block)) is None:
                 return original(*args, **kwargs)
             if edit.skip:
                 plan.count_skipped(block)

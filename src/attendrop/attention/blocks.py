@@ -65,26 +65,15 @@ class Block:
 
 @dataclass
 class ModelStructure:
-    """Blocks, embedding and head of a model.
+    """Blocks, embedding and head of a model."""
 
-    Attributes:
-        blocks: The blocks of each module, in the order of their calls.
-        embedding: The first input embedding that looked token ids up; None if none did.
-        head: The last projection that ran; its inputs are the features.
-    """
-
-    blocks: dict[nn.Module, tuple[Block, ...]]
-    embedding: nn.Module | None
-    head: nn.Module | None
+    blocks: dict[nn.Module, tuple[Block, ...]]  # of each module, in the order of their calls
+    embedding: nn.Module | None  # the first input embedding that looked token ids up
+    head: nn.Module | None  # the last projection that ran; its inputs are the features
 
 
 class StructureEvents:
-    """Record of the events of one pass from which the structure of a model follows.
-
-    Args:
-        model: The model.
-        attention_modules: Names of its attention modules.
-    """
+    """Record of the events of one pass, from which the structure of a model follows."""
 
     def __init__(self, model: nn.Module, attention_modules: Iterable[str]) -> None:
         self.blocks = {found for name in attention_modules if (found := block_of(model, name)) is not None}
@@ -177,13 +166,11 @@ def _argument_sources(
     args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
 ) -> tuple[int | str | None, ...] | None:
     """Find :attr:`Block.extra_outputs`."""
-    if not isinstance(output, tuple):
-        return ()
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     sources: list[int | str | None] = []
-    for value in output[1:]:
-        place = None if value is None else next((at for at, argument in given if argument is value), ())
-        if place == ():
+    for value in output[1:] if isinstance(output, tuple) else ():
+        places = [at for at, argument in given if argument is value]
+        if value is not None and not places:
             return None
-        sources.append(place)  # type: ignore[arg-type]
+        sources.append(None if value is None else places[0])
     return tuple(sources)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -29,13 +28,7 @@ class AttentionComputation:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        kwargs: Mapping[str, Any],
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
     ) -> None:
         for name in _UNSUPPORTED_KEYWORDS:
             if kwargs.get(name) is not None:
@@ -100,10 +93,7 @@ class AttentionComputation:
         )
 
     def _recomputes(self) -> bool:
-        """Return whether the kernel runs again in the backward pass, instead of keeping a mask for each head.
-
-        It does where the mask takes more memory than queries, keys and values.
-        """
+        """Return whether the kernel runs again in the backward pass: a mask would take more memory than its inputs."""
         queries, keys, width = *self.shape[2:], self.query.shape[-1]
         return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
 

@@ -135,11 +135,7 @@ _AnyEdit = TypeVar("_AnyEdit", AttentionEdit, BlockEdit)
 
 
 def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
-    """Combine several edits of one kind into one, field by field; None if there are none.
-
-    Raises:
-        AttendropError: Two set the same thing, of which there can be one.
-    """
+    """Combine edits of one kind into one, or None; raise AttendropError if two set what there can be one of."""
     if len(edits) < 2:
         return edits[0] if edits else None
     all_given = (

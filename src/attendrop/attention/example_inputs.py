@@ -11,11 +11,7 @@ from attendrop.errors import AttendropError
 
 
 def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make the smallest input that a text, image or video model accepts: one sequence, image or video.
-
-    Raises:
-        AttendropError: The model takes another kind of input.
-    """
+    """Make the smallest input of a text, image or video model; raise AttendropError for one that takes another kind."""
     name, config = model.main_input_name, model.config
     if name in ("pixel_values", "pixel_values_videos"):
         config = getattr(config, "vision_config", config)

@@ -6,8 +6,7 @@ Nothing outside this package knows how transformers looks up attention and mask 
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -45,13 +44,7 @@ _UNCHANGED_MASK = "attendrop_packed"
 
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Map the modules whose attention plans can reach to their names.
-
-    These look their attention function up in the interface, or are known to compute softmax themselves.
-
-    Raises:
-        AttendropError: There is none.
-    """
+    """Map the modules to their names that look attention up in the interface, or are known to compute it themselves."""
     found = {
         module: name for name, module in model.named_modules() if _uses_interface(module) or computes_softmax(module)
     }
@@ -103,16 +96,7 @@ def forget_implementation(config: Any) -> None:
 
 
 def check_implementations(model: nn.Module, modules: Collection[nn.Module], configs: Iterable[Any]) -> None:
-    """Refuse attention implementations that no function is registered for.
-
-    Args:
-        model: The model.
-        modules: Its attention modules.
-        configs: Their configurations.
-
-    Raises:
-        AttendropError: The model runs one.
-    """
+    """Raise AttendropError if a model runs an attention implementation that no function is registered for."""
     originals = [implementation_of(config) for config in configs]
     for original in originals:
         if original not in _REGISTERED_AS:
@@ -152,48 +136,36 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
     """Make the attention function that is registered in place of implementation ``base``."""
 
     def attention_forward(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
+        tensors = query, key, value, attention_mask
         plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
-        if plan is not None:
-            planned: tuple[Tensor, Tensor | None] | None
-            planned = _follow(plan, module, query, key, value, attention_mask, kwargs)
-            if planned is not None:
-                return planned
+        planned = None if plan is None else _follow(plan, module, tensors, kwargs)
+        if planned is not None:
+            return planned  # type: ignore[no-any-return]
         if base == "eager":
-            own: types.FunctionType = _own_forward(module)
-            function = own.__globals__["eager_attention_forward"]
+            function = _own_forward(module).__globals__["eager_attention_forward"]
         else:
             function = ALL_ATTENTION_FUNCTIONS[base]
-        return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        return function(module, *tensors, **kwargs)  # type: ignore[no-any-return]
 
     return attention_forward
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _follow(
-    plan: Plan,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    kwargs: Mapping[str, Any],
+    plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer as the plan says; None if the plan changes nothing there.
+    """Compute one attention layer as the plan says, from queries, keys, values and the mask.
 
-    A compiled model leaves its graph here: plans are ordinary Python, another one in each pass.
+    None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python, another
+    one in each pass.
     """
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return None
-    computation = AttentionComputation(module, query, key, value, attention_mask, kwargs)
-    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device))
+    computation = AttentionComputation(module, *tensors, kwargs)
+    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, computation.query.device))
     return None if edit is None else computation.attend(edit)
 
 

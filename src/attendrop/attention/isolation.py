@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def forked_rng(model: nn.Module) -> Iterator[None]:
-    """Restore random states and buffers after an extra pass of ``model``.
+    """Restore the random states of torch, numpy and Python, and the model's buffers, after an extra pass.
 
-    Afterwards the random states of torch (on the CPU and on the model's device), numpy and Python are as they were
-    before, and so are the model's buffers, such as the running statistics of batch normalisation. Weights that autocast
-    cast without gradients are not used again.
+    Weights that autocast cast without gradients are not used again.
     """
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]

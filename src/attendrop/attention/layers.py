@@ -65,11 +65,7 @@ def select_layers(
 def select_self_attention(
     attention_layers: Sequence[AttentionLayer], layers: str | int | Sequence[int]
 ) -> list[AttentionLayer]:
-    """Select as :func:`select_layers` does, and keep the encoder's self-attention, or if there is none the decoder's.
-
-    Raises:
-        AttendropError: As there; or no self-attention is left.
-    """
+    """Select as :func:`select_layers` does; keep the encoder's self-attention, or if there is none the decoder's."""
     selected = select_layers(attention_layers, layers)
     for kind in ("encoder", "decoder"):
         found = [layer for layer in selected if layer.kind == kind]
@@ -86,11 +82,7 @@ def checked_layers(layers: str | int | Iterable[int]) -> str | int | Sequence[in
 
 
 def parse_layers(layers: str | int | Sequence[int]) -> list[tuple[str | None, frozenset[int] | None]]:
-    """Read a layer selection (see :func:`select_layers`) as pairs (kind or None for each, numbers or None for all).
-
-    Raises:
-        AttendropError: It is malformed.
-    """
+    """Read a layer selection (see :func:`select_layers`) as pairs (kind or None for each, numbers or None for all)."""
     problem = AttendropError(
         f"layers={layers!r} is not a selection of layers. Use 'all', 'first', numbers such as '0,3', or a kind "
         "(encoder, decoder, cross) with or without them: 'cross:0,1'."

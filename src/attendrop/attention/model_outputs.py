@@ -13,11 +13,7 @@ from attendrop.errors import AttendropError
 
 
 def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
-    """Return the loss among the outputs of a model, and the outputs.
-
-    Raises:
-        AttendropError: There is no loss.
-    """
+    """Return the loss among the outputs of a model, and the outputs; raise AttendropError if there is no loss."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
     if loss is None:
         raise AttendropError("The model returned no loss; the batch needs 'labels'.")
@@ -33,14 +29,10 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-    """Name the outputs of a model that returns tuples; other outputs are returned unchanged.
+    """Name the outputs of a model that returns tuples for the inputs ``batch``; others are returned unchanged.
 
     As everywhere in transformers, the loss comes first, if there is one, and then the logits: of question answering
     those of the first and of the last token.
-
-    Args:
-        outputs: Outputs of the model.
-        batch: Its inputs.
     """
     if not isinstance(outputs, tuple):
         return outputs

@@ -24,8 +24,7 @@ _HOOKS = {
 class ModuleHooks:
     """Forward hooks and replaced forward functions, until :meth:`close`.
 
-    A hook of a copied or pickled module would refer to the original. So copies and pickles leave out what is registered
-    here.
+    Copies and pickles of a module leave them out: they would refer to the original.
     """
 
     def __init__(self) -> None:
@@ -33,12 +32,12 @@ class ModuleHooks:
         self._modules: list[nn.Module] = []
 
     def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
-        """Register a forward pre-hook, with the options of ``register_forward_pre_hook``."""
+        """Register a forward pre-hook."""
         self._mark(module, hook)
         self._handles.append(module.register_forward_pre_hook(hook, **options))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
-        """Register a forward hook, with the options of ``register_forward_hook``."""
+        """Register a forward hook."""
         self._mark(module, hook)
         self._handles.append(module.register_forward_hook(hook, **options))
 
@@ -96,18 +95,12 @@ class RunningPlan:
     hands on the plan then, too. In one that does not (``takes_keyword=False``), the keyword ends here, and layers that
     run again find the plan of their first run here.
 
-    Args:
-        model: The model.
-        takes_keyword: Whether the forward pass of the model takes the plan as a keyword.
-
-    Attributes:
-        plan: The plan; None outside a call, and in a call without a plan.
     """
 
     def __init__(self, model: nn.Module, *, takes_keyword: bool) -> None:
         self.model = model
         self.takes_keyword = takes_keyword
-        self.plan: Plan | None = None
+        self.plan: Plan | None = None  # also None outside a call
         self._hooks = ModuleHooks()
         self._open = False
         self._in_call = False
@@ -141,11 +134,7 @@ class RunningPlan:
         self._open = False
 
     def of_layer(self) -> Plan | None:
-        """Return the plan under which a layer of a model that takes no keyword runs.
-
-        Raises:
-            AttendropError: The layer runs again in a backward pass, and its plan is not known.
-        """
+        """Return the plan under which a layer runs; raise AttendropError if it runs again where that is not known."""
         if not self._in_call and torch._C._current_graph_task_id() != -1:
             raise AttendropError(
                 f"The layers of {type(self.model).__name__} run again in the backward pass, where what was dropped is "

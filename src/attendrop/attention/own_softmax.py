@@ -43,11 +43,7 @@ def computes_softmax(module: nn.Module) -> bool:
 
 
 class SoftmaxHooks:
-    """Hooks through which the plan in progress reaches attention modules that compute softmax themselves.
-
-    Args:
-        running: The plan in progress.
-    """
+    """Hooks through which the plan in progress reaches attention modules that compute softmax themselves."""
 
     def __init__(self, running: RunningPlan) -> None:
         self._running = running
@@ -95,12 +91,7 @@ def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwarg
 
 
 class _SoftmaxWatch(TorchFunctionMode):
-    """Watch on one call of an attention module, which applies an edit; an empty edit changes nothing, bit for bit.
-
-    Args:
-        call: The call.
-        edit: The edit.
-    """
+    """Watch on one call of an attention module, which applies an edit; an empty edit changes nothing, bit for bit."""
 
     def __init__(self, call: AttentionCall, edit: AttentionEdit) -> None:
         super().__init__()
@@ -132,10 +123,8 @@ class _SoftmaxWatch(TorchFunctionMode):
             )
         heads = self.call.shape[1]
         made = [getattr(module, name)(states).unflatten(-1, (heads, -1)).transpose(1, 2) for name in names]
-        self._unread = {
-            name: changed.transpose(1, 2).flatten(2)
-            for name, changed in zip(names, self.edit.inputs(*made), strict=True)
-        }
+        changed = (each.transpose(1, 2).flatten(2) for each in self.edit.inputs(*made))
+        self._unread = dict(zip(names, changed, strict=True))
         # Attributes of the instance hide the projections until they are called.
         vars(module).update({name: partial(self._read, module, name) for name in names})
         try:

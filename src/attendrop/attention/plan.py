@@ -73,21 +73,13 @@ class Plan:
         """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
         for place in self.acts_on:
             check_choice("acts_on", place, tuple(FUNCTIONS))
+        owner = type(self).__name__
         for place, name in FUNCTIONS.items():
-            check_declared(
-                type(self).__name__,
-                f"Plan.{name}",
-                f"'{place}' in Plan.acts_on",
-                defined=defines(self, Plan, name),
-                declared=place in self.acts_on,
-            )
+            defined, declared = defines(self, Plan, name), place in self.acts_on
+            check_declared(owner, f"Plan.{name}", f"'{place}' in Plan.acts_on", defined=defined, declared=declared)
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
-        """Return the attention layer that ``module`` stands for in this call.
-
-        Raises:
-            AttendropError: The traced pass did not run the module.
-        """
+        """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""
         if module not in self._layers_by_module:
             raise AttendropError(
                 f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "
@@ -123,11 +115,7 @@ class Plan:
 
 
 class ConstantAttention(Plan):
-    """Constant attention in some layers: each valid key has the same weight.
-
-    Args:
-        keys: Keys of the layers.
-    """
+    """Constant attention in the layers with these keys: each valid key has the same weight."""
 
     acts_on = frozenset({"attention"})
 

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attendrop.errors import AttendropError
 
-
-class ProjectionNames(NamedTuple):
-    """Attributes of an attention module that projects to queries, keys and values separately."""
-
-    query: str
-    key: str
-    value: str
-
-
-BERT_NAMES = ProjectionNames("query", "key", "value")
-DEBERTA_NAMES = ProjectionNames("query_proj", "key_proj", "value_proj")
-DISTILBERT_NAMES = ProjectionNames("q_lin", "k_lin", "v_lin")
-_SEPARATE = (
-    BERT_NAMES,
-    DISTILBERT_NAMES,
-    ProjectionNames("q_proj", "k_proj", "v_proj"),
-    DEBERTA_NAMES,
-    ProjectionNames("q", "k", "v"),
-)
+# Attributes of an attention module that projects to queries, keys and values separately.
+BERT_NAMES = ("query", "key", "value")
+DEBERTA_NAMES = ("query_proj", "key_proj", "value_proj")
+DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin")
+_SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
 # Attributes of an attention module that projects to queries, keys and values at once.
 _FUSED = ("c_attn", "Wqkv", "qkv")
 # Of these, known to make them one after the other and of the same width, if made by modules of this class. Others go
@@ -38,10 +24,7 @@ _THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a weight.
-
-    That is a linear layer, a ``Conv1D`` of transformers, or one of them within a layer of an adapter.
-    """
+    """Return whether a module is linear, a ``Conv1D`` of transformers, or one of them within a layer of an adapter."""
     return isinstance(base_layer(module), nn.Linear | Conv1D)
 
 
@@ -63,11 +46,7 @@ def projections(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def factors(projection: nn.Module) -> list[Tensor]:
-    """List the weights that make up a projection: its own, and those of the adapter that is on it.
-
-    Raises:
-        AttendropError: A weight is quantized.
-    """
+    """List the weights of a projection and of the adapter on it; raise AttendropError if one is quantized."""
     found = [part for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
     for part in found:
         refuse_quantized(part)
@@ -86,19 +65,12 @@ def refuse_quantized(layer: nn.Module) -> None:
 
 
 def input_dim(projection: nn.Module) -> int:
-    """Return the dimension of a projection's weight that holds its inputs; its outputs are in the other.
-
-    The weight of a ``Conv1D`` (GPT-2) is the transpose of a linear layer's.
-    """
+    """Return the dimension of a weight that holds inputs: that of ``Conv1D`` is the transpose of a linear layer's."""
     return 0 if isinstance(base_layer(projection), Conv1D) else 1
 
 
 def effective_weight(projection: nn.Module) -> Tensor:
-    """Return the weight of a projection, including what an adapter adds to it.
-
-    Raises:
-        AttendropError: The weight is quantized, or what the adapter does to it is not known.
-    """
+    """Return the weight with what an adapter adds; raise AttendropError if it is quantized, or that is not known."""
     layer: Any = projection
     refuse_quantized(base_layer(projection))
     weight: Tensor = base_layer(projection).weight  # type: ignore[assignment]
@@ -113,12 +85,10 @@ def effective_weight(projection: nn.Module) -> Tensor:
     return sum(deltas, start=weight)
 
 
-def separate_projections(attention: nn.Module) -> ProjectionNames | None:
+def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
     """Return the names of an attention module's separate projections to queries, keys and values; None without."""
-    for names in _SEPARATE:
-        if all(isinstance(getattr(attention, name, None), nn.Module) for name in names):
-            return names
-    return None
+    modules = attention._modules
+    return next((names for names in _SEPARATE if all(modules.get(name) is not None for name in names)), None)
 
 
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
@@ -129,8 +99,8 @@ def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple
     Raises:
         AttendropError: They are quantized.
     """
-    for names in _SEPARATE:
-        projections = [getattr(attention, name, None) for name in (names.query, names.key)]
+    for query, key, _ in _SEPARATE:
+        projections = [getattr(attention, name, None) for name in (query, key)]
         linear = [projection for projection in projections if isinstance(projection, nn.Linear)]
         if len(linear) == len(projections):
             for projection in linear:
@@ -150,12 +120,7 @@ def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple
 
 @dataclass(frozen=True)
 class ValueProjection:
-    """Projection to the values of an attention layer.
-
-    Attributes:
-        module: The projection.
-        fused: Whether it makes queries and keys, too, and values last.
-    """
+    """Projection to the values of an attention layer; a ``fused`` one makes queries and keys, too, and values last."""
 
     module: nn.Module
     fused: bool
@@ -168,13 +133,9 @@ class ValueProjection:
 
 
 def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueProjection | None:
-    """Find the projection to values among those that run before an attention layer computes its attention.
+    """Find the projection to values among those, with their names in their parents, that run before attention does.
 
-    Args:
-        candidates: Each with the name that it has in its parent module.
-
-    Returns:
-        The projection; None if none is known, or more than one may be meant.
+    None if none is known, or more than one may be meant.
     """
     candidates = list(candidates)
     separate = [module for name, module in candidates if name.startswith("v")]
@@ -184,12 +145,7 @@ def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueP
 
 
 def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: int) -> tuple[int, list[int]]:
-    """Locate the outputs of some heads among the inputs of an output projection.
-
-    Args:
-        projection: The output projection of an attention layer.
-        numbers: Numbers of the heads, from 0.
-        num_heads: How many heads the layer has.
+    """Locate the outputs of heads, ``numbers`` of ``num_heads``, among the inputs of an output projection.
 
     Returns:
         A dimension of the projection's weight, and indices in it.

@@ -28,12 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trace:
-    """Result of one traced pass.
-
-    Attributes:
-        layers_by_module: The attention layers of each attention module, in the order in which the modules first ran.
-        structure: Blocks, embedding and head.
-    """
+    """Result of one traced pass: the layers of attention modules, in the order of first runs, and what is around."""
 
     layers_by_module: Mapping[nn.Module, tuple[AttentionLayer, ...]]
     structure: ModelStructure
@@ -41,19 +36,12 @@ class Trace:
 
 @dataclass
 class TraceCache:
-    """Valid for as long as a model consists of the same modules.
+    """Valid for as long as a model consists of the same modules."""
 
-    Attributes:
-        modules: These, without the model itself, which would keep it alive.
-        attention: Those that call the attention interface, with their names.
-        checkpointing: Those that can checkpoint activations.
-        traces: Traces of passes, by the names of their inputs and the attention implementations.
-    """
-
-    modules: list[nn.Module]
-    attention: dict[nn.Module, str]
-    checkpointing: list[nn.Module]
-    traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)
+    modules: list[nn.Module]  # without the model itself, which would keep it alive
+    attention: dict[nn.Module, str]  # those that call the attention interface, with their names
+    checkpointing: list[nn.Module]  # those that can checkpoint activations
+    traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)  # by names of inputs, and implementations
 
 
 _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDictionary()
@@ -74,12 +62,7 @@ def trace_cache(model: nn.Module) -> TraceCache:
 
 
 def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Plan], Any]) -> Trace:
-    """Trace one pass of a model.
-
-    Args:
-        model: The model.
-        modules: The attention modules that call the attention interface, with their names.
-        run: Runs the model with a plan.
+    """Trace the pass of a model that ``run`` makes with a plan.
 
     Raises:
         AttendropError: The plan did not reach an attention layer in each of its calls, or other layers compute their
@@ -136,12 +119,8 @@ class _CallRecorder(Plan):
 class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds modules that compute attention themselves, which no plan reaches.
 
-    These have attention in their name or class, run a softmax or a fused attention kernel, and do not call the
-    attention interface.
-
-    Args:
-        model: The model.
-        modules: The modules that call the attention interface, with their names.
+    These have attention in their name or class, run a softmax or a fused attention kernel, and are not among the
+    ``modules`` that call the attention interface.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[nn.Module, str]) -> None:

@@ -35,11 +35,7 @@ def valid_keys_and_bias(
 
 
 def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the keys that rows attend to after positions are dropped.
-
-    Args:
-        valid: The valid keys; None: all.
-        drop: The positions to drop.
+    """Find the keys that rows attend to after positions are dropped; ``valid`` is None where all keys are.
 
     Returns:
         The keys, and the rows that are dropped whole, ``(..., query, 1)``: these attend to all their valid keys,

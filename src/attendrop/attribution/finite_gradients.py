@@ -19,8 +19,6 @@ NOT_FINITE = (
 # overflow, by the next. Powers of two change no digit. The loss scale of the training would overflow: it is made for a
 # mean over the batch, and starts at 65536, which float16 does not have.
 _FACTORS = (2.0**10, 2.0**4, 2.0**-2, 2.0**-8)
-
-
 _Found = TypeVar("_Found")
 
 
@@ -44,17 +42,9 @@ def first_finite(attempt: Callable[[float], _Found | None], model: nn.Module) ->
 
 
 def finite_gradients(compute: Callable[[float], dict[str, Tensor]], model: nn.Module) -> dict[str, Tensor]:
-    """Compute gradients with the largest factor that does not overflow, and divide them by it.
+    """Return gradients that ``compute`` multiplies by a factor, divided by the largest for which none overflows.
 
-    Args:
-        compute: Function from a factor, by which it multiplies what it differentiates, to gradients.
-        model: As for :func:`first_finite`.
-
-    Returns:
-        The gradients, in float32 or better.
-
-    Raises:
-        AttendropError: As :func:`first_finite` says.
+    They are in float32 or better. See :func:`first_finite`.
     """
 
     def attempt(factor: float) -> dict[str, Tensor] | None:

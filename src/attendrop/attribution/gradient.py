@@ -1,4 +1,4 @@
-"""Gradient attribution."""
+"""Attributions that one pass gives: gradients, and attention weights themselves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attribution.finite_gradients import all_true, first_finite, is_finite, wide
-from attendrop.attribution.recording import GradientPlan, Keep, isolated_pass, keep_all
+from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, first_finite, is_finite, wide
+from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
+from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
 
 
@@ -66,4 +68,34 @@ def gradient_attribution(
         return kept if all_true(finite) else None
 
     kept = first_finite(attempt, adapter.model)
+    return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
+
+
+def attention_attribution(
+    adapter: ModelAdapter,
+    inputs: Batch,
+    attention_layers: Sequence[AttentionLayer],
+    *,
+    keep: Keep[Any] = keep_all,
+    draws: DropoutDraws | None = None,
+) -> dict[str, Any]:
+    """Attribute to attention weights by their own size, ``A``, in one forward pass over ``inputs``.
+
+    Other arguments and what is returned are as for :func:`gradient_attribution`; an attribution is ``(batch, heads,
+    query, key)``.
+
+    Raises:
+        AttendropError: The weights are not finite.
+    """
+    kept: dict[str, Any] = {}
+    finite: list[Tensor] = []
+
+    def receive(call: AttentionCall, weights: Tensor) -> None:
+        finite.append(is_finite(weights))
+        kept[call.layer.key] = keep(call, weights)
+
+    with torch.no_grad(), forked_rng(adapter.model):
+        adapter.forward(inputs, RecordPlan(attention_layers, receive, draws=draws))
+    if not all_true(finite):
+        raise AttendropError(NOT_FINITE)
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}

@@ -17,7 +17,7 @@ from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
-from attendrop.attribution.recording import GradientPlan, Keep, Receive, RecordPlan, isolated_pass, keep_all
+from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
 from attendrop.model_support.batches import Batch
 
@@ -26,25 +26,10 @@ SCOPES = ("joint", "layerwise")
 
 
 class ScaledPlan(GradientPlan):
-    """Uses recorded units times a factor in some layers, and hands over their gradients.
+    """Uses recorded units, by layer key, times ``alpha``, and hands over the gradients at these."""
 
-    Args:
-        recorded: Units by layer key, see :class:`attendrop.attribution.recording.ObservePlan`.
-        attention_layers: The layers to scale.
-        alpha: The factor.
-        receive: Called once for each layer, with the gradient at the scaled units.
-        units: ``"attention"`` or ``"hidden"``.
-    """
-
-    def __init__(
-        self,
-        recorded: Mapping[str, Tensor],
-        attention_layers: Sequence[AttentionLayer],
-        alpha: float,
-        receive: Receive,
-        units: str = "attention",
-    ) -> None:
-        super().__init__(attention_layers, receive, units)
+    def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
+        super().__init__(*args)
         self.recorded = recorded
         self.alpha = alpha
 
@@ -116,7 +101,7 @@ def integrated_gradient_attribution(
 
             for group in groups:
                 for alpha, weight in quadrature_nodes(rule, steps):
-                    plan = ScaledPlan(recorded, group, alpha, partial(add, weight), units)
+                    plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
                     with torch.enable_grad():
                         scores = score(adapter.forward(inputs or batch, plan))
                         plan.differentiate(wide(scores).sum(), factor)

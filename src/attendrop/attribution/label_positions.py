@@ -22,15 +22,10 @@ _SHIFTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """Move labels of tokens to the positions that predict them: causal language models predict the next token.
+    """Move labels of tokens, ``(batch, n)``, to the positions that predict them: causal language models the next token.
 
-    Args:
-        model: The model, without wrappers such as DistributedDataParallel.
-        logits: Logits of the model, ``(batch, n, classes)``.
-        batch: Inputs of the model, with ``labels`` of shape ``(batch, n)``, -100 where there is none.
-
-    Returns:
-        Labels, ``(batch, n)``; None if the batch has none.
+    The model is without wrappers such as DistributedDataParallel, its logits are ``(batch, n, classes)``, and labels
+    are -100 where there is none. Without ``labels`` in the batch, returns None.
 
     Raises:
         AttendropError: There is not one label for each position.
@@ -48,14 +43,9 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
 
 
 def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return the first or last tokens of answers as the losses of transformers take them.
+    """Return the first or last tokens of answers, ``(batch,)``, as the losses of transformers take them.
 
-    Args:
-        logits: Start or end logits, ``(batch, n)``.
-        positions: ``(batch,)`` or ``(batch, 1)``.
-
-    Returns:
-        Positions from 0 to ``n``, ``(batch,)``, of which ``n`` is ignored.
+    They are 0 to ``n``, for start or end logits ``(batch, n)``, and ``n`` is ignored.
     """
     return positions.reshape(-1).clamp(0, logits.shape[-1])
 
@@ -80,17 +70,10 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
 
 
 def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor | None, batch: Mapping[str, Any]) -> None:
-    """Refuse label smoothing where ``transformers.Trainer`` compares labels with the predictions of other positions.
+    """Raise AttendropError where ``transformers.Trainer`` would smooth labels at other positions than the model's loss.
 
-    It computes the smoothed loss itself, and shifts labels by the name of the model's class.
-
-    Args:
-        model: The model, without wrappers such as DistributedDataParallel.
-        logits: Logits of the model; None: it has none of this name, such as for the answers to questions.
-        batch: Inputs of the trainer, with ``labels``.
-
-    Raises:
-        AttendropError: The model's own loss is at other positions.
+    It computes the smoothed loss itself, and shifts labels by the name of the model's class. ``logits`` are None where
+    the model has none of this name, such as for the answers to questions.
     """
     labels: Tensor | None = batch.get("labels")
     if labels is None or logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:

@@ -31,17 +31,10 @@ def declare_output(model: nn.Module, kind: str) -> None:
 
 
 def output_kind(model: nn.Module, outputs: Any) -> str | None:
-    """Return what a model predicts, one of ``OUTPUT_KINDS``.
+    """Return what a model predicts, one of ``OUTPUT_KINDS``; None if its outputs are of none of these forms.
 
-    This is what its head declared. A model that was made without a head is judged by the form of its outputs and by
-    its configuration.
-
-    Args:
-        model: The model, without wrappers such as DistributedDataParallel.
-        outputs: Outputs of the model.
-
-    Returns:
-        The kind; None if the outputs are of none of these forms.
+    This is what its head declared. A model, without wrappers such as DistributedDataParallel, that was made without a
+    head is judged by the form of its outputs and by its configuration.
     """
     declared: str | None = getattr(model, _DECLARED, None)
     if declared is not None or hasattr(outputs, "start_logits"):
@@ -55,9 +48,7 @@ def output_kind(model: nn.Module, outputs: Any) -> str | None:
 def kind_of(model: nn.Module, logits: Tensor) -> str:
     """Return what each prediction of a model is: ``"classes"`` (one of several), ``"labels"`` or ``"number"``.
 
-    Args:
-        model: The model.
-        logits: Its logits ``(..., outputs)``, which tell of models without a head and without a configuration.
+    The logits, ``(..., outputs)``, tell of models without a head and without a configuration.
     """
     declared = getattr(model, _DECLARED, None) or _configured(model)
     if declared is None:
@@ -99,10 +90,6 @@ def answer_tokens(batch: Batch, logits: Tensor) -> Tensor:
     The column ``answer_mask`` tells, which this library's own tasks have. Without it, these are the tokens of the
     second text by ``token_type_ids``, but its last one, a separator; or, in a row where there are no such types, all
     tokens that are not padding by ``attention_mask``.
-
-    Args:
-        batch: Inputs of the model.
-        logits: Start logits, ``(batch, n)``.
     """
     given, types, attended = (batch.get(name) for name in (ANSWER_MASK, "token_type_ids", "attention_mask"))
     if given is not None:
@@ -127,10 +114,7 @@ def answer_logits(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the span of each row with the greatest sum of a start and an end logit.
 
-    Args:
-        start: Start logits, ``(batch, n)``.
-        end: End logits.
-        allowed: Tokens that can be part of an answer; a span has only such tokens, at most ``MOST_ANSWER_TOKENS``.
+    A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``.
 
     Returns:
         Sums, first and last tokens, ``(batch,)``; minus infinity, 0 and 0 in a row without a token.

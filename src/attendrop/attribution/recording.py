@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def keep_all(call: AttentionCall, attribution: Tensor) -> Tensor:
 
 
 class ObservePlan(Plan):
-    """Base class of plans that hand units of some layers, or their gradients, to a function.
+    """Base class of plans that hand units of some layers that run, or their gradients, to a function, ``receive``.
 
     Args:
         attention_layers: The layers to observe.
@@ -75,14 +75,6 @@ class RecordPlan(ObservePlan):
         return units
 
 
-class _Seen(NamedTuple):
-    """One layer of a pass: the outputs of its heads, as a node of the graph, and its values."""
-
-    call: AttentionCall
-    output: Tensor
-    value: Tensor
-
-
 class GradientPlan(ObservePlan):
     """Hands over the gradients of the units of a pass, one layer after the other.
 
@@ -91,15 +83,11 @@ class GradientPlan(ObservePlan):
     time.
     """
 
-    def __init__(
-        self,
-        attention_layers: Sequence[AttentionLayer],
-        receive: Receive,
-        units: str = "attention",
-        draws: DropoutDraws | None = None,
-    ) -> None:
-        super().__init__(attention_layers, receive, units, draws)
-        self._seen: dict[str, _Seen] | None = {}  # None once differentiated
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Of each layer of a pass its call, the outputs of its heads, as a node of the graph, and its values; None once
+        # differentiated.
+        self._seen: dict[str, tuple[AttentionCall, Tensor, Tensor]] | None = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         values: list[Tensor] = []
@@ -116,16 +104,15 @@ class GradientPlan(ObservePlan):
         """
         assert self._seen is not None
         seen, self._seen = self._seen, None
-        gradients = gradients_of(total * factor, list(seen), [layer.output for layer in seen.values()])
+        gradients = gradients_of(total * factor, list(seen), [output for _, output, _ in seen.values()])
         for key in list(seen):
-            layer, gradient = seen.pop(key), wide(gradients.pop(key)) / factor
-            by_units = gradient if self.units == "hidden" else by_weights(layer.call, gradient, layer.value)
-            self.receive(layer.call, by_units)
+            (call, _, value), gradient = seen.pop(key), wide(gradients.pop(key)) / factor
+            self.receive(call, gradient if self.units == "hidden" else by_weights(call, gradient, value))
 
     def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
         node = output if output.requires_grad else output.detach().requires_grad_()
         if self._seen is not None:  # activation checkpointing runs layers again
-            self._seen[call.layer.key] = _Seen(call, node, value.detach())
+            self._seen[call.layer.key] = call, node, value.detach()
         # Some models run some layers without gradients: nothing depends on their units.
         return node if torch.is_grad_enabled() else output
 
@@ -135,13 +122,9 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
 
     The gradient by the output of the heads, ``dL/dO``, exists in its backward pass anyway; the edit changes nothing.
     Under activation checkpointing a layer runs twice: the gradient is that of the first run, and the values those of
-    the second.
-
-    Args:
-        call: The call of the layer.
-        receive: Called with ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and the layer's values,
-            ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method differentiates
-            the pass before, the last time for the loss.
+    the second. ``receive`` is called with ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and the
+    values, ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method differentiates
+    the pass before, the last time for the loss.
     """
     values: list[Tensor] = []
 
@@ -165,10 +148,7 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
 def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
     """Compute ``dF/dA = dF/dO V^T``, zero in rows without any valid key.
 
-    Args:
-        call: The call of the layer.
-        gradient: ``dF/dO``, ``(batch, query, heads, dim)``, in float32 or better.
-        value: ``V``, ``(batch, heads, key, dim)``.
+    The gradient ``dF/dO`` is ``(batch, query, heads, dim)``, in float32 or better, ``V`` ``(batch, heads, key, dim)``.
     """
     if call.valid is not None:  # zeros in dF/dO, which is smaller than dF/dA
         gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)

@@ -8,13 +8,9 @@ _EMBEDDINGS = ("position_embeddings", "position_embedding", "embed_positions", "
 
 
 def position_limit(model: Any) -> int | None:
-    """Return the greatest number of tokens that a model's embedding of positions allows.
+    """Return the greatest number of tokens that a model's embedding of positions allows; those of patches do not count.
 
-    Args:
-        model: The model, of texts, or of texts and images: the positions of patches do not count.
-
-    Returns:
-        None if the model has no such embedding: rotary and relative positions have no end.
+    None if the model has no such embedding: rotary and relative positions have no end.
     """
     from torch import nn
 

@@ -31,10 +31,7 @@ def sharding_mesh(model: nn.Module) -> Any:
 
 
 def true_everywhere(model: nn.Module, value: bool) -> bool:
-    """Return whether a value is true in all processes among which a model is divided.
-
-    These run the model together, so that each must run it equally often.
-    """
+    """Return whether a value is true in all processes among which a model is divided, and which run it together."""
     mesh = sharding_mesh(model)
     if mesh is None:
         return value

@@ -20,20 +20,13 @@ class Predictions:
     """Predictions of a model for some rows, with their metric.
 
     Without rows, ``metric`` returns the score, which is then taken as exact.
-
-    Attributes:
-        labels: ``(rows,)``.
-        values: Logits of classes, ``(rows, classes)``; or other values that ``metric`` takes, such as losses.
-        metric: Function from labels and values to a score; greater is better.
-        classes: Number of classes; 0 if the values are not logits of classes.
-        span: Largest possible difference of two scores, such as 1 for an accuracy.
     """
 
-    labels: Array
-    values: Array
-    metric: Callable[[Array, Array], float]
-    classes: int = 0
-    span: float = math.inf
+    labels: Array  # (rows,)
+    values: Array  # logits of classes, (rows, classes); or other values that the metric takes, such as losses
+    metric: Callable[[Array, Array], float]  # from labels and values to a score; greater is better
+    classes: int = 0  # 0 if the values are not logits of classes
+    span: float = math.inf  # largest possible difference of two scores, such as 1 for an accuracy
 
     @property
     def score(self) -> float:

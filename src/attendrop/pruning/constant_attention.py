@@ -28,12 +28,8 @@ class HeldAttention:
 
     Copies of the model run its own attention.
 
-    Args:
-        model: A transformers model.
-        layers: Numbers of the layers, from 0.
-
     Attributes:
-        layers: These numbers, in ascending order.
+        layers: The numbers of the layers, in ascending order, from 0.
         attention_layers: The model's prunable attention layers.
     """
 
@@ -73,38 +69,30 @@ def held_attention(model: Any) -> HeldAttention | None:
 
 
 def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
-    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
-
-    Raises:
-        AttendropError: The model is not supported, or has an adapter of PEFT.
-    """
+    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model."""
     refuse_adapter(model, "pruned")
     held = held_attention(model)
     return select_self_attention(find_attention_layers(model), "all") if held is None else held.attention_layers
 
 
 def mask_layers(model: Any, layers: Collection[int]) -> Any:
-    """Copy a model, with constant attention in some layers.
+    """Copy a model, with constant attention in some layers, numbered from 0.
 
     The copy is a model of the same class, which transformers runs and trains as any other. Queries and keys of these
     layers are zero, and stay zero in training, because the gradients of both vanish. Where that does not make attention
     constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), this library holds it
     constant while the copy runs; copies of the copy, and its files, then have the model's own attention.
 
-    Args:
-        model: A transformers model, which is not changed.
-        layers: Numbers of the layers, from 0.
-
     Raises:
         AttendropError: There is no such layer, or the model is not supported.
     """
     attention_layers, held = prunable_layers(model), held_attention(model)
     check_numbers(layers, len(attention_layers))
+    masked = copy.deepcopy(model)
     if held is None:
-        masked = copy.deepcopy(model)
         if _zero_queries(masked, [attention_layers[number] for number in layers]):
             return masked
-    masked = copy.deepcopy(model)
+        masked = copy.deepcopy(model)
     HeldAttention(masked, {*layers, *(() if held is None else held.layers)})
     return masked
 
@@ -152,10 +140,11 @@ def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> boo
     adapter, batch = ModelAdapter(masked), example_inputs(masked)
     adapter.trace(batch)
     adapter.attach()
-    found: list[float] = []
+    found: list[float] = []  # how far weights are from those of equal attention, relative to these
 
     def measure(call: AttentionCall, weights: Tensor) -> None:
-        found.append(_unevenness(weights.float()))
+        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
+        found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
 
     try:
         with torch.no_grad(), evaluating(masked):
@@ -164,9 +153,3 @@ def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> boo
         adapter.detach()
     tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
     return all(unevenness < tolerance for unevenness in found)
-
-
-def _unevenness(weights: Tensor) -> float:
-    """Compute how far weights are from those of equal attention, relative to these; keys without weight are hidden."""
-    visible = weights > 0
-    return float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max())

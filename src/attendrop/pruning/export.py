@@ -10,7 +10,8 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
-    """Open a file in ONNX Runtime, on the CPU, with as many threads as PyTorch has.
+    """Open a file in ONNX Runtime, on the CPU, with as many threads as PyTorch has, as a function to logits.
 
-    Returns:
-        A function from named inputs, tensors or arrays, to logits. Inputs that the file does not have are ignored.
+    Its inputs are named tensors or arrays; those that the file does not have are ignored.
     """
     import onnxruntime
 
@@ -55,10 +55,7 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
 
 def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
-    """Write the names of the labels and other metadata into the file, and remove the exporter's.
-
-    That is a stack trace for each node, with the paths of this machine.
-    """
+    """Write names of labels and other metadata into the file, and remove stack traces, with paths of this machine."""
     import onnx
 
     model = onnx.load(path)
@@ -87,12 +84,7 @@ PIXELS = "pixel_values"
 
 
 def input_names(model: Any, token_types: bool | None) -> tuple[str, ...]:
-    """Return the inputs of a model.
-
-    Args:
-        model: The model.
-        token_types: Whether ``token_type_ids`` is among those of a text model; None: if it has more than one type.
-    """
+    """Return the inputs of a model; ``token_type_ids`` by default if it has more than one type."""
     if reads_images(model):
         return (PIXELS,)
     if token_types is None:
@@ -119,11 +111,7 @@ def free_sizes(model: Any) -> dict[int, Any]:
 def example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
     """Make a batch of texts of different lengths, the first without padding, or of images of random pixels.
 
-    Args:
-        model: The model.
-        batch: Number of rows.
-        choices: Number of choices, of a model for multiple choice.
-        length: Length of texts; lowered to the longest that the model reads.
+    The length is lowered to the longest that the model reads.
     """
     generator = torch.Generator().manual_seed(0)
     if reads_images(model):
@@ -147,10 +135,7 @@ def _inner(model: Any) -> Any:
 
 
 def _longest(model: Any) -> int | None:
-    """Return the longest text that a model reads; None if there is no limit.
-
-    Where positions have no end, it is the length that the configuration says.
-    """
+    """Return the longest text that a model reads, as the configuration says where positions have no end; None: any."""
     limit = position_limit(model)
     return getattr(model.config, "max_position_embeddings", None) if limit is None else limit
 
@@ -310,16 +295,13 @@ def _failure(model: Any, error: Exception) -> AttendropError:
     return AttendropError(f"{type(model).__name__} cannot be exported ({(str(error) or repr(error)).splitlines()[0]}).")
 
 
-class _quiet(warnings.catch_warnings):
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Silence the warnings of exporters and quantizers."""
-
-    def __enter__(self) -> Any:
-        found = super().__enter__()
-        warnings.simplefilter("ignore")
-        self._level = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        return found
-
-    def __exit__(self, *raised: Any) -> None:
-        logging.disable(self._level)
-        super().__exit__(*raised)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(level)

@@ -37,7 +37,7 @@ class LayerParts:
 
     def read(self, x: Tensor) -> Tensor:
         """Return what attention reads of the hidden states ``(..., hidden)``."""
-        raise NotImplementedError
+        return x
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Compute the layer's output from its input and the output of attention, both ``(..., hidden)``."""
@@ -55,9 +55,6 @@ class LayerParts:
 
 class PostNormParts(LayerParts):
     """Layer that is normalised after each half, as BERT's."""
-
-    def read(self, x: Tensor) -> Tensor:
-        return x
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm(x + attended)
@@ -125,13 +122,13 @@ _BERT = Family(
     projections=BERT_NAMES,
     output="attention.output.dense",
     block=PostNormParts,
-    parts_of_block={
-        "norm": "attention.output.LayerNorm",
-        "up": "intermediate.dense",
-        "activation": "intermediate.intermediate_act_fn",
-        "down": "output.dense",
-        "last_norm": "output.LayerNorm",
-    },
+    parts_of_block=dict(
+        norm="attention.output.LayerNorm",
+        up="intermediate.dense",
+        activation="intermediate.intermediate_act_fn",
+        down="output.dense",
+        last_norm="output.LayerNorm",
+    ),
 )
 _DISTILBERT = Family(
     layers="transformer.layer",
@@ -139,16 +136,10 @@ _DISTILBERT = Family(
     projections=DISTILBERT_NAMES,
     output="attention.out_lin",
     block=PostNormParts,
-    parts_of_block={
-        "norm": "sa_layer_norm",
-        "up": "ffn.lin1",
-        "activation": "ffn.activation",
-        "down": "ffn.lin2",
-        "last_norm": "output_layer_norm",
-    },
+    parts_of_block=dict(
+        norm="sa_layer_norm", up="ffn.lin1", activation="ffn.activation", down="ffn.lin2", last_norm="output_layer_norm"
+    ),
 )
-
-
 _DEBERTA = replace(_BERT, projections=DEBERTA_NAMES, relative_positions=True, pads_right=True)
 _MODERNBERT = Family(
     layers="layers",
@@ -156,13 +147,7 @@ _MODERNBERT = Family(
     projections=("Wqkv",),
     output="attn.Wo",
     block=PreNormParts,
-    parts_of_block={
-        "norm": "attn_norm",
-        "up": "mlp.Wi",
-        "activation": "mlp.act",
-        "down": "mlp.Wo",
-        "last_norm": "mlp_norm",
-    },
+    parts_of_block=dict(norm="attn_norm", up="mlp.Wi", activation="mlp.act", down="mlp.Wo", last_norm="mlp_norm"),
     pads_right=True,
 )
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
@@ -205,5 +190,4 @@ def encoder_layers(model: Any) -> nn.ModuleList:
 def encoder_layers_path(model: Any) -> str:
     """Return the qualified name of :func:`encoder_layers`."""
     layers = encoder_layers(model)
-    path: str = next(name for name, module in model.named_modules() if module is layers)
-    return path
+    return next(name for name, module in model.named_modules() if module is layers)  # type: ignore[no-any-return]

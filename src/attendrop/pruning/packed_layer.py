@@ -28,15 +28,10 @@ class _Tokens(NamedTuple):
 
 
 class PackedLayer(nn.Module):
-    """Layer that runs on the tokens that are not padding, and replaces a layer of a model.
+    """Layer that runs on the tokens that are not padding, and replaces a ``stock`` layer of a model.
 
-    Args:
-        stock: The model's own layer; with constant attention it has no projections.
-        family: Names of the parts of a layer.
-        heads: Number of attention heads.
-        last: Whether it is the last layer.
-        first_only: The model reads only the first token; the last layer then computes no other.
-        keep_first: The model reads the first token, which is computed even if it is padding.
+    With constant attention that has no projections. Where the model reads ``first_only``, the first token, the last
+    layer computes no other. With ``keep_first``, that token is computed even if it is padding.
     """
 
     def __init__(
@@ -64,14 +59,9 @@ class PackedLayer(nn.Module):
         rel_embeddings: Tensor | None = None,
         **__: Any,
     ) -> Any:
-        """Run the layer: the first is given ``(batch, length, hidden)``, and the last returns it.
+        """Run the layer: the first is given ``(batch, length, hidden)`` and the mask, ``(batch, length)``.
 
-        Args:
-            hidden_states: ``(batch, length, hidden)``, or what the layer before returned.
-            attention_mask: ``(batch, length)``, True on real tokens.
-            position_embeddings: Cosines and sines of rotary positions, each ``(batch or 1, length, size of a head)``.
-            relative_pos: Relative positions, of DeBERTa.
-            rel_embeddings: Their embeddings.
+        Rotary positions are cosines and sines, each ``(batch or 1, length, size of a head)``; DeBERTa's are relative.
 
         Returns:
             Of the last layer, hidden states that are zero on padding (except a first column that is read), or with

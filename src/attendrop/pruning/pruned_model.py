@@ -22,13 +22,7 @@ from attendrop.pruning.constant_attention import (
     masked_layers,
     prunable_layers,
 )
-from attendrop.pruning.families import (
-    encoder_layers,
-    encoder_layers_path,
-    family_of,
-    has_fast_form,
-    reads_first_token,
-)
+from attendrop.pruning.families import encoder_layers, encoder_layers_path, family_of, has_fast_form, reads_first_token
 from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.serialization import (
     CONFIG,

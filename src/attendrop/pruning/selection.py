@@ -37,17 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Parsed ``layers`` argument: one attribute is not None, or all are None, which means ``auto``.
-
-    Attributes:
-        count: Number of layers.
-        layers: Numbers of the layers.
-        threshold: Layers of which a method learnt to drop at least this fraction.
-    """
+    """Parsed ``layers`` argument: one attribute is not None, or all are None, which means ``auto``."""
 
     count: int | None = None
-    layers: tuple[int, ...] | None = None
-    threshold: float | None = None
+    layers: tuple[int, ...] | None = None  # their numbers
+    threshold: float | None = None  # those of which a method learnt to drop at least this fraction
 
     @property
     def auto(self) -> bool:
@@ -157,15 +151,9 @@ def prune_selected(
     judge: Judge | None,
     tolerance: float,
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Decide which layers to prune, and prune them.
+    """Decide which layers to prune, and prune them; see :func:`prune`.
 
-    Args:
-        model: As for :func:`prune`.
-        selection: How many layers, or which.
-        pi: As for :func:`prune`.
-        measure_importance: Function that returns the importance of each layer; called to rank layers without ``pi``.
-        judge: Function that scores a model; required for ``auto``.
-        tolerance: As for :func:`prune`.
+    Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
 
     Returns:
         The pruned model; with ``auto`` also the trials.
@@ -203,29 +191,18 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
 
 @dataclass(frozen=True)
 class Trial:
-    """Score of one number of pruned layers.
-
-    Attributes:
-        count: Number of layers.
-        score: Score with these layers pruned.
-        rows: Number of rows that were scored; 0 if unknown.
-        difference: Difference from the score of the whole model.
-    """
+    """Score of one number of pruned layers."""
 
     count: int
     score: float
-    rows: int
-    difference: Difference
+    rows: int  # that were scored; 0 if unknown
+    difference: Difference  # from the score of the whole model
 
 
 def choose_count(
     model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Prune an increasing number of layers, and keep the largest within ``tolerance``: see :func:`prune`.
-
-    Returns:
-        The model, and the trials, from no layer to all.
-    """
+    """Prune an increasing number of layers, and keep the largest within ``tolerance``; also return all trials."""
     check_tolerance(tolerance)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni, for all intervals together
     best = PrunedModel(mask_layers(model, []))

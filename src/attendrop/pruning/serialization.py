@@ -30,13 +30,7 @@ def is_pruned(folder: str | Path) -> bool:
 
 
 def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
-    """Return the model class of transformers, or of this library, that a file in ``folder`` names.
-
-    Args:
-        folder: For messages.
-        name: Name of the class.
-        config: Configuration of the model.
-    """
+    """Return the model class of transformers, or of this library, that a file in ``folder`` names."""
     from attendrop.tasks.heads.model_classes import saved_model_class  # needs packages that pruning does not
 
     found = saved_model_class(str(name), config.get("model_type", ""))
@@ -63,9 +57,10 @@ def load_weights(model: Any, folder: Path) -> None:
     found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
     loaded = {here[name].data_ptr() for name in weights if name in here}
-    missing = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
-    if missing or found.unexpected_keys:
-        raise AttendropError(f"The weights in '{folder}' are not whole: {(missing or found.unexpected_keys)[0]}.")
+    wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+    wrong += [name for name in weights if name not in here]  # load_state_dict overlooks those of removed projections
+    if wrong:
+        raise AttendropError(f"The weights in '{folder}' are not whole: {wrong[0]}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -103,13 +98,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def save_adapter(model: Any, folder: Path, base: str) -> None:
-    """Save the adapter of a model as PEFT does, and the model's configuration beside it.
-
-    Args:
-        model: A ``PeftModel``.
-        folder: The folder.
-        base: Name of the model that the adapter is on, for :func:`load_adapter` and others.
-    """
+    """Save the adapter of a ``PeftModel`` on ``base`` as PEFT does, and the model's configuration beside it."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = base
     model.save_pretrained(folder, save_embedding_layers=False)
@@ -121,16 +110,11 @@ def save_adapter(model: Any, folder: Path, base: str) -> None:
 
 def saved_config(folder: Path) -> PreTrainedConfig:
     """Load the configuration of the model that :func:`load_adapter` returns."""
-    _, config = _class_and_config(folder)
-    return config
+    return _class_and_config(folder)[1]
 
 
 def load_adapter(folder: Path) -> Any:
-    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU.
-
-    Raises:
-        AttendropError: PEFT is not installed; the model of the adapter cannot be found; weights are missing.
-    """
+    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU."""
     peft = import_peft()
     cls, config = _class_and_config(folder)
     settings = read_json(folder / ADAPTER_CONFIG)

@@ -19,8 +19,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import Plan
-from attendrop.attribution.attention_weights import attention_attribution
-from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, to_device

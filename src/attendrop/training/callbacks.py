@@ -9,10 +9,9 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 
 
 class TrainingClock(TrainerCallback):
-    """Callback that tells the trainer that it belongs to when training, an epoch or an optimizer step begins or ends.
+    """Callback that tells a ``RegularizedTrainer`` when training, an epoch or an optimizer step begins or ends.
 
-    Args:
-        trainer: A ``RegularizedTrainer``. Epochs count from 0; a resumed run goes on with its own.
+    Epochs count from 0; a resumed run goes on with its own.
     """
 
     def __init__(self, trainer: Any) -> None:

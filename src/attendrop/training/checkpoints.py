@@ -48,17 +48,12 @@ def save_method_state(checkpoint: Path, state: Mapping[str, Any], rank_state: Ma
 
 
 def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what :func:`save_method_state` wrote, to the CPU.
-
-    Raises:
-        AttendropError: The checkpoint was written by fewer processes.
-    """
+    """Read what :func:`save_method_state` wrote; raise AttendropError if fewer processes did than read it."""
     if not _rank_file(checkpoint, rank).exists() and _rank_file(checkpoint, 0).exists():
         raise AttendropError(
             f"The checkpoint '{checkpoint}' was written by fewer processes than train now; start as many as then."
         )
-    found = [_load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))]
-    return found[0], found[1]
+    return _load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))
 
 
 @contextmanager
@@ -91,9 +86,8 @@ def delete_unfinished(output_dir: Path) -> None:
 def is_complete(checkpoint: Path) -> bool:
     """Tell whether a checkpoint has all its files, as they were written."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return all(sha256(checkpoint / name) == digest for name, digest in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return all(sha256(checkpoint / name) == digest for name, digest in _manifest(checkpoint)["files"].items())
+    except (OSError, KeyError, AttributeError):
         return False
 
 
@@ -108,16 +102,9 @@ def unexpected_files(checkpoint: Path) -> list[str]:
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """Find the newest complete checkpoint below a folder; incomplete ones are skipped with a warning.
-
-    Returns:
-        ``OUTPUT_DIR/checkpoint-N`` with the greatest N, or None.
-    """
-    numbered = []
-    for folder in Path(output_dir).glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
-        if match and folder.is_dir():
-            numbered.append((int(match[1]), folder))
+    """Find the complete ``OUTPUT_DIR/checkpoint-N`` with the greatest N; others are skipped with a warning."""
+    found = ((re.fullmatch(r"checkpoint-(\d+)", folder.name), folder) for folder in Path(output_dir).glob("*"))
+    numbered = [(int(match[1]), folder) for match, folder in found if match and folder.is_dir()]
     for _, folder in sorted(numbered, reverse=True):
         if is_complete(folder):
             return folder
@@ -126,11 +113,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
-    """Read the state of the run from a checkpoint.
-
-    Raises:
-        AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
-    """
+    """Read the state of the run; raise AttendropError for an incomplete checkpoint, or another method or options."""
     if not is_complete(checkpoint):
         raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
     found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))

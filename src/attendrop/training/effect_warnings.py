@@ -14,11 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class EffectTracker:
-    """Record of the methods that had an effect, with warnings of those that have none.
-
-    Args:
-        effective: Names in logs of the methods that had one so far.
-    """
+    """Record of the methods that had an effect so far, by their names in logs, with warnings of those without."""
 
     def __init__(self, effective: Iterable[str] = ()) -> None:
         self.effective = set(effective)
@@ -32,12 +28,7 @@ class EffectTracker:
                 self.effective.add(method.source)
 
     def warn_before(self, methods: Iterable[Method], num_epochs: int) -> None:
-        """Warn before training of methods that act in no epoch, or where the number of epochs is not known.
-
-        Args:
-            methods: The methods.
-            num_epochs: How many epochs are planned; ``sys.maxsize`` for data without a length.
-        """
+        """Warn before training of methods that act in no epoch, or if the number is not known (``sys.maxsize``)."""
         for method in methods:
             if num_epochs == sys.maxsize and method.needs_epoch():
                 reason = (

@@ -17,13 +17,7 @@ from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows, to
 
 
 class LabelledRows:
-    """Batches made of the rows of a data set.
-
-    Args:
-        rows: Examples, with random access.
-        collate: Makes a batch of examples.
-        device: Device of the batches.
-    """
+    """Batches that ``collate`` makes of the rows of a data set with random access, on a device."""
 
     def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
         if not len(rows):
@@ -53,12 +47,7 @@ class LabelledRows:
 
 
 class LabelledBatches:
-    """Labelled rows that are given as batches.
-
-    Args:
-        batches: The batches. Their sizes are used as they are.
-        device: Device of the batches.
-    """
+    """Labelled rows that are given as batches, of sizes that are used as they are."""
 
     def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
         if not batches:
@@ -82,17 +71,7 @@ class LabelledBatches:
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
-    """Make labelled data from a user's argument.
-
-    Args:
-        name: Name of the argument, for messages.
-        value: A ``DataLoader`` over a data set with random access, or a list of batches. Labelled data and None are
-            returned as they are.
-        device: Device of the batches.
-
-    Raises:
-        AttendropError: It is something else.
-    """
+    """Make labelled data of a ``DataLoader`` over a data set with random access, or of a list of batches."""
     if value is None or isinstance(value, LabelledData):
         return value
     if isinstance(value, DataLoader):
@@ -112,11 +91,7 @@ def is_stream(rows: Any) -> bool:
 
 
 def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards.
-
-    Raises:
-        AttendropError: The data has no length, or too few rows.
-    """
+    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards."""
     if is_stream(rows):
         raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
     if len(rows) < 2:
@@ -133,16 +108,11 @@ class ColumnCollator:
     """Collator that another one extends to columns with numbers for each token, which become tensors, padded with -1.
 
     Rows without such columns, and rows that are no mappings, are left to the other. It can be pickled if that can.
-
-    Attributes:
-        collate: The other collator, which gets rows without these columns.
-        columns: Names of the columns.
-        with_index: Whether rows have their index in the training data, in ``ROW_INDEX``.
     """
 
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[list[Any]], Any]  # the other, which gets rows without these columns
     columns: Sequence[str]
-    with_index: bool = False
+    with_index: bool = False  # whether rows have their index in the training data, in ROW_INDEX
 
     def __getattr__(self, name: str) -> Any:
         # A trainer may read what its own kind of collator has. Unpickling asks before there is another.
@@ -169,11 +139,7 @@ class ColumnCollator:
 
 
 class IndexedRows:
-    """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``.
-
-    Args:
-        rows: The data set.
-    """
+    """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows

@@ -19,19 +19,13 @@ from attendrop.errors import AttendropError
 
 
 class ModelCall:
-    """The call of a model within a function.
+    """The call of a model within a function, to which a plan is passed, and its ``outputs``.
 
-    Calls without gradients, in a function that runs with gradients, are ignored.
-
-    Args:
-        plan: The plan to pass to the model, if any.
-        once: Whether to refuse a second call also without a plan.
-
-    Attributes:
-        outputs: The outputs of the first call.
+    Calls without gradients, in a function that runs with gradients, are ignored. With a plan, or ``once``, a second
+    call is refused.
     """
 
-    def __init__(self, plan: Plan | None = None, *, once: bool = False) -> None:
+    def __init__(self, plan: Plan | None, *, once: bool) -> None:
         self.plan = plan
         self.once = once or plan is not None
         self.outputs: Any = None
@@ -40,11 +34,7 @@ class ModelCall:
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
-        """Watch for the call within the block.
-
-        Raises:
-            AttendropError: There is a plan, and the model is not called; or it is called more than once.
-        """
+        """Watch for the call within the block; raise AttendropError if there is a plan and none, or are several."""
         hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave),
@@ -76,11 +66,7 @@ class ModelCall:
 
 
 def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
-    """Return the arguments that a function passes to the model, by name. It runs up to the call of the model.
-
-    Raises:
-        AttendropError: The function does not call the model.
-    """
+    """Return the arguments, by name, that a function passes to the model, whose call it must reach, and is left at."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
@@ -90,7 +76,7 @@ def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, A
     try:
         compute()
     except _Called as call:
-        return call.arguments
+        return dict(call.args[0])
     finally:
         hook.remove()
     raise AttendropError(_NOT_CALLED)
@@ -110,10 +96,6 @@ def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
 
 class _Called(BaseException):
     """Exception that leaves a function at its call of the model; ``except Exception`` does not catch it."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
 
 
 _NOT_CALLED = (

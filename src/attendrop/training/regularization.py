@@ -174,14 +174,8 @@ class Regularization:
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
         """Return the micro-batches to train on: the given one, or those of an earlier step that the method replays.
 
-        Args:
-            batch: The micro-batch that the training loop provides.
-            num_items: Number of items in the global batch, if known.
-            accumulation_steps: Number of micro-batches in the optimizer step, if known.
-
-        Returns:
-            Micro-batches, each with the number of items in its global batch; and the number of micro-batches in the
-            optimizer step. See :meth:`Replay.micro_batches`.
+        Each comes with the number of items in its global batch, and all with the number of micro-batches in the
+        optimizer step, both if known. See :meth:`Replay.micro_batches`.
         """
         self.batches += 1
         replay = self.method_state.replay()
@@ -190,15 +184,10 @@ class Regularization:
         return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss as :meth:`loss` does, with a custom training pass.
+        """Compute the training loss as :meth:`loss` does, and the model's outputs, with a custom training pass.
 
-        Args:
-            batch: The micro-batch.
-            compute_loss: The training pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``. It must pass the
-                plan to the model as the keyword ``attendrop_plan``.
-
-        Returns:
-            The loss, and the outputs of the model.
+        This pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``, must pass the plan to the model as the
+        keyword ``attendrop_plan``.
         """
 
         def run(given: Batch, *others: Any) -> tuple[Tensor, Any]:

@@ -12,18 +12,10 @@ from attendrop.errors import AttendropError
 
 
 class EpochSampler(Sampler[int]):
-    """Shuffles the rows of an epoch by the seed and the number of the epoch alone.
+    """Shuffles ``size`` rows by the seed and the number of the ``epoch`` alone.
 
-    Args:
-        size: Number of rows.
-        seed: Seed of the data order.
-        batch_size: Rows in a global batch.
-        lengths: Length of each row in tokens, to group rows of similar length in a global batch: rows are shuffled,
-            sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last. None: rows
-            are shuffled only.
-
-    Attributes:
-        epoch: Number of the epoch to shuffle next.
+    With the length of each row in tokens, it groups rows of similar length in a global batch of ``batch_size``: rows
+    are shuffled, sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last.
     """
 
     _BATCHES_IN_GROUP = 8
@@ -56,12 +48,9 @@ class EpochSampler(Sampler[int]):
 
 
 def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
-    """Find the length of each row in tokens.
+    """Find the length of each row in tokens, in ``column``, or by counting ``input_ids``.
 
-    Args:
-        dataset: The rows that are sampled; unused columns may have been removed from them.
-        original: The same rows with all columns.
-        column: The column that has the lengths; without it, the tokens are counted.
+    Unused columns may have been removed from ``dataset``, and ``original`` has the same rows with all.
 
     Raises:
         AttendropError: There is no such column and no ``input_ids``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,13 +23,9 @@ from attendrop.training.trainer_hooks import TrainerHooks
 
 
 class TrainerLoss:
-    """Adapter that runs the ``compute_loss`` of a trainer for the passes of a method.
+    """Adapter that runs the ``compute_loss`` that a trainer has now for the passes of a method.
 
     It may be that of a subclass, which knows nothing of plans, repeated rows or second models.
-
-    Args:
-        trainer: The trainer. The ``compute_loss`` that it has now is the one that is run.
-        method: The method.
     """
 
     def __init__(self, trainer: TrainerHooks, method: Method) -> None:
@@ -47,15 +44,7 @@ class TrainerLoss:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``.
-
-        Args:
-            regularization: The method at work.
-            model: As for ``compute_loss``, and so are all other arguments.
-            inputs: The micro-batch.
-            return_outputs: Whether to return the model's outputs, too.
-            num_items_in_batch: How many labels the global batch has.
-        """
+        """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``."""
         if not regularization.idle and regularization.model_columns is None:
             regularization.model_columns = self._model_columns(model, inputs)
         is_mean = num_items_in_batch is not None and self._is_mean(inputs)
@@ -65,11 +54,9 @@ class TrainerLoss:
             copies = number_of_rows(batch) // number_of_rows(inputs)
             num_items = None if num_items_in_batch is None else num_items_in_batch * copies
             passed = None if is_mean else num_items
-            if other is None:
-                loss, outputs = self._loss_and_outputs(model, batch, plan, passed)
-            else:
-                with self.trainer.accelerator.autocast():  # which has prepared the trained model only
-                    loss, outputs = self._loss_and_outputs(other, batch, plan, passed)
+            # The trained model alone is prepared for autocast.
+            with nullcontext() if other is None else self.trainer.accelerator.autocast():
+                loss, outputs = self._loss_and_outputs(model if other is None else other, batch, plan, passed)
             if is_mean:
                 loss = loss * self._weight(batch, num_items).to(loss.dtype)
             return loss, outputs
@@ -101,11 +88,7 @@ class TrainerLoss:
         return loss, outputs
 
     def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:
-        """Find the names of the columns that ``compute_loss`` passes on to the model.
-
-        Raises:
-            AttendropError: It passes tensors that are not in the batch, and the method needs the model's inputs.
-        """
+        """Find the columns that ``compute_loss`` passes on to the model; refuse what the method could not repeat."""
         with torch.no_grad(), forked_rng(model):
             arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
