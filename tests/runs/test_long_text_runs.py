@@ -12,12 +12,9 @@ import torch
 from helpers import tiny
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from attendrop.errors import AttendropError
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WINDOWS: dict[str, Any] = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6}
@@ -60,38 +57,3 @@ def by_hand(folder: Path) -> list[float]:
             logits = torch.stack([model(**tokenizer(window, return_tensors="pt")).logits[0] for window in windows])
         found.append(float(logits.mean(0).softmax(-1)[1]))
     return found
-
-
-def test_a_model_can_be_scored_with_another_treatment(folder: Path) -> None:
-    scores = [
-        evaluate(str(folder / "run"), Source(file=str(folder / "dev.csv"), device="cpu", long_texts=how))["rows"]
-        for how in ("head", "head+tail", "windows")
-    ]
-    assert scores == [12, 12, 12]
-
-
-def test_pairs_are_refused_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(AttendropError, match="long-texts 'windows' is for single texts; rows of files have 2"):
-        train(tiny.config(folder, "pairs", long_texts="windows"))
-    assert not (folder / "pairs").exists()
-    with pytest.raises(AttendropError, match="tail"):
-        tiny.config(folder, "pairs", long_texts="tail")
-
-
-@pytest.mark.slow
-def test_models_are_pruned_and_compared_by_text(folder: Path) -> None:
-    prune_run(str(folder / "run"), str(folder / "pruned"), layers="1", device="cpu")
-    assert (folder / "pruned" / "metrics.json").is_file()
-    files = {"train_file": str(folder / "train.csv"), "eval_file": str(folder / "dev.csv"), "label_column": "label"}
-    compare(
-        **(WINDOWS | files),
-        model=str(folder / "model"),
-        output_dir=str(folder / "compared"),
-        methods=["finetune", "r-drop"],
-        seeds=2,
-        baselines=("frozen",),
-        max_steps=2,
-        workers=0,
-        device="cpu",
-    )
-    assert (folder / "compared" / "best").is_dir()

@@ -16,9 +16,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from attendrop import cli
 from attendrop.runs.config import RunConfig
-from attendrop.runs.model_loading import default_pooling
+from attendrop.runs.model_loading import default_pooling, load_model_and_tokenizer
 from attendrop.runs.train import train as train_run
 from attendrop.tasks.heads.masked_tokens import TokenMasks
+from attendrop.tasks.registry import get_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 AD_DROP = ("--method", "ad-drop", "--set", "cross_tuning=false")
@@ -74,38 +75,6 @@ def test_texts_of_unknown_tokens_alone_have_no_score(folder: Path, tmp_path: Pat
     assert_refused(train(folder, "refused", *file), folder / "refused", message, capsys)
 
 
-def test_predict_fills_masks_line_by_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "in.txt").write_text("the [MASK] sees\n\na dog\n")
-    asked = ["predict", f"{folder}/run", "--device", "cpu", "--quiet", "--predict-file", f"{tmp_path}/in.txt"]
-    assert cli.main([*asked, "--output", f"{tmp_path}/out.txt"]) == 0
-    lines = (tmp_path / "out.txt").read_text().splitlines()
-    assert lines[1:] == ["", "a dog"] and lines[0].split()[1] in tiny.WORDS
-    (tmp_path / "in.txt").write_text("a dog\n")
-    capsys.readouterr()
-    assert cli.main([*asked, "--output", f"{tmp_path}/same.txt"]) == 0
-    assert "No text of 1 has a mask to fill: write [MASK] where" in capsys.readouterr().err
-    assert (tmp_path / "same.txt").read_text() == "a dog\n"
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--label-type", "class"), "Task 'mlm' and label-type 'class' differ; give one of them."),
-        (("--task-set", "mask_probability=0"), "mask_probability=0.0 must be"),
-        (("--long-texts", "windows"), "long-texts 'windows' is for tasks with one prediction for a text"),
-        (("--pooling", "mean"), "pooling 'mean' is for "),
-    ],
-)
-def test_options_that_do_not_fit(folder: Path, more: tuple[str, ...], message: str, capsys: Captured) -> None:
-    capsys.readouterr()
-    assert_refused(train(folder, "refused", *more), folder / "refused", message, capsys)
-
-
-def test_the_task_is_for_files(capsys: Captured, tmp_path: Path) -> None:
-    asked = ["train", "--task", "mlm", "--output-dir", f"{tmp_path}/run"]
-    assert_refused(asked, tmp_path / "run", "Task 'mlm' is for custom files; give a train-file.", capsys)
-
-
 # What training does not depend on -------------------------------------------------------------------------------------
 
 
@@ -158,27 +127,14 @@ def test_a_resumed_run_sees_the_same_masks(folder: Path, keys: set[str]) -> None
     assert scores[0] == scores[1]
 
 
-def test_accumulated_batches_train_as_whole_ones(folder: Path) -> None:
-    without_dropout = tiny.save_tiny_bert(folder / "plain", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    options: dict[str, Any] = {"model": str(without_dropout), "epochs": 1, "learning_rate": 1e-4}
-    train_run(config(folder, "at-once", batch_size=8, **options))
-    train_run(config(folder, "in-parts", batch_size=1, gradient_accumulation=8, **options))
-    at_once, in_parts = weights(folder / "at-once"), weights(folder / "in-parts")
-    assert all(torch.allclose(at_once[name], in_parts[name], atol=1e-5) for name in at_once)
-
-
 # Afterwards -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_a_model_to_fine_tune(folder: Path, tmp_path: Path) -> None:
-    tiny.write_data(tmp_path)
-    train_run(tiny.config(tmp_path, model=str(folder / "run"), epochs=1, learning_rate=1e-12))
-    before, after = weights(folder / "run"), weights(tmp_path / "run")
+def test_the_folder_is_a_model_to_fine_tune(folder: Path) -> None:
+    model, _ = load_model_and_tokenizer(str(folder / "run"), get_task("rte"))
     name = "bert.encoder.layer.1.attention.self.query.weight"
-    assert torch.allclose(before[name], after[name], atol=1e-6)
-    assert not torch.allclose(
-        load_file(folder / "model" / "model.safetensors")[name.removeprefix("bert.")], after[name]
-    )
+    before, pre_trained = weights(folder / "model")[name.removeprefix("bert.")], weights(folder / "run")[name]
+    assert torch.equal(model.state_dict()[name], pre_trained) and not torch.equal(before, pre_trained)
 
 
 def test_the_folder_keeps_the_pooling_of_its_model(folder: Path, tmp_path: Path) -> None:
@@ -189,17 +145,6 @@ def test_the_folder_keeps_the_pooling_of_its_model(folder: Path, tmp_path: Path)
     (model / "pool" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     train_run(config(folder, "pooled", model=str(model), max_steps=1, epochs=None))
     assert default_pooling(str(folder / "pooled")) == "mean" and default_pooling(str(folder / "run")) == "cls"
-
-
-def test_an_adapter_needs_a_trained_head(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    asked = ("--lora", "r=2", "--lora", "targets=all-linear", "--method", "finetune", "--max-steps", "2")
-    assert cli.main(train(folder, "adapter", *asked, "--model", f"{folder}/run")) == 0
-    capsys.readouterr()
-    assert cli.main(["evaluate", f"{folder}/adapter", "--device", "cpu", "--json"]) == 0
-    score = tiny.read_metrics(folder / "adapter")["score"]
-    assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(score, abs=1e-5)
-    message = "no trained head for masked tokens, and a new one, which shares weights with the embeddings"
-    assert_refused(train(folder, "refused", *asked), folder / "refused", message, capsys)
 
 
 def test_attend_out_is_rewarded_by_the_loss(folder: Path, capsys: Captured) -> None:

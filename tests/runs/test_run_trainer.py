@@ -5,32 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from datasets import Dataset
 from helpers import tiny
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
-from attendrop.runs.inference import evaluate
-from attendrop.runs.model_source import Source
 from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.train import train
 from attendrop.tasks.heads.classification import Classification
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers differ from row to row, and 30 development rows of different lengths."""
-    folder = tmp_path_factory.mktemp("order")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    tiny.write_csv(folder / "dev.csv", ["yes", "no", "no"] * 10, first=100)
-    return folder
-
-
-def test_outputs_come_in_the_order_of_the_rows(folder: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=2)
+def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(shared / "model", num_labels=2)
     texts = [tiny.sentence(number) for number in range(20)]
     rows = Dataset.from_dict({**tokenizer(texts), "labels": list(range(20))})
     seen: list[tuple[np.ndarray, np.ndarray]] = []
@@ -53,10 +39,3 @@ def test_outputs_come_in_the_order_of_the_rows(folder: Path, tmp_path: Path) -> 
     for predictions, labels in [*seen, (found.predictions, found.label_ids)]:
         assert np.abs(predictions - expected).max() < 1e-5
         assert labels.tolist() == list(range(20))
-
-
-def test_the_reported_scores_are_those_of_the_saved_model_on_rows_of_different_lengths(folder: Path) -> None:
-    config = tiny.config(folder, "run", max_steps=12, learning_rate=3e-3, eval_batch_size=4, metric="roc_auc")
-    metrics = train(config)
-    found = evaluate(str(folder / "run"), Source())
-    assert found["all_scores"] == pytest.approx(metrics["all_scores"]["dev"], abs=1e-6)

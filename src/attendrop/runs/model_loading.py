@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
-from transformers import (
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output

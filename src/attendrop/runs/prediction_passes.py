@@ -64,16 +64,6 @@ def over_rows(
 ) -> Array:
     """Compute something for batches of rows of similar length, the longest first, without gradients.
 
-    Args:
-        compute: Function that returns a value for each row of a batch.
-        model: The model that reads the batches, on its device.
-        tokenizer: As for :func:`predict_outputs`, as are the following.
-        head: Head, which makes the batches.
-        encoded: The rows.
-        batch_size: Rows in a batch.
-        on_batch: Called after each batch with the number of its rows.
-        concatenate: Concatenates the values of batches.
-
     Returns:
         The values, in the order of the rows.
     """
@@ -104,14 +94,6 @@ def frozen_features(
 
     Special tokens, and the class token of an image, count; padding does not: the sentence embedding of Reimers and
     Gurevych (2019). Of a model with an encoder and a decoder, the encoder is read.
-
-    Args:
-        model: The model, with or without a head. It is left in evaluation mode, on the device.
-        tokenizer: The tokenizer of the model.
-        head: Head of the task, which makes the batches.
-        encoded: Columns of encoded rows, as for :func:`attendrop.runs.prediction_passes.predict_outputs`.
-        batch_size: Rows in a batch.
-        device: ``"auto"`` or ``"cpu"``.
 
     Returns:
         Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.

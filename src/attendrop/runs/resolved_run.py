@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.runs.calibration import check_calibrates
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
 from attendrop.runs.small_data_recipe import with_selection, with_training
@@ -71,8 +71,8 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
         AttendropError: The data cannot be read, or not be divided as the options say; or the model cannot be found.
     """
     data = load_data(config)
-    if config.calibrate:
-        check_calibrates(data.task)
+    if config.calibrate and not data.task.head.num_classes:
+        raise AttendropError(f"calibrate is for classes; the labels are {data.task.head.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
     resolved = with_selection(resolved, has_eval_rows="dev" in data.splits or bool(config.test_fraction))
     parts = divide(resolved, data)

@@ -20,10 +20,6 @@ from attendrop.tasks.file_formats import files_of
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file.
 
-    Args:
-        path: The file.
-        what: What it is, for messages, such as "study file".
-
     Raises:
         AttendropError: The file is missing or is not YAML, or a key is given twice.
     """

@@ -37,13 +37,9 @@ from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 
-# Packages of an integration, any of which suffices; by default, the package of the same name.
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}
-
-
 def check_integration(name: str) -> None:
     """Raise AttendropError if the package that ``report_to`` needs is not installed."""
-    packages = _PACKAGES.get(name, (name,))
+    packages = ("tensorboard", "tensorboardX") if name == "tensorboard" else (name,)  # any of them suffices
     if name != "none" and not any(importlib.util.find_spec(package) for package in packages):
         raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
 

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
-from transformers import TrainerCallback
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
@@ -20,7 +22,6 @@ from attendrop.model_support.devices import compute_device
 from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.announcements import announce_data, announce_run, announce_scores
-from attendrop.runs.calibration import divide_logits
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report
@@ -190,6 +191,27 @@ def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: 
     divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
     logger.info("Logits are divided by %.2f, which fits rows held out.", temperature)
     return temperature
+
+
+def divide_logits(model: PreTrainedModel, temperature: float) -> None:
+    """Divide the logits of a model by a temperature, in the weights of its last layer.
+
+    So every program that loads the model, stock transformers and ONNX files among them, computes the calibrated
+    probabilities. The predicted classes stay; above 1, the model becomes less sure.
+
+    Raises:
+        AttendropError: The model has no linear layer with an output for each class at its end.
+
+    Source: Guo, Pleiss, Sun, Weinberger (2017), On Calibration of Modern Neural Networks, section 4.2.
+    """
+    outputs = model.config.num_labels
+    found = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
+    last = next((layer for layer in reversed(found) if layer.weight.requires_grad), None)
+    if last is None:
+        raise AttendropError("calibrate: the model has no linear layer at its end that could be scaled; omit it.")
+    with torch.no_grad():
+        for parameter in last.parameters():
+            parameter.div_(temperature)
 
 
 def _write(
