@@ -114,7 +114,7 @@ needs_mount = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, re
 PRUNE = ["prune", "--layers", "1,", "--device", "cpu", "--quiet", "--output-dir"]
 EXPORT = ["export", "--quiet", "--output"]
 TORCH = [*EXPORT[:1], "--format", "torch", *EXPORT[1:]]
-AFTER_TRAINING = [(PRUNE, "light", 24), (PRUNE, "light", 8), (EXPORT, "served", 60), (TORCH, "served", 40)]
+AFTER_TRAINING = [(PRUNE, "light", 24), (PRUNE, "light", 8), (TORCH, "served", 40), (EXPORT, "served", 60)]
 
 
 @pytest.mark.sampled(2)

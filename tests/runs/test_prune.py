@@ -8,15 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import tiny
 
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
+from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.prune import prune_run
+from attendrop.runs.prune import _scores, prune_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -70,11 +72,16 @@ def test_auto_finds_the_most_that_surely_cost_no_more(
     least = sorted(what["harm"], key=what["harm"].__getitem__)[: len(what["layers"])]
     assert sorted(f"encoder.{layer}" for layer in what["layers"]) == sorted(least)
     assert what["selection"]["before"]["accuracy"] == scores[0]
-    scored = what["all_scores"]["dev"]
-    assert scored["before"] == tiny.read_metrics(folder / "run")["all_scores"]["dev"]
-    if tolerance:  # its sign says which of them is better
-        lost = scored["after"]["accuracy"] - scored["before"]["accuracy"]
-        assert scored["difference"]["value"] == pytest.approx(lost) and lost != 0
+    assert what["all_scores"]["dev"]["before"] == tiny.read_metrics(folder / "run")["all_scores"]["dev"]
+
+
+def test_a_difference_is_above_zero_where_pruning_helps(folder: Path) -> None:
+    run = load_finished_run(str(folder / "run"), device="cpu")
+    right = {name: np.eye(2)[run.labels(name)] for name in run.sets}
+    wrong = {name: 1 - outputs for name, outputs in right.items()}
+    for before, after, value in ((right, wrong, -1), (wrong, right, 1)):
+        found = _scores(run, before, after, changed=True)
+        assert found["selection"]["difference"]["value"] == found["all_scores"]["dev"]["difference"]["value"] == value
 
 
 def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tmp_path: Path, capsys: Captured) -> None:

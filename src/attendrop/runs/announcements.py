@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce_run(run: ResolvedRun, rows: int) -> None:
-    """Log the data, also the number of encoded training ``rows``, and when the method acts; warn of optimistic scores."""
+    """Log the data, of ``rows`` encoded training rows, and when the method acts; warn of optimistic scores."""
     config, parts = run.config, run.parts
     counts = [f"{counted(len(parts.train), 'row')} to train on"]
     if parts.selection is not None and config.protocol == "honest":

@@ -37,6 +37,7 @@ from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 
+
 def check_integration(name: str) -> None:
     """Raise AttendropError if the package that ``report_to`` needs is not installed."""
     packages = ("tensorboard", "tensorboardX") if name == "tensorboard" else (name,)  # any of them suffices
