@@ -89,11 +89,6 @@ def test_a_part_without_a_known_token_is_refused(tokenizer: hf.PreTrainedTokeniz
         report_of(tokenizer, **rows)
 
 
-def test_clean_data_give_no_warnings(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    rows = [(tiny.sentence(n), ("no", "yes")[n % 2]) for n in range(8)]
-    assert list(report_warnings(report_of(tokenizer, rows[:6], rows[6:]), YES_NO)) == []
-
-
 def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     head = Classification(("Pos", "pos", "neg"))
     report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], head)

@@ -127,7 +127,7 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [pytest.param(*pair, marks=() if number % 12 == 0 else pytest.mark.slow) for number, pair in enumerate(PAIRS)],
+    [pytest.param(*pair, marks=() if number % 30 == 0 else pytest.mark.slow) for number, pair in enumerate(PAIRS)],
 )
 def test_recorded_attributions_act_from_the_second_epoch(kind: str, family: str, folder: Path, tmp_path: Path) -> None:
     metrics, _ = run(folder, tmp_path / "run", kind, family, "ad-drop", {"attribution": "recorded", "layers": "all"})

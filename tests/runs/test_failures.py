@@ -64,6 +64,7 @@ WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=[row[3].__name__ for row in WRITERS])
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,

@@ -159,6 +159,13 @@ def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path, suffix: str) 
         assert max(probabilities, key=probabilities.__getitem__) == row["predicted_label"]
 
 
+def test_a_column_that_predictions_would_replace_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,probability\na cat,a dog\n")
+    with pytest.raises(AttendropError, match="has a column 'probability'"):
+        predict(str(runs / "single"), Source(file=f"{tmp_path}/in.csv"), f"{tmp_path}/out.csv", keep_columns=True)
+    assert not (tmp_path / "out.csv").exists()
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_line_ends_in_texts_do_not_end_a_row(runs: Path, tmp_path: Path, suffix: str) -> None:
     texts = ["the cat\rsees", "a dog\nhears", "a bird\r\nlikes", 'a "red"\tcat']
@@ -233,39 +240,6 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1] and found[0]["unknown_labels"] == {"maybe": 2, "never": 1}
     assert found[0]["rows"] == 7 and found[0]["all_scores"]["accuracy"] == pytest.approx(right / 7)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--output", "-", "--json"], "both write on stdout"),
-        (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
-        (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),
-    ],
-)
-def test_requests_that_contradict_themselves(
-    runs: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.csv").write_text("text,probability\na cat,a dog\n")
-    assert cli.main(["predict", f"{runs}/single", "--predict-file", "in.csv", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
-
-
-@pytest.mark.parametrize("command", [["evaluate", "--eval-file"], ["predict", "--output", "out.csv", "--predict-file"]])
-def test_progress_is_shown_unless_quiet(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("attendrop.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
-    arguments = [*command, str(write_rows(tmp_path / "in.csv", 10)), f"{runs}/single", "--batch-size", "4"]
-    assert cli.main([*arguments, "--device", "cpu"]) == 0
-    assert [line for line in capsys.readouterr().err.splitlines() if "done" in line] == [
-        "4 rows done", "8 rows done", "10 rows done",
-    ]  # fmt: skip
-    assert cli.main([*arguments, "--device", "cpu", "--overwrite", "--quiet"]) == 0
-    assert "done" not in capsys.readouterr().err
 
 
 def test_options_go_over_those_of_training(runs: Path) -> None:

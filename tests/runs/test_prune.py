@@ -29,7 +29,8 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``,
-    and of its default in ``effects``."""
+    and of its default in ``effects``.
+    """
     folder = tmp_path_factory.mktemp("pruning")
     for name in ("model", "train.csv", "dev.csv"):
         (folder / name).symlink_to(shared / name)
@@ -170,15 +171,6 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     one = pruned(folder, tmp_path / "one", "attendout", layers=1, select_by="method")["pruned"]
     most = max(pi, key=lambda key: (pi[key], key))  # of equal ones the last
     assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
-
-
-def test_importance_ranks_a_run_whose_learner_cannot_be_told_from_noise(
-    folder: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1", run="attendout")) == 0
-    out, err = capsys.readouterr()
-    assert "ranked by           loss with this layer constant" in out
-    assert "What the generator learnt cannot be told from noise: layers are ranked by importance." in err
 
 
 @pytest.mark.parametrize(("told", "select_by", "expected"), [

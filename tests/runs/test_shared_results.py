@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import tiny, zoo
 
-from attendrop.runs import data, head_start
+from attendrop.runs import data, head_start, shared_results
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import digest_of_model, forget_results, share_results, shared
 from attendrop.runs.train import train
@@ -61,8 +61,9 @@ def test_results_are_shared_by_key_and_kind() -> None:
     assert asked([1, "a"], object, kind="mean") is found[-1]
 
 
-def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first() -> None:
-    share_results(most_bytes=10)
+def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_results, "MOST_BYTES", 10)
+    share_results()
     first, second = asked("first", object, 4), asked("second", object, 4)
     assert asked("first", object, 4) is first
     asked("third", object, 4)

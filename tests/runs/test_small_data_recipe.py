@@ -12,13 +12,11 @@ from helpers import tiny
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.runs.announcements import announce_scores
-from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import check_folder, note_in_run, read_run
 from attendrop.runs.small_data_recipe import learning_rate, steps
-from attendrop.runs.train import train
+from attendrop.runs.train import announce_scores, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -194,11 +192,6 @@ def test_a_model_that_has_not_fitted_is_pointed_out(folder: Path, caplog: pytest
     assert not caplog.messages
     announce_scores({}, fit | {"fitted": False})
     assert "the model has not fitted its training rows; raise max-steps" in caplog.text
-
-
-def test_the_defaults_are_left_to_the_recipe() -> None:
-    config = RunConfig(model="minilm", output_dir="x", task="rte")
-    assert {config.epochs, config.max_steps, config.batch_size, config.learning_rate, config.refit} == {None}
 
 
 def test_what_is_left_of_a_selection_before_its_first_step_is_no_run(folder: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_file import preset
@@ -88,22 +88,6 @@ def test_stock_model_gives_the_reported_score(folder: Path) -> None:
     assert [row["probability"] for row in found] == [round(float(p), 6) for p in probabilities]
 
 
-def test_evaluate_repeats_the_score(folder: Path) -> None:
-    metrics = tiny.read_metrics(folder / "run")
-    for source in (Source(), Source(file=str(folder / "dev.csv"))):
-        found = evaluate(str(folder / "run"), source)
-        assert found["all_scores"] == metrics["all_scores"]["dev"]
-        assert (found["rows"], found["metric"]) == (12, "accuracy")
-
-
-def test_same_seed_same_numbers(folder: Path) -> None:
-    first, second = tiny.read_metrics(folder / "run"), train(tiny.config(folder, "again"))
-    for name in ("history", "score", "all_scores", "selection_score", "best_epoch"):
-        assert first[name] == second[name]
-    one, other = weights(folder / "run"), weights(folder / "again")
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = train(tiny.config(folder, "paper", protocol="paper", method="finetune"))
     assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
@@ -111,25 +95,6 @@ def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFi
     assert metrics["score"] == metrics["selection_score"]
     assert "the score is optimistic" in caplog.text
     assert "**on the development set**" in (folder / "paper" / "README.md").read_text()
-
-
-def test_without_selection_the_last_epoch_is_kept(folder: Path) -> None:
-    metrics = train(tiny.config(folder, "last", selection_fraction=0, method="finetune"))
-    assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
-    assert (metrics["selection_score"], metrics["best_epoch"]) == (None, 2)
-    assert metrics["score"] is not None
-
-
-def test_numbers_are_learnt_by_regression(folder: Path) -> None:
-    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
-    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "shots": 16}
-    metrics = train(tiny.config(folder, "numbers", **options))
-    assert (metrics["metric"], metrics["score"]) == ("pearson", None)
-    assert metrics["data"]["rows"] == {"train": 15, "selection": 1}
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "numbers")
-    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
-    found = evaluate(str(folder / "numbers"), Source(file=str(folder / "numbers.csv")))
-    assert found["all_scores"].keys() == {"pearson", "spearman", "mse"}
 
 
 @pytest.mark.parametrize(
@@ -146,12 +111,6 @@ def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(
     how: dict[str, Any] = {"epochs": epochs, "options": {"cross_tuning": True}, "shots": 2, "max_length": 8}
     train(tiny.config(folder, str(tmp_path / "run"), **how), keep_model=False)
     assert all(message in caplog.text for message in messages)
-
-
-def test_a_card_without_scores_says_so(folder: Path) -> None:
-    train(tiny.config(folder, "all_rows", eval_file=None, selection_fraction=0.0, method="finetune", max_steps=1))
-    card = (folder / "all_rows" / "README.md").read_text()
-    assert "## Scores\n\nNo rows were held out: this model has no score of its own.\n\n##" in card
 
 
 @pytest.mark.parametrize("part", ["train", "selection"])

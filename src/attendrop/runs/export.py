@@ -154,12 +154,9 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
 def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]], Array]) -> Array:
     rows = run.sets[name]
     order = np.argsort(rows["length"], kind="stable")
-    logits = [model(_with_types(batch)) for batch in run.batches(rows.select(order), run.config.eval_batch_size)]
+    batches = run.batches(rows.select(order), run.config.eval_batch_size)
+    if "input_ids" in rows.column_names:  # a tokenizer may make no token types
+        batches = [{"token_type_ids": np.zeros_like(batch["input_ids"]), **batch} for batch in batches]
+    logits = [model(batch) for batch in batches]
     head = run.task.head
     return head.row_outputs(head.concatenate(logits)[np.argsort(order)], columns_of(rows), run.tokenizer)
-
-
-def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Add token types of 0 to a batch of texts of a tokenizer without token types."""
-    types = {"token_type_ids": np.zeros_like(batch["input_ids"])} if "input_ids" in batch else {}
-    return types | dict(batch)

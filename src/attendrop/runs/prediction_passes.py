@@ -28,17 +28,8 @@ def predict_outputs(
 ) -> Array:
     """Compute a model's outputs for encoded rows.
 
-    Rows are sorted by length, the longest first, so that batches have little padding.
-
-    Args:
-        model: The model, which is moved to the device.
-        tokenizer: The tokenizer of the model.
-        head: Head of the model.
-        encoded: The columns of the rows, as
-            :func:`attendrop.tasks.tokenization.encode` returns them.
-        batch_size: Rows in a batch.
-        device: ``"auto"`` or ``"cpu"``.
-        on_batch: Called after each batch with the number of its rows.
+    Rows are sorted by length, the longest first, so that batches have little padding. The model is moved to the device,
+    and ``on_batch`` called after each batch with the number of its rows.
 
     Returns:
         One output per row of the data, in their order, such as logits ``(rows, classes)``.

@@ -50,11 +50,7 @@ class ResolvedRun:
         return asked or self.config.protocol == "paper"
 
     def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
-        """Return the run with the same options on all training rows, including those that are held out here.
-
-        Args:
-            max_steps: Number of steps; None: as many epochs as this run.
-        """
+        """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
         steps = {} if max_steps is None else {"max_steps": max_steps}
         config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
         return ResolvedRun(config, config, self.data, divide(config, self.data))
@@ -62,10 +58,6 @@ class ResolvedRun:
 
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
     """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe.
-
-    Args:
-        config: Options as given.
-        decided: What the recipe decided when the run began; None: the run begins.
 
     Raises:
         AttendropError: The data cannot be read, or not be divided as the options say; or the model cannot be found.

@@ -185,12 +185,7 @@ def writable(run: str | Path, file: str | Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def adding(run: str | Path, *paths: Path) -> Iterator[None]:
-    """Lock the folders of runs into which files are written, and record those in the folder of a run as added to it.
-
-    Args:
-        run: Folder of the run.
-        *paths: The files, :func:`writable`.
-    """
+    """Lock the folders of runs into which files are written, and record those in the folder of a run as added to it."""
     folder = Path(run)
     with hold_run_folders(paths):
         yield
