@@ -23,12 +23,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def own(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shared model and data, for runs of a module."""
+    return _linked(shared, tmp_path_factory.mktemp("own"))
+
+
 @pytest.fixture
 def files(shared: Path, tmp_path: Path) -> Path:
     """A folder with the shared model and data, for runs of a test."""
+    return _linked(shared, tmp_path)
+
+
+def _linked(shared: Path, folder: Path) -> Path:
     for name in ("model", "train.csv", "dev.csv"):
-        (tmp_path / name).symlink_to(shared / name)
-    return tmp_path
+        (folder / name).symlink_to(shared / name)
+    return folder
 
 
 @pytest.fixture

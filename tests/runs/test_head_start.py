@@ -31,13 +31,10 @@ MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "epochs": 1}
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(own: Path) -> Path:
     """A model, data, and in ``run`` a finished run with the mean."""
-    folder = tmp_path_factory.mktemp("start")
-    for name in ("model", "train.csv", "dev.csv"):
-        (folder / name).symlink_to(shared / name)
-    train(tiny.config(folder, **MEAN))
-    return folder
+    train(tiny.config(own, **MEAN))
+    return own
 
 
 def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:

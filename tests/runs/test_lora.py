@@ -32,15 +32,12 @@ DEV = Source(device="cpu")
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(own: Path) -> Path:
     """Models, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
-    folder = tmp_path_factory.mktemp("lora")
-    for name in ("model", "train.csv", "dev.csv"):
-        (folder / name).symlink_to(shared / name)
-    tiny.save_tiny_llama(folder / "llama")
-    train(tiny.config(folder, lora={"r": 2, "targets": "all-linear"}, learning_rate=1e-2))
-    train(tiny.config(folder, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
-    return folder
+    tiny.save_tiny_llama(own / "llama")
+    train(tiny.config(own, lora={"r": 2, "targets": "all-linear"}, learning_rate=1e-2))
+    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
+    return own
 
 
 def outputs(model: Any, folder: Path) -> torch.Tensor:

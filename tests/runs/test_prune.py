@@ -27,18 +27,15 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(own: Path, shared: Path) -> Path:
     """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``,
     and of its default in ``effects``.
     """
-    folder = tmp_path_factory.mktemp("pruning")
-    for name in ("model", "train.csv", "dev.csv"):
-        (folder / name).symlink_to(shared / name)
-    (folder / "run").symlink_to(shared / "plain")
+    (own / "run").symlink_to(shared / "plain")
     options = {"variant": "pruning", "dropout_step": 2}
-    train(tiny.config(folder, "attendout", method="attendout", options=options, epochs=1))
-    train(tiny.config(folder, "effects", method="attendout", options={"dropout_step": 1}, epochs=1))
-    return folder
+    train(tiny.config(own, "attendout", method="attendout", options=options, epochs=1))
+    train(tiny.config(own, "effects", method="attendout", options={"dropout_step": 1}, epochs=1))
+    return own
 
 
 @pytest.fixture(autouse=True)
