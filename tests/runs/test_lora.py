@@ -33,8 +33,7 @@ DEV = Source(device="cpu")
 
 @pytest.fixture(scope="module")
 def folder(own: Path) -> Path:
-    """Models, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
-    tiny.save_tiny_llama(own / "llama")
+    """A model, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
     train(tiny.config(own, lora={"r": 2, "targets": "all-linear"}, learning_rate=1e-2))
     train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
     return own
@@ -68,6 +67,9 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     base = hf.AutoModelForSequenceClassification.from_pretrained(folder / "model")
     torch.testing.assert_close(outputs(peft.PeftModel.from_pretrained(base, run), run), expected)
     torch.testing.assert_close(outputs(hf.AutoModelForSequenceClassification.from_pretrained(run), run), expected)
+    card = (run / "README.md").read_text()
+    assert "library_name: peft" in card and "| `lora.r` | 2 |" in card
+    assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
 
 
 def test_only_adapter_and_head_are_trained(folder: Path) -> None:
@@ -90,13 +92,6 @@ def test_a_classifier_of_the_mean_is_loaded_by_this_library(folder: Path) -> Non
     card = (folder / "mean" / "README.md").read_text()
     assert "attendrop.load(folder)" in card
     assert "peft" not in card
-
-
-def test_the_card_says_how_to_load_it(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "library_name: peft" in card
-    assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
-    assert "| `lora.r` | 2 |" in card
 
 
 def _write_class(model: object, path: Path, **_: object) -> float:
