@@ -10,10 +10,9 @@ import torch
 from helpers import tiny, zoo
 
 from attendrop.errors import AttendropError
-from attendrop.runs.calibration import divide_logits
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.train import train
+from attendrop.runs.train import divide_logits, train
 
 
 @pytest.mark.parametrize(
@@ -30,17 +29,15 @@ def test_all_logits_are_divided(family: str) -> None:
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_probabilities_change_and_predictions_stay(tmp_path: Path, refit: bool) -> None:
-    tiny.save_tiny_bert(tmp_path / "model")
-    tiny.write_data(tmp_path)
+def test_probabilities_change_and_predictions_stay(files: Path, refit: bool) -> None:
     options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit}
-    plain = train(tiny.config(tmp_path, "plain", **options))
-    found = train(tiny.config(tmp_path, "calibrated", calibrate=True, **options))
+    plain = train(tiny.config(files, "plain", **options))
+    found = train(tiny.config(files, "calibrated", calibrate=True, **options))
     assert plain["temperature"] is None
     assert found["temperature"] > 0
     assert abs(found["temperature"] - 1) > 1e-3
     assert found["all_scores"] == plain["all_scores"]
-    labels, probabilities = zip(*(predicted(tmp_path / run, tmp_path) for run in ("plain", "calibrated")), strict=True)
+    labels, probabilities = zip(*(predicted(files / run, files) for run in ("plain", "calibrated")), strict=True)
     assert labels[0] == labels[1]
     # Of two classes, the log-odds of the answer are divided by the temperature.
     odds = [torch.tensor(each, dtype=torch.float64).logit() for each in probabilities]

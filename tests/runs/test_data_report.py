@@ -54,7 +54,7 @@ TRAIN = [
     ("a bird", "no"),
     ("zzz qqq", "no"),
 ]
-DEV = [("the dog", "no"), ("near", "yes"), ("xxx", "no")]
+DEV = [("the dog", "no"), ("near", "yes"), ("the dog", "no"), ("xxx", "no")]
 
 
 def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
@@ -63,17 +63,22 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
         "rows": 7, "classes": {"no": 3, "yes": 4}, "truncated": 1, "unknown": 1, "duplicates": 2,
     }  # fmt: skip
     assert parts["dev"] == {
-        "rows": 3, "classes": {"no": 2, "yes": 1}, "truncated": 0, "unknown": 1, "duplicates": 0, "in_train": 1,
+        "rows": 4, "classes": {"no": 3, "yes": 1}, "truncated": 0, "unknown": 1, "duplicates": 1, "in_train": 2,
     }  # fmt: skip
+
+
+def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
+    assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1
 
 
 def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     assert list(report_warnings(report_of(tokenizer, TRAIN, DEV), YES_NO)) == [
-        "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them is optimistic.",
+        "2 of 4 rows of dev (50.0 %) have a text that is in train, too: the score on them is optimistic.",
         "1 text of train has several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
         "2 rows of train repeat the text of another row.",
         "1 of 7 rows of train have no token that the model knows.",
-        "1 of 3 rows of dev have no token that the model knows.",
+        "1 of 4 rows of dev have no token that the model knows.",
     ]
 
 
@@ -82,11 +87,6 @@ def test_a_part_without_a_known_token_is_refused(tokenizer: hf.PreTrainedTokeniz
     rows = {"train": TRAIN, "dev": DEV} | {part: [("xxx", "no"), ("zzz qqq", "yes")]}
     with pytest.raises(AttendropError, match=f"None of the 2 rows of {part} has a token that the model knows"):
         report_of(tokenizer, **rows)
-
-
-def test_clean_data_give_no_warnings(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    rows = [(tiny.sentence(n), ("no", "yes")[n % 2]) for n in range(8)]
-    assert list(report_warnings(report_of(tokenizer, rows[:6], rows[6:]), YES_NO)) == []
 
 
 def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:

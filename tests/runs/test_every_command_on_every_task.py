@@ -125,7 +125,7 @@ def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: st
     assert metrics["all_scores"]["dev"] == score(tmp_path / "run", capsys)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_other_commands_work_or_are_refused(

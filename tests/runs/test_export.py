@@ -8,16 +8,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from helpers import tiny
+import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from attendrop import cli
+from attendrop.runs.export import _onnx_logits
+from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.prune import prune_run
-from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -26,12 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, data, a finished run in ``run`` and its pruned model in ``light``."""
+def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in ``run`` and its pruned model in ``light``."""
     folder = tmp_path_factory.mktemp("export")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    train(tiny.config(folder, "run", method="finetune", epochs=1))
+    (folder / "run").symlink_to(shared / "plain")
     with pytest.MonkeyPatch.context() as quick:
         quick.setattr("attendrop.runs.speed.SECONDS", 0.01)
         prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
@@ -83,16 +86,22 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("format_", "run"), [("onnx", "run"), ("torch", "run"), ("torch", "light")])
-def test_a_file_and_its_tokenizer_beside_it(
-    folder: Path, tmp_path: Path, capsys: Captured, format_: str, run: str
-) -> None:
-    target = tmp_path / {"onnx": "my.onnx", "torch": "my.pt2"}[format_]
-    assert cli.main(["export", f"{folder}/{run}", "--format", format_, "--output", str(target)]) == 0
+def test_a_file_and_its_tokenizer_beside_it(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "my.pt2"
+    assert cli.main(["export", f"{folder}/light", "--format", "torch", "--output", str(target)]) == 0
     assert f"Wrote {target}" in capsys.readouterr().out
     assert target.stat().st_size
     assert read_by_tokenizer(tmp_path) == read_by_tokenizer(folder / "run")
+
+
+def test_an_exported_model_is_scored_on_the_rows_in_their_order(folder: Path) -> None:
+    run = load_finished_run(str(folder / "run"), device="cpu")
+    run = replace(run, config=run.config.filled(eval_batch_size=5))
+
+    def exported(batch: Mapping[str, Any]) -> Any:
+        return run.model(**{name: torch.as_tensor(values) for name, values in batch.items()}).logits.detach().numpy()
+
+    np.testing.assert_allclose(_onnx_logits(run, "dev", exported), run.outputs("dev"), atol=1e-6)
 
 
 @pytest.mark.usefixtures("stub")
@@ -126,20 +135,18 @@ def test_folders_of_runs(folder: Path, tmp_path: Path, capsys: Captured) -> None
     assert after == before
 
 
-def test_an_unfinished_run_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shutil.copytree(folder / "run", tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    assert cli.main(["export", f"{tmp_path}/run", "--output", f"{tmp_path}/served"]) == 2
+def test_an_unfinished_run_is_refused(plain: Path, tmp_path: Path, capsys: Captured) -> None:
+    (plain / "metrics.json").unlink()
+    assert cli.main(["export", str(plain), "--output", f"{tmp_path}/served"]) == 2
     assert "is not finished; `attendrop train` with --resume finishes it." in capsys.readouterr().err
     assert not (tmp_path / "served").exists()
 
 
 @pytest.mark.usefixtures("stub")
-def test_where_no_data_are_known_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shutil.copytree(folder / "run", tmp_path / "plain")
+def test_where_no_data_are_known_nothing_is_made_up(plain: Path, tmp_path: Path, capsys: Captured) -> None:
     for name in ("run.json", "metrics.json"):
-        (tmp_path / "plain" / name).unlink()
-    given = ["export", f"{tmp_path}/plain", "--output", f"{tmp_path}/served", "--quantize", "int8", "--json"]
+        (plain / name).unlink()
+    given = ["export", str(plain), "--output", f"{tmp_path}/served", "--quantize", "int8", "--json"]
     assert cli.main(given) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["loss"] is None
@@ -157,28 +164,20 @@ def test_what_a_run_is_made_of_is_never_replaced(folder: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("run", "more", "words"),
+    ("more", "words"),
     [
-        ("run", ("--format", "jpeg", "--output", "x"), "'jpeg' is not known. Choose from: onnx, torch"),
-        ("run", ("--quantize", "int4", "--output", "x"), "quantize='int4' is not known"),
-        ("run", ("--quantize", "int8", "--format", "torch", "--output", "x"), "quantize is for the format onnx"),
-        ("nowhere", ("--output", "x"), "There is no run folder"),
-        ("run", ("--output", "no/such/folder/x"), "cannot be written"),
-        ("run", ("--output", "no/such/x.onnx"), "cannot be written"),
-        ("run", ("--output", "x.onnx", "--format", "torch"), "'x.onnx' is the name of another format"),
+        (("--format", "jpeg", "--output", "x"), "'jpeg' is not known. Choose from: onnx, torch"),
+        (("--quantize", "int4", "--output", "x"), "quantize='int4' is not known"),
+        (("--quantize", "int8", "--format", "torch", "--output", "x"), "quantize is for the format onnx"),
+        (("--output", "no/such/x.onnx"), "cannot be written"),
+        (("--output", "x.onnx", "--format", "torch"), "'x.onnx' is the name of another format"),
     ],
-    ids=["format", "quantize", "quantize-torch", "run", "folder", "file", "extension"],
+    ids=["format", "quantize", "quantize-torch", "file", "extension"],
 )
 def test_export_mistakes(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-    run: str,
-    more: tuple[str, ...],
-    words: str,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, more: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", f"{folder}/{run}", *more]) == 2
+    assert cli.main(["export", f"{folder}/run", *more]) == 2
     assert words in capsys.readouterr().err
     assert not os.listdir(tmp_path)

@@ -24,15 +24,6 @@ from attendrop.training.checkpoints import is_complete
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("failures")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def arguments(folder: Path, output: Path, *more: str) -> list[str]:
     return [
         *("train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1,sentence2", "--epochs", "2"),
@@ -62,23 +53,13 @@ def as_safetensors() -> Exception:
 
 
 def as_torch() -> Exception:
-    return RuntimeError("[enforce fail at inline_container.cc:863] . PytorchStreamWriter failed writing file data/0")
-
-
-def as_torch_at_the_end() -> Exception:
     return RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
-
-
-def as_torch_on_tmpfs() -> Exception:
-    return RuntimeError("basic_ios::clear: iostream error")
 
 
 # What writes, how often it succeeds, and how it fails then.
 WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
     (safetensors.torch, "save_file", 2, as_safetensors),
-    (torch, "save", 0, as_torch),
-    (torch, "save", 1, as_torch_at_the_end),
-    (torch, "save", 2, as_torch_on_tmpfs),
+    (torch, "save", 1, as_torch),
     (Path, "write_text", 0, as_python),
 ]
 
@@ -86,7 +67,7 @@ WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=[row[3].__name__ for row in WRITERS])
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(
-    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
     owner: Any, name: str, writes: int, error: Callable[[], Exception],
 ) -> None:  # fmt: skip
     write, left = getattr(owner, name), writes
@@ -103,12 +84,12 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
         patch.setattr(owner, name, full)
         if name == "save_file":
             patch.setattr("transformers.modeling_utils.safe_save_file", full)
-        assert cli.main(arguments(folder, run)) == 1
+        assert cli.main(arguments(shared, run)) == 1
     said = error_of(capsys)
     assert said.startswith("Error: No space left on device")
     assert said.endswith("Free some space, then resume training with --resume.")
     assert all(is_complete(checkpoint) for checkpoint in run.glob("checkpoint-*"))
-    assert cli.main(arguments(folder, run, "--resume")) == 0
+    assert cli.main(arguments(shared, run, "--resume")) == 0
     assert tiny.read_metrics(run)["steps"] == 6
 
 
@@ -131,44 +112,23 @@ def enlarge(disk: Path) -> None:
 needs_mount = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root may mount a small disk")
 
 
-@pytest.mark.sampled(2)
-@needs_mount
-@pytest.mark.parametrize("kib", [60, 140])
-def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captured, kib: int) -> None:
-    with small_disk(tmp_path / "disk", kib) as disk:
-        assert cli.main(arguments(folder, disk / "run")) == 1
-        assert error_of(capsys).startswith("Error: No space left on device")
-        enlarge(disk)
-        assert cli.main(arguments(folder, disk / "run", "--resume")) == 0
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Path:
-    """A finished run."""
-    assert cli.main(arguments(folder, folder / "run", "--max-steps", "1", "--no-refit")) == 0
-    return folder / "run"
-
-
 PRUNE = ["prune", "--layers", "1,", "--device", "cpu", "--quiet", "--output-dir"]
 EXPORT = ["export", "--quiet", "--output"]
-AFTER_TRAINING = [
-    *((PRUNE, "light", kib) for kib in (8, 24, 40)),
-    *(([*EXPORT[:1], "--format", "torch", *EXPORT[1:]], "served", kib) for kib in (40, 100, 8)),
-    *((EXPORT, "served", kib) for kib in (8, 60, 100)),
-]
+TORCH = [*EXPORT[:1], "--format", "torch", *EXPORT[1:]]
+AFTER_TRAINING = [(PRUNE, "light", 24), (PRUNE, "light", 8), (TORCH, "served", 40), (EXPORT, "served", 60)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @needs_mount
 @pytest.mark.parametrize(("command", "name", "kib"), AFTER_TRAINING)
 def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
-    run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
     command: list[str], name: str, kib: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
     with small_disk(tmp_path / "disk", kib) as disk:
-        asked = [command[0], str(run), *command[1:], str(disk / name)]
+        asked = [command[0], f"{shared}/plain", *command[1:], str(disk / name)]
         capsys.readouterr()
         assert cli.main(asked) == 1
         said = error_of(capsys)
@@ -212,8 +172,9 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("moment", ["typer", "torch"])
-@pytest.mark.parametrize("how", ["once", "converted", "twice", "once, and at the end"])
+@pytest.mark.parametrize(
+    ("moment", "how"), [("typer", "converted"), ("torch", "twice"), ("torch", "once, and at the end")]
+)
 def test_an_interrupt_while_it_starts_ends_it_quietly(moment: str, how: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, moment, how, "methods"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -13,11 +13,12 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from helpers import tiny
 from helpers.command_line import assert_refused
 
 from attendrop import cli
-from attendrop.runs.train import train
+from attendrop.files.output_files import sha256, write_json
+from attendrop.runs.data_report import SKIPPED
+from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, read_run
 
 Captured = pytest.CaptureFixture[str]
 
@@ -45,27 +46,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 self.answer(200, {"url": f"http://{self.headers['Host']}/somebody/mine"})
             elif self.path.endswith("/preupload/main"):
                 files = json.loads(body)["files"]
-                self.answer(
-                    200,
-                    {
-                        "files": [
-                            {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                            for file in files
-                        ]
-                    },
-                )
+                how = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                self.answer(200, {"files": [{"path": file["path"], **how} for file in files]})
             elif self.path.endswith("/commit/main"):
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":
                         state.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                self.answer(
-                    200,
-                    {
-                        "success": True,
-                        "commitUrl": f"http://{self.headers['Host']}/somebody/mine/commit/{'1' * 40}",
-                        "commitOid": "1" * 40,
-                    },
-                )
+                url = f"http://{self.headers['Host']}/somebody/mine/commit/{'1' * 40}"
+                self.answer(200, {"success": True, "commitUrl": url, "commitOid": "1" * 40})
             else:
                 self.answer(200, {})
 
@@ -90,13 +78,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hub")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    train(tiny.config(folder, "run", method="finetune", epochs=1))
-    return folder / "run"
+@pytest.fixture
+def run(plain: Path) -> Path:
+    """A finished run, which kept all that says something of its rows."""
+    record = read_run(plain) or {}
+    for name in (SAMPLED_ROWS, SKIPPED):
+        (plain / name).write_text("[1, 2]")
+        record["files"][name] = sha256(plain / name)
+    write_json(plain / RUN, record)
+    return plain
 
 
 def test_the_model_is_uploaded_and_what_tells_of_the_data_is_not(hub: Hub, run: Path, capsys: Captured) -> None:
@@ -108,24 +98,15 @@ def test_the_model_is_uploaded_and_what_tells_of_the_data_is_not(hub: Hub, run: 
     assert repository.get("private") or repository["visibility"] == "private"
     assert set(found["files"]) == set(hub.files)
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
-    assert not {"metrics.json", "run.json", "run.yaml", "dev_predictions.parquet"} & set(hub.files)
+    kept = {"metrics.json", "run.json", "run.yaml", "dev_predictions.parquet", SAMPLED_ROWS, SKIPPED}
+    assert kept <= {path.name for path in run.iterdir()} and not kept & set(hub.files)
     assert hub.files["model.safetensors"] == (run / "model.safetensors").read_bytes()
 
 
-def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path, tmp_path: Path, capsys: Captured) -> None:
-    folder = run.parent
-    command = [
-        "train",
-        "--train-file",
-        str(folder / "train.csv"),
-        "--text-columns",
-        "sentence1,sentence2",
-        "--label-column",
-        "label",
-    ]
-    command += ["--model", str(folder / "model"), "--method", "finetune", "--epochs", "1", "--quiet"]
-    assert cli.main([*command, "--output-dir", str(tmp_path / "run"), "--push-to-hub", "mine"]) == 0
-    assert hub.files["config.json"] == (tmp_path / "run" / "config.json").read_bytes()
+def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path) -> None:
+    asked = ["train", "--config", f"{run}/run.yaml", "--output-dir", str(run), "--resume", "--quiet"]
+    assert cli.main([*asked, "--push-to-hub", "mine"]) == 0
+    assert hub.files["config.json"] == (run / "config.json").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the weights, bit for bit, of the run that was not."""
+"""A run that is killed and resumed ends with the weights, bit for bit, of the run that was not; also one of a study."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from helpers import tiny
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
 from attendrop.training import trainer as attendrop_trainer
-from attendrop.training.checkpoints import last_checkpoint
+from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
 
 # The children are forked by a server that has imported everything and started no threads: quick, and safe.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -74,50 +75,33 @@ def die_before_manifest(folder: Path) -> None:
     train(tiny.config(folder, "killed", **OPTIONS))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    with tiny.kept_checkpoints():
-        train(tiny.config(folder, "whole", **OPTIONS))
-    return folder
-
-
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("run", "goes_on_from"),
     [
+        (die_while_weights_are_written, "checkpoint-5"),
         (die_before_first_checkpoint, None),
         (die_in_mid_epoch, "checkpoint-6"),
-        (die_while_weights_are_written, "checkpoint-5"),
         (die_before_manifest, "checkpoint-9"),
     ],
 )
 def test_killed_and_resumed(
-    uninterrupted: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    run: Callable[[Path], None],
-    goes_on_from: str | None,
+    files: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], goes_on_from: str | None
 ) -> None:
     caplog.set_level("INFO", "attendrop")
-    for name in ("model", "train.csv", "dev.csv"):
-        (tmp_path / name).symlink_to(uninterrupted / name)
-    child = _CONTEXT.Process(target=run, args=(tmp_path,))
+    child = _CONTEXT.Process(target=run, args=(files,))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
-    found = last_checkpoint(tmp_path / "killed")
+    found = last_checkpoint(files / "killed")
     assert (found.name if found else None) == goes_on_from
-    metrics = train(tiny.config(tmp_path, "killed", **OPTIONS), resume=True)
-    said = f"Resuming from {tmp_path / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
+    metrics = train(tiny.config(files, "killed", **OPTIONS), resume=True)
+    said = f"Resuming from {files / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
     assert said in caplog.text
-    assert not list((tmp_path / "killed").glob("checkpoint-*"))  # the run is finished: it needs none
-
-    whole, resumed = (load_file(f / "model.safetensors") for f in (uninterrupted / "whole", tmp_path / "killed"))
+    assert not list((files / "killed").glob("checkpoint-*"))  # the run is finished: it needs none
+    expected = train(tiny.config(files, "whole", **OPTIONS))
+    whole, resumed = (load_file(files / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-    expected = tiny.read_metrics(uninterrupted / "whole")
     for name in ("score", "all_scores", "selection_score", "best_epoch", "steps"):
         assert metrics[name] == expected[name]
     for resumed_epoch, epoch in zip(metrics["history"], expected["history"], strict=True):
@@ -125,54 +109,83 @@ def test_killed_and_resumed(
         assert resumed_epoch["dropped"] == epoch["dropped"]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "method",
-    [
-        # the checkpoint at step 12 lies within a period
-        {"method": "attendout", "options": {"dropout_step": 7, "learner": "policy_gradient"}},
-        {"method": "attendout", "options": {"dropout_step": 7, "variant": "pruning"}},
-        {"method": "attendout", "options": {"dropout_step": 7, "explore": 1.0}},
-        {},
-    ],
-    ids=["attendout", "pruning", "effects", "ad-drop"],
+RUNS: dict[str, dict[str, Any]] = {
+    "ad-drop": {"options": {"p": 0.5}, "seed": 3},
+    "attendout": {"method": "attendout", "options": {"dropout_step": 7}},
+    "patience": {"method": "mixout", "patience": 2, "learning_rate": 1e-4},
+}
+
+
+class StopAt(TrainerCallback):
+    """Raises KeyboardInterrupt after a step, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+# Checkpoints by the clock, and runs that keep only their scores -------------------------------------------------------
+
+
+@pytest.mark.parametrize(  # in mid-epoch, and at the end of an epoch
+    ("name", "step"), [("ad-drop", 12), ("patience", 10), pytest.param("attendout", 12, marks=pytest.mark.slow)]
 )
-def test_last_weights_are_the_same_too(method: dict[str, Any], uninterrupted: Path, tmp_path: Path) -> None:
-    """The kept epoch may be an early one; this compares the weights after the last step."""
-    for name in ("model", "train.csv", "dev.csv"):
-        (tmp_path / name).symlink_to(uninterrupted / name)
-    options = OPTIONS | {"selection_fraction": 0} | method
-    child = _CONTEXT.Process(target=_die_late, args=(tmp_path, options))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
-    assert (last_checkpoint(tmp_path / "killed") or Path()).name == "checkpoint-12"
-    train(tiny.config(tmp_path, "killed", **options), resume=True)
-    train(tiny.config(tmp_path, "whole", **options))
-    for file in sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors")):
-        whole, resumed = (load_file(tmp_path / run / file) for run in ("whole", "killed"))
-        assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-    expected, found = (tiny.read_metrics(tmp_path / run) for run in ("whole", "killed"))
-    assert found["dropout_steps"] == expected["dropout_steps"]
-    assert [step["step"] for step in found["dropout_steps"]] == (
-        [] if not method else [7, 14] if "explore" in method["options"] else [7, 14, 15]
-    )
+def test_an_interrupted_run_has_the_same_scores_without_checkpoints_of_epochs(
+    shared: Path, tmp_path: Path, name: str, step: int
+) -> None:
+    config = tiny.config(shared, **({"epochs": 4, "output_dir": str(tmp_path / "timed")} | RUNS[name]))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, keep_model=False, checkpoint_seconds=0, callbacks=[StopAt(step)])
+    assert (tmp_path / "timed" / f"checkpoint-{step - 1}").is_dir()
+    found = train(config, checkpoint_seconds=0, resume=True)
+    assert found["total_seconds"] >= found["train_seconds"] > 0
+    assert not list((tmp_path / "timed").glob("checkpoint-*"))
+    expected = train(tiny.config(shared, **({"epochs": 4, "output_dir": str(tmp_path / "usual")} | RUNS[name])))
+    for entry in ("score", "all_scores", "selection_score", "best_epoch", "steps", "predicted", "dropout_steps"):
+        assert found[entry] == expected[entry], entry
+    assert [epoch["selection"] for epoch in found["history"]] == [epoch["selection"] for epoch in expected["history"]]
+    assert weights(tmp_path / "timed") == weights(tmp_path / "usual")
 
 
-def _die_late(folder: Path, options: dict[str, Any]) -> None:
-    train(tiny.config(folder, "killed", **options), callbacks=[DieAfter(14)])
+def test_the_time_before_a_resumption_counts() -> None:
+    meter, given = Meter(), (TrainingArguments(use_cpu=True), TrainerState(), TrainerControl())
+    meter.seconds_so_far = 1000.0  # as it is restored from a checkpoint
+    meter.on_train_begin(*given)
+    assert meter.state()["attributes"]["seconds_so_far"] >= 1000
+    meter.on_train_end(*given)
+    assert meter.seconds_so_far >= meter.seconds_before == 1000
 
 
-def test_checkpoints_that_are_truncated_are_passed_over(uninterrupted: Path, caplog: pytest.LogCaptureFixture) -> None:
-    newest = last_checkpoint(uninterrupted / "whole")
-    assert newest is not None
-    weights = newest / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:1000])
-    try:
-        found = last_checkpoint(uninterrupted / "whole")
-        assert found is not None
-        assert found != newest
-    finally:
-        weights.write_bytes(whole)
-    assert "is not complete" in caplog.text
+def test_a_short_run_writes_no_checkpoint_and_keeps_its_scores_only(shared: Path, tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Listing(TrainerCallback):
+        def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+            written.extend(os.listdir(str(args.output_dir)))
+
+    options: dict[str, Any] = {"epochs": 4, "seed": 3, "learning_rate": 3e-2}
+    config = tiny.config(shared, output_dir=str(tmp_path / "timed"), **options)
+    metrics = train(config, keep_model=False, checkpoint_seconds=60, callbacks=[Listing()])
+    assert not [name for name in written if name.startswith("checkpoint-")]
+    assert sorted(os.listdir(tmp_path / "timed")) == ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
+    assert metrics["best_epoch"] < 4  # so that the last weights are not the best
+    usual = train(tiny.config(shared, output_dir=str(tmp_path / "usual"), **options))
+    assert metrics["score"] == usual["score"]
+
+
+def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(shared: Path, tmp_path: Path) -> None:
+    """Two are left by processes that were killed at later steps than the one from which the run resumes."""
+    config = tiny.config(shared, output_dir=str(tmp_path))
+    for step in (3, 6):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, checkpoint_seconds=0, callbacks=[StopAt(step)], resume=True)
+        for unfinished in (8, 9):
+            mark_unfinished(tmp_path / f"checkpoint-{unfinished}")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()

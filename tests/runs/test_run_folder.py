@@ -26,7 +26,16 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
-from attendrop.runs.run_folder import check_folder, holds_run, read_run, replace_run
+from attendrop.runs.run_folder import (
+    adding,
+    check_folder,
+    delete_checkpoints,
+    holds_run,
+    input_files,
+    read_run,
+    replace_run,
+    writable,
+)
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
 from attendrop.training.checkpoints import last_checkpoint
@@ -35,14 +44,10 @@ PLAIN = {"method": "finetune", "epochs": 1}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, data, and in ``run`` a finished run."""
-    folder = tmp_path_factory.mktemp("folders")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    with tiny.kept_checkpoints():
-        train(tiny.config(folder, **PLAIN))
-    return folder
+def folder(own: Path, shared: Path) -> Path:
+    """A model, data, and in ``run`` a finished run with its checkpoints."""
+    shutil.copytree(shared / "plain", own / "run")
+    return own
 
 
 @pytest.fixture
@@ -57,17 +62,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 USES = {
     "predict": ("RUN", "--predict-file", "DATA/dev.csv", "--output", "OUT/out.csv", "--device", "cpu"),
-    "evaluate": ("RUN", "--device", "cpu"),
     "export": ("RUN", "--output", "OUT/out"),
     "prune": ("RUN", "--output-dir", "OUT/out", "--device", "cpu"),
     "train": ("--config", "DATA/run/run.yaml", "--model", "RUN", "--output-dir", "OUT/out"),
 }
 
 
-LOST = [
-    *((command, "tokenizer.json") for command in USES),
-    *(("predict", lost) for lost in ("tokenizer_config.json", "config.json", "model.safetensors")),
-]
+LOST = [*((command, "tokenizer.json") for command in USES), ("predict", "config.json")]
 
 
 @pytest.mark.parametrize(("command", "lost"), LOST)
@@ -89,16 +90,16 @@ def test_a_model_does_without_what_is_for_readers(folder: Path, run: Path) -> No
     assert evaluate(str(run), Source(device="cpu"))["score"] == tiny.read_metrics(folder / "run")["score"]
 
 
-def test_a_run_is_known_by_its_options_and_rows(folder: Path, run: Path) -> None:
+def test_a_run_is_known_by_its_options_and_rows(shared: Path, run: Path) -> None:
     rows = (read_run(run) or {})["data_sha256"]
-    assert holds_run(run, tiny.config(folder, **PLAIN), rows)
-    assert not holds_run(run, tiny.config(folder, **PLAIN, seed=1), rows)
-    assert not holds_run(run, tiny.config(folder, **PLAIN), "other rows")
-    assert not holds_run(folder, tiny.config(folder, **PLAIN), rows)
+    assert holds_run(run, tiny.config(shared, **PLAIN), rows)
+    assert not holds_run(run, tiny.config(shared, **PLAIN, seed=1), rows)
+    assert not holds_run(run, tiny.config(shared, **PLAIN), "other rows")
+    assert not holds_run(shared, tiny.config(shared, **PLAIN), rows)
     content = json.loads((run / "run.json").read_text())
     del content["config"]["label_map"]  # an option that an older version did not have
     (run / "run.json").write_text(json.dumps(content))
-    assert holds_run(run, tiny.config(folder, **PLAIN), rows)
+    assert holds_run(run, tiny.config(shared, **PLAIN), rows)
 
 
 def test_new_options_are_none_by_default_so_that_older_runs_are_known() -> None:
@@ -131,7 +132,7 @@ def another_process_holds(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+@pytest.mark.parametrize("more", [{"resume": True}, {"overwrite": True}], ids=str)
 def test_a_folder_in_use_is_refused_and_its_holder_named(folder: Path, run: Path, more: dict[str, bool]) -> None:
     with another_process_holds(run) as process:
         before = content(run)
@@ -248,11 +249,10 @@ def test_a_checkpoint_whose_writing_was_cut_off_is_the_runs(folder: Path, run: P
     check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
 
 
-@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
-def test_a_summary_of_another_tool_is_left(folder: Path, tmp_path: Path, more: dict[str, bool]) -> None:
+def test_a_summary_of_another_tool_is_left(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"mine": 1}')
     with pytest.raises(AttendropError, match="not written by attendrop"):
-        train_seeds(tiny.config(folder, str(tmp_path), **PLAIN), [0, 1], **more)
+        train_seeds(tiny.config(folder, str(tmp_path), **PLAIN), [0, 1], overwrite=True)
     assert content(tmp_path) == {"summary.json": b'{"mine": 1}'}
 
 
@@ -265,39 +265,40 @@ def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Pa
     ("name", "text"),
     [("run.json", '{"name": "mine"}'), ("run.json", '{"config": 3, "data_sha256": ""}'), ("metrics.json", "[]")],
 )
-@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
-def test_a_file_of_another_tool_is_no_run(
-    folder: Path, tmp_path: Path, name: str, text: str, more: dict[str, bool]
-) -> None:
+def test_a_file_of_another_tool_is_no_run(folder: Path, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     before = content(tmp_path)
     with pytest.raises(AttendropError, match=r"not written by attendrop|holds other files"):
-        train(tiny.config(folder, str(tmp_path), **PLAIN), **more)
+        train(tiny.config(folder, str(tmp_path), **PLAIN), overwrite=True)
     with pytest.raises(AttendropError, match=r"not written by attendrop|has no config.json"):
         evaluate(str(tmp_path), Source())
     assert content(tmp_path) == before
 
 
-def test_files_of_patterns_are_the_runs_unless_they_were_there(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    run = tmp_path / "run"
-    train(
-        tiny.config(
-            folder, str(run), method="attendout", options={"dropout_step": 2, "learner": "policy_gradient"}, epochs=1
-        )
-    )
-    (run / "patterns.png").write_text("the only copy")
-    assert cli.main(["patterns", str(run)]) == 2
-    assert "patterns.png' exists; --overwrite replaces it" in capsys.readouterr().err
-    assert (run / "patterns.png").read_text() == "the only copy"
-    (run / "patterns.png").unlink()
-    for _ in range(2):
-        assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
-    assert cli.main(["patterns", str(run), "--output", f"{run}/model.safetensors", "--overwrite"]) == 2
-    train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
-    assert not content(run).keys() & {"patterns.png", "scheduler.json"}
+def test_what_commands_add_to_a_run_is_its_own_until_it_is_changed(folder: Path, run: Path) -> None:
+    """Its own files are never replaced, not even on request."""
+    output = run / "patterns.png"
+    for drawn in ("a picture", "another"):  # a command may replace its earlier output
+        with adding(run, writable(run, output, overwrite=False)):
+            output.write_text(drawn)
+    check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
+    output.write_text("the only copy")
+    with pytest.raises(AttendropError, match=r"patterns.png' exists; --overwrite replaces it"):
+        writable(run, output, overwrite=False)
+    with pytest.raises(AttendropError, match=r"did not write: patterns.png \(changed since\)"):
+        check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
+    assert writable(run, output, overwrite=True) == output
+    with pytest.raises(AttendropError, match="which is read"):
+        writable(run, run / "model.safetensors", overwrite=True)
+    assert {"train.csv", "dev.csv", "model.safetensors"} <= {Path(file).name for file in input_files(run)}
+
+
+def test_notes_in_a_checkpoint_stay_when_the_run_ends(run: Path) -> None:
+    place = run / checkpoint(run)
+    shutil.copytree(place, run / "checkpoint-9")
+    (place / "notes.txt").write_text("the only copy")
+    delete_checkpoints(run)
+    assert (place / "notes.txt").read_text() == "the only copy" and not (run / "checkpoint-9").exists()
 
 
 def test_what_came_while_a_replacement_trained_is_left(folder: Path, run: Path) -> None:
@@ -329,26 +330,22 @@ def test_a_result_does_not_replace_a_file_that_came_meanwhile(folder: Path, tmp_
 # Replacing a run ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_replaced_when_the_new_one_is_complete(folder: Path, run: Path) -> None:
+def test_a_run_is_replaced_when_the_new_one_is_complete(
+    folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current directory stays the folder of the run."""
     before = content(run)
 
     class OldIsThere(TrainerCallback):
         def on_train_end(self, *_: Any, **__: Any) -> None:
             assert {name: (run / name).read_bytes() for name in before} == before
 
-    metrics = train(tiny.config(folder, str(run), seed=3, **PLAIN), overwrite=True, callbacks=[OldIsThere()])
+    monkeypatch.chdir(run)
+    metrics = train(tiny.config(folder, output_dir=".", seed=3, **PLAIN), overwrite=True, callbacks=[OldIsThere()])
+    assert os.path.samefile(run, ".")
     assert metrics["seed"] == tiny.read_metrics(run)["seed"] == 3
     assert content(run).keys() == {name for name in before if not name.startswith("checkpoint-")}
     assert content(run)["model.safetensors"] != before["model.safetensors"]
-
-
-def test_the_current_directory_stays_when_its_run_is_replaced(
-    folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run)
-    train(tiny.config(folder, output_dir=".", seed=3, **PLAIN), overwrite=True)
-    assert os.path.samefile(run, ".")
-    assert tiny.read_metrics(Path("."))["seed"] == 3
 
 
 def test_the_old_run_serves_until_an_interrupted_one_is_resumed(folder: Path, run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,11 +17,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.registry import build_method
 from attendrop.runs.config import RunConfig
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_file import preset
 from attendrop.runs.train import train
 
@@ -28,14 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(own: Path, shared: Path) -> Path:
     """A model, data, and in ``run`` a finished run of AD-DROP."""
-    folder = tmp_path_factory.mktemp("runs")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    with tiny.kept_checkpoints():
-        train(tiny.config(folder))
-    return folder
+    (own / "run").symlink_to(shared / "run")
+    return own
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -90,24 +86,6 @@ def test_stock_model_gives_the_reported_score(folder: Path) -> None:
     assert [row["probability"] for row in found] == [round(float(p), 6) for p in probabilities]
 
 
-def test_evaluate_repeats_the_score(folder: Path) -> None:
-    metrics = tiny.read_metrics(folder / "run")
-    for source in (Source(), Source(file=str(folder / "dev.csv"))):
-        found = evaluate(str(folder / "run"), source)
-        assert found["all_scores"] == metrics["all_scores"]["dev"]
-        assert (found["rows"], found["metric"]) == (12, "accuracy")
-
-
-def test_same_seed_same_numbers(folder: Path) -> None:
-    first, second = tiny.read_metrics(folder / "run"), train(tiny.config(folder, "again"))
-    for name in ("history", "score", "all_scores", "selection_score", "best_epoch"):
-        assert first[name] == second[name]
-    one, other = weights(folder / "run"), weights(folder / "again")
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    third = train(tiny.config(folder, "other-seed", seed=1))
-    assert third["history"] != first["history"]
-
-
 def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = train(tiny.config(folder, "paper", protocol="paper", method="finetune"))
     assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
@@ -117,78 +95,51 @@ def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFi
     assert "**on the development set**" in (folder / "paper" / "README.md").read_text()
 
 
-def test_without_selection_the_last_epoch_is_kept(folder: Path) -> None:
-    metrics = train(tiny.config(folder, "last", selection_fraction=0, method="finetune"))
-    assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
-    assert (metrics["selection_score"], metrics["best_epoch"]) == (None, 2)
-    assert metrics["score"] is not None
-
-
-def test_numbers_are_learnt_by_regression(folder: Path) -> None:
-    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
-    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "shots": 16}
-    metrics = train(tiny.config(folder, "numbers", **options))
-    assert (metrics["metric"], metrics["score"]) == ("pearson", None)
-    assert metrics["data"]["rows"] == {"train": 15, "selection": 1}
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "numbers")
-    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
-    found = evaluate(str(folder / "numbers"), Source(file=str(folder / "numbers.csv")))
-    assert found["all_scores"].keys() == {"pearson", "spearman", "mse"}
-
-
-def test_early_stopping_ends_a_run(folder: Path) -> None:
-    metrics = train(tiny.config(folder, "stopped", epochs=9, patience=1, method="finetune", learning_rate=1e-9))
-    assert len(metrics["history"]) == 2
-    assert metrics["best_epoch"] == 1
-
-
 @pytest.mark.parametrize(
-    ("epochs", "options", "message"),
+    ("epochs", "messages"),
     [
-        (4, {"cross_tuning": True}, "ad-drop will regularise epochs 2, 4 of 4"),
-        (1, {"cross_tuning": True}, "would regularise none of 1 epoch."),
-        (1, {}, "will regularise the only epoch"),
-        (1, {}, f"Measured of ad-drop: {ADDrop.info.evidence}"),
+        (4, ("ad-drop will regularise epochs 2, 4 of 4", f"Measured of ad-drop: {ADDrop.info.evidence}")),
+        (1, ("would regularise none of 1 epoch.",)),
     ],
 )
 def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, epochs: int, options: Any, message: str
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, epochs: int, messages: tuple[str, ...]
 ) -> None:
     caplog.set_level("INFO", "attendrop")
-    train(tiny.config(folder, str(tmp_path / "run"), epochs=epochs, options=options, shots=2, max_length=8))
-    assert message in caplog.text
+    how: dict[str, Any] = {"epochs": epochs, "options": {"cross_tuning": True}, "shots": 2, "max_length": 8}
+    train(tiny.config(folder, str(tmp_path / "run"), **how), keep_model=False)
+    assert all(message in caplog.text for message in messages)
 
 
-def test_a_card_without_scores_says_so(folder: Path) -> None:
-    train(tiny.config(folder, "all_rows", eval_file=None, selection_fraction=0.0, method="finetune", max_steps=1))
-    card = (folder / "all_rows" / "README.md").read_text()
-    assert "## Scores\n\nNo rows were held out: this model has no score of its own.\n\n##" in card
-
-
-def test_resume_with_other_data_is_refused(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path / "model")
-    tiny.write_data(tmp_path)
-    train(tiny.config(tmp_path, epochs=1, method="finetune"))
-    (tmp_path / "run" / "metrics.json").unlink()
-    tiny.write_csv(tmp_path / "train.csv", ["yes", "no", "no"] * 12)
+@pytest.mark.parametrize("part", ["train", "selection"])
+def test_resume_with_other_data_is_refused(plain: Path, shared: Path, part: str) -> None:
+    """Rows that select the epoch count as those that are trained on."""
+    (plain / "metrics.json").unlink()
+    config = tiny.config(shared, str(plain), epochs=1, method="finetune")
+    rows = resolve_run(config).parts
+    place = (rows.train if part == "train" else rows.selection or rows.train)["index"][0]
+    lines = (shared / "train.csv").read_text().splitlines()
+    lines[place + 1] = f"a dog,a cat,{lines[place + 1].rpartition(',')[2]}"
+    changed = plain.parent / "train.csv"
+    changed.write_text("\n".join(lines) + "\n")
+    record = json.loads((plain / "run.json").read_text())
+    record["config"]["train_file"] = str(changed)
+    (plain / "run.json").write_text(json.dumps(record))
     with pytest.raises(AttendropError, match="training data changed"):
-        train(tiny.config(tmp_path, epochs=1, method="finetune"), resume=True)
+        train(dataclasses.replace(config, train_file=str(changed)), resume=True)
 
 
-def test_run_that_was_killed_after_training_only_reports(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path / "model")
-    tiny.write_data(tmp_path)
+def test_run_that_was_killed_after_training_only_reports(files: Path) -> None:
     options = {"epochs": 9, "patience": 1, "method": "finetune", "learning_rate": 1e-9}
-    first = train(tiny.config(tmp_path, **options))
-    before = weights(tmp_path / "run")
+    first = train(tiny.config(files, **options))
+    assert len(first["history"]) == 2 and first["best_epoch"] == 1  # it stopped early
+    before = weights(files / "run")
     for name in ("metrics.json", "model.safetensors", "README.md"):
-        (tmp_path / "run" / name).unlink()
-    second = train(tiny.config(tmp_path, **options), resume=True)
-    assert second["steps"] == first["steps"]
-    for name in ("history", "score", "selection_score", "best_epoch"):
+        (files / "run" / name).unlink()
+    second = train(tiny.config(files, **options), resume=True)
+    for name in ("history", "score", "selection_score", "best_epoch", "steps"):
         assert first[name] == second[name]
-    assert all(torch.equal(before[name], value) for name, value in weights(tmp_path / "run").items())
-    assert second["train_seconds"] >= 0.0
+    assert all(torch.equal(before[name], value) for name, value in weights(files / "run").items())
 
 
 PAPER = {"p": 0.3, "q": 0.3, "layers": "first", "direction": "high", "cross_tuning": True}
@@ -219,18 +170,6 @@ def test_preset_asks_each_method() -> None:
         preset("paper", "stsb", "ad-drip")
 
 
-def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-
-    def build(name: str, options: dict[str, Any]) -> Method:
-        built.append(name)
-        return build_method(name, options)
-
-    monkeypatch.setattr("attendrop.methods.core.registry.build_method", build)
-    train(tiny.config(folder, "built-once", method="ad-drop", epochs=1))
-    assert built == ["ad-drop"]
-
-
 # --- Data that the method is rewarded on
 
 
@@ -240,14 +179,13 @@ def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.Mon
         ({}, "train", "rewarded by scores on training rows that it was not training on at the time"),
         ({"reward_data": "split"}, "reward", "rewarded by scores on 3 more rows set aside"),
         ({"reward_data": "eval"}, "dev", "scored models on the development set during training"),
-        ({"variant": "pruning"}, None, "The best epoch was chosen on 4 rows"),
     ],
 )
 def test_what_the_method_was_rewarded_on_is_said(
     options: dict[str, Any], source: str | None, words: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "attendrop")
-    name = f"attendout-{options.get('reward_data', options.get('variant', 'rotating'))}"
+    name = f"attendout-{options.get('reward_data', 'rotating')}"
     config = tiny.config(folder, name, method="attendout", options=options | {"dropout_step": 3})
     metrics = train(config)
     assert metrics["data"]["rewarded_on"] == source
@@ -256,10 +194,10 @@ def test_what_the_method_was_rewarded_on_is_said(
     ) | {"dev": 12}
     assert words in (folder / name / "README.md").read_text(encoding="utf-8")
     assert ("so the score on it is optimistic" in caplog.text) == (source == "dev")
-    assert [step["step"] for step in metrics["dropout_steps"]] == ([3, 6, 9, 10] if "variant" in options else [3, 6])
-    learnt = metrics["pruning"]["pi"] if "variant" in options else metrics["layer_effects"]
-    assert set(learnt) == {"encoder.0", "encoder.1"}
-    assert (folder / name / "generator.safetensors").is_file() == ("variant" in options)
+    card = (folder / name / "README.md").read_text(encoding="utf-8")
+    assert ("The development set was scored once, at the end." in card) == (source != "dev")
+    assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6]
+    assert set(metrics["layer_effects"]) == {"encoder.0", "encoder.1"}
 
 
 def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +216,8 @@ def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCapture
 
 
 def test_a_fixed_number_of_steps(folder: Path) -> None:
-    metrics = train(tiny.config(folder, "steps", max_steps=7, method="finetune"))
+    metrics = train(tiny.config(folder, "steps", max_steps=7, method="finetune", max_train_samples=40))
+    assert sorted(json.loads((folder / "steps" / "sampled_rows.json").read_text())) == ["selection", "train"]
     assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (7, 7, 2)
 
 

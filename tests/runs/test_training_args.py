@@ -15,32 +15,16 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.training_args import num_epochs, recovery_arguments, run_arguments
 
 OPTIMISATION = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "weight_decay",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "train_sampling_strategy",
-    "seed",
-    "use_cpu",
-    "bf16",
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "warmup_steps"),
+    *("lr_scheduler_type", "train_sampling_strategy", "seed", "use_cpu", "bf16"),
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("arguments")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
-def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(folder: Path) -> None:
+def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> None:
     options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
-    config = tiny.config(folder, seed=7, bf16=True, **options)
-    trained = run_arguments(resolve_run(config), 36, folder / "run", None)
-    recovered = recovery_arguments(config, str(folder / "recovery"), 3)
+    config = tiny.config(shared, seed=7, bf16=True, **options)
+    trained = run_arguments(resolve_run(config), 36, Path("unused"), None)
+    recovered = recovery_arguments(config, "unused", 3)
     for name in OPTIMISATION:
         assert getattr(trained, name) == getattr(recovered, name), name
     assert (trained.num_train_epochs, recovered.num_train_epochs) == (2, 3)
@@ -57,20 +41,20 @@ def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(folder: Path) -> No
         ({"max_steps": 3, "gradient_accumulation": 3}, 2),
     ],
 )
-def test_steps_are_counted_in_epochs(folder: Path, options: dict[str, Any], epochs: int) -> None:
+def test_steps_are_counted_in_epochs(shared: Path, options: dict[str, Any], epochs: int) -> None:
     """36 rows to train on, in batches of 8."""
-    run = resolve_run(tiny.config(folder, **options))
+    run = resolve_run(tiny.config(shared, **options))
     assert num_epochs(run.config, len(run.parts.train)) == epochs
 
 
 def test_steps_and_epochs_are_those_of_all_processes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    run = resolve_run(tiny.config(folder, max_steps=5, selection_fraction=0.0))
+    run = resolve_run(tiny.config(shared, max_steps=5, selection_fraction=0.0))
     assert num_epochs(run.config, 36) == 2  # of 3 steps, each of two batches of 8
     many = str(tiny.write_csv(tmp_path / "many.csv", ["no", "yes"] * 200))
-    run = resolve_run(tiny.config(folder, train_file=many, epochs=None, batch_size=1, selection_fraction=0.0))
+    run = resolve_run(tiny.config(shared, train_file=many, epochs=None, batch_size=1, selection_fraction=0.0))
     assert run.config.max_steps == 600  # three epochs, each step of two rows
 
 
@@ -79,29 +63,29 @@ def test_steps_and_epochs_are_those_of_all_processes(
     [(2, 1, None, -1), (2, 2, None, 10), (None, 2, None, -1), (None, 0, 11, -1), (None, 0, 10, 10)],
 )
 def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
-    folder: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, steps: int
+    shared: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, steps: int
 ) -> None:
     stopping = {"args": {}, "attributes": {"early_stopping_patience_counter": waited}}
     state = TrainerState(global_step=10, stateful_callbacks={"EarlyStoppingCallback": stopping})
     state.save_to_json(str(tmp_path / "trainer_state.json"))
-    run = resolve_run(tiny.config(folder, patience=patience))
-    assert run_arguments(run, 36, folder / "run", tmp_path, stop_after=stop_after).max_steps == steps
+    run = resolve_run(tiny.config(shared, patience=patience))
+    assert run_arguments(run, 36, Path("unused"), tmp_path, stop_after=stop_after).max_steps == steps
 
 
-def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_the_machine_refuses_are_one_sentence(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: Any) -> None:
         raise ValueError("no such thing here\nand more")
 
     monkeypatch.setattr("attendrop.runs.training_args.TrainingArguments", refuse)
     with pytest.raises(AttendropError, match=r"^These options cannot be combined on this machine: no such thing here$"):
-        recovery_arguments(tiny.config(folder), str(folder), 1)
+        recovery_arguments(tiny.config(shared), "unused", 1)
 
 
-def test_a_run_trains_on_one_of_several_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class WithTwo(TrainingArguments):
         def __post_init__(self) -> None:
             super().__post_init__()
             self._n_gpu = 2
 
     monkeypatch.setattr(training_args, "TrainingArguments", WithTwo)
-    assert run_arguments(resolve_run(tiny.config(folder)), 36, folder / "run", None).n_gpu == 1
+    assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused"), None).n_gpu == 1

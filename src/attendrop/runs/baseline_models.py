@@ -65,15 +65,7 @@ class BaselineModel:
         device: str,
         on_batch: Callable[[int], None] | None = None,
     ) -> Array:
-        """Compute one output for each row, as :func:`attendrop.runs.prediction_passes.predict_outputs` does.
-
-        Args:
-            columns: The rows.
-            encoded: The same rows, tokenized.
-            batch_size: Rows in a batch of the encoder.
-            device: ``"auto"`` or ``"cpu"``.
-            on_batch: Called with the number of rows that are done.
-        """
+        """Compute one output for each row, as :func:`attendrop.runs.prediction_passes.predict_outputs` does."""
         if self.weight is None:
             found = self.constant(columns)
         elif self.encoder is None:
@@ -100,12 +92,7 @@ class BaselineModel:
         return row_array([np.tile(self.bias, (len(row), 1)) if self.bias.ndim == 2 else self.bias for row in inputs])
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
-        """Write the model into a folder.
-
-        Args:
-            folder: The folder.
-            config: Configuration of the model that the baseline is of, with the head.
-        """
+        """Write the model into a folder."""
         self.tokenizer.save_pretrained(folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)

@@ -28,8 +28,9 @@ from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
 # Options by which files are read, with the same names for :func:`load_files`.
-_OF_LABELS = ("label_column", "label_type", "label_map", "unknown_labels")
-_READ_BY = ("text_columns", *_OF_LABELS, "skip_bad_rows", "shift_column")
+_READ_BY = (
+    *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "shift_column"),
+)
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
 # Rows that are held out as unlike the others, where no part of test rows is given.

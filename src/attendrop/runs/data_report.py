@@ -35,13 +35,6 @@ def data_report(
 ) -> dict[str, Any]:
     """Describe the rows of a run.
 
-    Args:
-        data: The loaded data.
-        parts: Their splits.
-        encoded: The same splits, tokenized.
-        tokenizer: The tokenizer of the model.
-        max_length: In tokens; longer texts were truncated, or split.
-
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
         ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what

@@ -20,8 +20,7 @@ from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, o
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.run_folder import own_files, read_run
-from attendrop.tasks.file_formats import files_of
+from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
 
@@ -67,10 +66,7 @@ def export_run(
             raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
     check_finished(run_dir)
     target = _target(output, FORMATS[format])
-    config = (read_run(Path(run_dir)) or {}).get("config", {})
-    data_files = [file for name in ("train_file", "eval_file") if config.get(name) for file in files_of(config[name])]
-    inputs = [*own_files(Path(run_dir)), *data_files]
-    check_output(target, inputs, overwrite=overwrite)
+    check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
     model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
     head_of_model(model.config).refuse("export")
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
@@ -82,7 +78,8 @@ def export_run(
             if target.parent.resolve() != Path(run_dir).resolve():
                 _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
             if format == "onnx":
-                read = {name: config.get(name) for name in ("max_length", "long_texts")}
+                options = run_options(Path(run_dir))
+                read = {name: options.get(name) for name in ("max_length", "long_texts")}
                 metadata = {name: str(value) for name, value in read.items() if value is not None}
                 found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
             else:
@@ -157,12 +154,9 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
 def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]], Array]) -> Array:
     rows = run.sets[name]
     order = np.argsort(rows["length"], kind="stable")
-    logits = [model(_with_types(batch)) for batch in run.batches(rows.select(order), run.config.eval_batch_size)]
+    batches = run.batches(rows.select(order), run.config.eval_batch_size)
+    if "input_ids" in rows.column_names:  # a tokenizer may make no token types
+        batches = [{"token_type_ids": np.zeros_like(batch["input_ids"]), **batch} for batch in batches]
+    logits = [model(batch) for batch in batches]
     head = run.task.head
     return head.row_outputs(head.concatenate(logits)[np.argsort(order)], columns_of(rows), run.tokenizer)
-
-
-def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Add token types of 0 to a batch of texts of a tokenizer without token types."""
-    types = {"token_type_ids": np.zeros_like(batch["input_ids"])} if "input_ids" in batch else {}
-    return types | dict(batch)

@@ -90,11 +90,6 @@ class FinishedRun(ResolvedRun):
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its model and the rows of its selection and reported scores.
 
-    Args:
-        run_dir: Folder of the run, or of its pruned model.
-        data_dir: Folder of the run's task, if it was moved.
-        device: ``"auto"`` or ``"cpu"``.
-
     Raises:
         AttendropError: There is no finished run, or its data changed.
     """

@@ -20,7 +20,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
-from attendrop.runs.head_start import start_head
+from attendrop.runs.head_start import start_head, tune_contrastively
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.resolved_run import ResolvedRun
@@ -147,12 +147,7 @@ def fit(
     checkpoints = checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None
     arguments = run_arguments(
-        run,
-        len(encoded.train),
-        checkpoints,
-        checkpoint,
-        save_epochs=checkpoint_seconds is None,
-        stop_after=stop_after,
+        run, len(encoded.train), checkpoints, checkpoint, save_epochs=checkpoint_seconds is None, stop_after=stop_after
     )
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
@@ -161,7 +156,10 @@ def fit(
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         if run.config.head_start == "contrastive":
-            _tune_contrastively(loaded, run)
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
+            head, rows = run.task.head, run.task.head.training_rows(run.parts.train)
+            tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         run.method.prepare(loaded.model, run.config.seed)
         head_start = start_head(loaded, run.task.head, encoded.train, run.config)
     if run.config.adapter is not None:
@@ -233,14 +231,3 @@ def _trainer(
         head=task.head,
         callbacks=callbacks,
     )
-
-
-def _tune_contrastively(loaded: Loaded, run: ResolvedRun) -> None:
-    """Train the encoder on pairs of the training rows."""
-    from attendrop.runs.head_start import tune_contrastively  # loads sentence-transformers
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
-    head = run.task.head
-    rows = head.training_rows(run.parts.train)
-    tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)

@@ -35,12 +35,6 @@ def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> 
 
     Nothing is random, and no random number is taken from the model's: with the same rows, all methods start alike.
 
-    Args:
-        loaded: The model, changed in place.
-        head: Head of the task.
-        rows: Encoded training rows.
-        config: Options of the run.
-
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``; None if the head starts at
         random, by choice or, with ``head_start="auto"``, because there is no such start.
@@ -160,14 +154,6 @@ def tune_contrastively(
     Pairs of the same class and of different classes come equally often (``sampling_strategy="oversampling"``); the
     cosine of the means of their tokens is to be 1 or 0; batches of 16 pairs, learning rate 2e-5. No random number is
     taken from the global generators.
-
-    Args:
-        model: The model, of which the encoder is changed in place.
-        tokenizer: Its tokenizer.
-        texts: The text of each row, as a tuple of one.
-        labels: The class of each row.
-        config: Options of the run: seed, length, device and precision. The number of steps is that of the recipe,
-            see :func:`attendrop.runs.small_data_recipe.contrastive_steps`.
 
     Raises:
         AttendropError: The package is missing, the model is no encoder, rows have two texts, or there are no two rows

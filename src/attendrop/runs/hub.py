@@ -9,12 +9,14 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HfUriError, HFValidationError, LocalTokenNotFoundError
 
 from attendrop.errors import AttendropError
+from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.finished_run import check_finished
-from attendrop.runs.run_folder import METRICS, RUN, keeps_model, own_files
+from attendrop.runs.run_file import RUN_FILE
+from attendrop.runs.run_folder import METRICS, RUN, SAMPLED_ROWS, keeps_model, own_files
 from attendrop.tasks.row_scores import PREDICTIONS
 
 # What a run keeps that says something of the rows it was trained on, or of this machine.
-_STAYS = {RUN, METRICS, PREDICTIONS, "run.yaml", "sampled_rows.json", "training_args.bin"}
+_STAYS = {RUN, METRICS, PREDICTIONS, RUN_FILE, SAMPLED_ROWS, SKIPPED, "training_args.bin"}
 
 
 def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]:

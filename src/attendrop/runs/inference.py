@@ -23,7 +23,7 @@ from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import check_whole, hold_run_folders, own_files, read_run
+from attendrop.runs.run_folder import check_whole, hold_run_folders, input_files, run_options
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.dialect import STDIN
@@ -183,16 +183,10 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
     files: list[str | Path] = [] if source.file is None else list(files_of(source.file))
     if not folder.is_dir():
         return files
-    options = (read_run(folder) or {"config": {}})["config"]
-    files += [
-        file
-        for name in ("train_file", "eval_file", "label_map")
-        if options.get(name)
-        for file in files_of(options[name])
-    ]
+    options = run_options(folder)
     task = source.task or (options.get("task") if source.file is None else None)
     of_task = [] if task is None else task_files(task, _data_dir(options, source, task))
-    return [*own_files(folder), *files, *of_task]
+    return [*input_files(folder), *files, *of_task]
 
 
 def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | None:
@@ -225,7 +219,7 @@ class _Model:
 def _load(run_dir: str, task_options: Mapping[str, Any]) -> _Model:
     check_finished(run_dir)
     folder = Path(run_dir)
-    options = (read_run(folder) or {"config": {}})["config"]
+    options = run_options(folder)
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(folder):
         check_whole(folder)

@@ -83,12 +83,6 @@ def lora_options(given: Mapping[str, Any]) -> LoraOptions:
 def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
     """Add a LoRA adapter to a model: only the adapter, the head and what no file has are trained and saved.
 
-    Args:
-        model: The model, which becomes a part of the result.
-        new: Names of the parameters that no file has.
-        head: Head of the model.
-        options: Options of the adapter.
-
     Returns:
         A ``PeftModel``.
 

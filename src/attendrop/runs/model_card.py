@@ -33,13 +33,7 @@ _REWARDED = {
 
 
 def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) -> str:
-    """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
-
-    Args:
-        metrics: The content of the run's ``metrics.json``.
-        head: Head of the model.
-        stock: Whether the model's class is one of transformers.
-    """
+    """Write the card of a run: data, protocol, scores, method, training options, and how to load the model."""
     parts = build_method(metrics["method"], metrics["options"]).parts
     library = "attendrop" if not stock else "transformers" if metrics["config"].get("lora") is None else "peft"
     base = lasting_name(metrics["model"])
@@ -167,12 +161,7 @@ def _table(head: str, values: dict[str, Any]) -> str:
 
 
 def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
-    """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model.
-
-    Args:
-        metrics: The content of the folder's ``metrics.json``.
-        head: Head of the model.
-    """
+    """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model."""
     pruned, metric = metrics["pruned"], metrics["metric"]
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []
     rows = [*selection, *pruned["all_scores"].items()]
@@ -205,12 +194,7 @@ Layers were {chosen}.{unknown}
 
 
 def baseline_card(metrics: Mapping[str, Any], head: Head) -> str:
-    """Write the card of a baseline that was kept: what it is, its data and scores, and how to use it.
-
-    Args:
-        metrics: The content of the folder's ``metrics.json``.
-        head: Head of the task.
-    """
+    """Write the card of a baseline that was kept: what it is, its data and scores, and how to use it."""
     return f"""{_front_matter("attendrop", head, metrics["method"])}
 
 # Baseline {metrics["method"]} on {_data_name(metrics)}

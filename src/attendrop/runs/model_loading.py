@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
-from transformers import (
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
@@ -48,11 +43,9 @@ class Loaded(NamedTuple):
     new: frozenset[str] = frozenset()
 
 
-def load_model_and_tokenizer(
-    name: str, task: Task | None, pooling: str = "auto"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer as :func:`load_for` does."""
-    return load_for(name, task, pooling)[:2]
+    return load_for(name, task)[:2]
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:

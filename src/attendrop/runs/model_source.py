@@ -10,7 +10,7 @@ from typing import Any
 
 from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
-from attendrop.runs.run_folder import read_run
+from attendrop.runs.run_folder import run_options
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -85,12 +85,6 @@ def file_columns(
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of a file: as given, as in training, or those of its format.
 
-    Args:
-        source: What was given.
-        file: The file.
-        options: Options of the run.
-        split: "dev" to evaluate; otherwise the label column is None.
-
     Raises:
         AttendropError: There are no text columns.
     """
@@ -112,11 +106,6 @@ def names_of_columns(file: str) -> str:
 def check_source(run_dir: str, source: Source, split: str) -> None:
     """Look at the run and at the beginning of the file, to refuse what is wrong with them before PyTorch is loaded.
 
-    Args:
-        run_dir: Folder of the run.
-        source: The data.
-        split: "dev" to evaluate, "test" to predict.
-
     Raises:
         AttendropError: There is no such run or file, the file cannot be read, or it lacks a column.
     """
@@ -124,8 +113,7 @@ def check_source(run_dir: str, source: Source, split: str) -> None:
         raise AttendropError(f"There is no run folder '{run_dir}'.")
     if source.file in (None, STDIN) or Path(str(source.file)).is_dir():
         return
-    run = read_run(Path(run_dir)) or {"config": {}}
-    columns, label = file_columns(source, str(source.file), run["config"], split)
+    columns, label = file_columns(source, str(source.file), run_options(Path(run_dir)), split)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading the whole file warns
         table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)

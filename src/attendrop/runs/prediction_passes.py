@@ -28,17 +28,8 @@ def predict_outputs(
 ) -> Array:
     """Compute a model's outputs for encoded rows.
 
-    Rows are sorted by length, the longest first, so that batches have little padding.
-
-    Args:
-        model: The model, which is moved to the device.
-        tokenizer: The tokenizer of the model.
-        head: Head of the model.
-        encoded: The columns of the rows, as
-            :func:`attendrop.tasks.tokenization.encode` returns them.
-        batch_size: Rows in a batch.
-        device: ``"auto"`` or ``"cpu"``.
-        on_batch: Called after each batch with the number of its rows.
+    Rows are sorted by length, the longest first, so that batches have little padding. The model is moved to the device,
+    and ``on_batch`` called after each batch with the number of its rows.
 
     Returns:
         One output per row of the data, in their order, such as logits ``(rows, classes)``.
@@ -63,16 +54,6 @@ def over_rows(
     concatenate: Callable[[Sequence[Array]], Array] = np.concatenate,
 ) -> Array:
     """Compute something for batches of rows of similar length, the longest first, without gradients.
-
-    Args:
-        compute: Function that returns a value for each row of a batch.
-        model: The model that reads the batches, on its device.
-        tokenizer: As for :func:`predict_outputs`, as are the following.
-        head: Head, which makes the batches.
-        encoded: The rows.
-        batch_size: Rows in a batch.
-        on_batch: Called after each batch with the number of its rows.
-        concatenate: Concatenates the values of batches.
 
     Returns:
         The values, in the order of the rows.
@@ -104,14 +85,6 @@ def frozen_features(
 
     Special tokens, and the class token of an image, count; padding does not: the sentence embedding of Reimers and
     Gurevych (2019). Of a model with an encoder and a decoder, the encoder is read.
-
-    Args:
-        model: The model, with or without a head. It is left in evaluation mode, on the device.
-        tokenizer: The tokenizer of the model.
-        head: Head of the task, which makes the batches.
-        encoded: Columns of encoded rows, as for :func:`attendrop.runs.prediction_passes.predict_outputs`.
-        batch_size: Rows in a batch.
-        device: ``"auto"`` or ``"cpu"``.
 
     Returns:
         Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
@@ -185,7 +184,7 @@ def _pruned(
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
         **_scores(run, before, after, changed=bool(light.layers)),
-        "parameters": {"before": _parameters(run.model), "after": _parameters(light)},
+        "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
         "speed": _speed(work, light) if light.layers else None,
     }
 
@@ -288,10 +287,6 @@ def _scores(
     return {"selection": scores.pop("selection", None), "all_scores": scores}
 
 
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
     """Measure how many times faster the pruned model is."""
     whole, rows = work.run.model, work.run.sets[work.chosen_on]
@@ -307,7 +302,8 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
     metric, source = run.task.metric, Path(run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
-    before = _bytes(run.model) if run.config.adapter is not None else _weights(source)
+    merged = sum(parameter.nbytes for parameter in run.model.parameters())  # of an adapter with its model
+    before = merged if run.config.adapter is not None else _weights(source)
     found["bytes"] = {"before": before, "after": _weights(folder)}
     metrics = run.metrics | {
         "score": after["dev"][metric] if "dev" in after else None,
@@ -320,11 +316,6 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
     write_json(folder / METRICS, metrics)
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
     return metrics
-
-
-def _bytes(model: torch.nn.Module) -> int:
-    """Size of the parameters of a model in bytes."""
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _weights(folder: Path) -> int:

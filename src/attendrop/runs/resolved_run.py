@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.runs.calibration import check_calibrates
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
 from attendrop.runs.small_data_recipe import with_selection, with_training
@@ -55,11 +55,7 @@ class ResolvedRun:
         return ResolvedRun(config, self.given, self.data, divide(config, self.data))
 
     def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
-        """Return the run with the same options on all training rows, including those that are held out here.
-
-        Args:
-            max_steps: Number of steps; None: as many epochs as this run.
-        """
+        """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
         steps = {} if max_steps is None else {"max_steps": max_steps}
         config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
         return ResolvedRun(config, config, self.data, divide(config, self.data))
@@ -68,16 +64,12 @@ class ResolvedRun:
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
     """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe.
 
-    Args:
-        config: Options as given.
-        decided: What the recipe decided when the run began; None: the run begins.
-
     Raises:
         AttendropError: The data cannot be read, or not be divided as the options say; or the model cannot be found.
     """
     data = load_data(config)
-    if config.calibrate:
-        check_calibrates(data.task)
+    if config.calibrate and not data.task.head.num_classes:
+        raise AttendropError(f"calibrate is for classes; the labels are {data.task.head.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
     resolved = with_selection(resolved, has_eval_rows="dev" in data.splits or bool(config.test_fraction))
     parts = divide(resolved, data)

@@ -20,10 +20,6 @@ from attendrop.tasks.file_formats import files_of
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file.
 
-    Args:
-        path: The file.
-        what: What it is, for messages, such as "study file".
-
     Raises:
         AttendropError: The file is missing or is not YAML, or a key is given twice.
     """
@@ -55,8 +51,6 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 PATHS = ("train_file", "eval_file", "label_map", "data_dir", "model")
-# Not a field of a run: a preset, for options that the file does not set.
-_ALSO = ("preset",)
 
 
 def read_run_file(path: str) -> dict[str, Any]:
@@ -72,7 +66,7 @@ def read_run_file(path: str) -> dict[str, Any]:
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}
     for name in options:
-        if name not in (*_FIELDS, *_ALSO):
+        if name not in (*_FIELDS, "preset"):  # a preset is for options that the file does not set
             raise AttendropError(
                 f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, tuple(_FIELDS))}"
             )

@@ -23,6 +23,7 @@ from attendrop.files.output_files import check_output, disk_errors, sha256, shar
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
+from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"
 METRICS = "metrics.json"
@@ -94,6 +95,19 @@ def own_files(folder: Path) -> list[Path]:
     run = read_run(folder)
     names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
     return [folder / name for name in names if (folder / name).is_file()]
+
+
+def input_files(folder: Path) -> list[str | Path]:
+    """List the files of a run and of its data, which no output replaces."""
+    options = run_options(folder)
+    named = [options[name] for name in ("train_file", "eval_file", "label_map") if options.get(name)]
+    return [*own_files(folder), *(file for data in named for file in files_of(data))]
+
+
+def run_options(folder: Path) -> dict[str, Any]:
+    """Return the options of a run; empty if the folder holds none."""
+    options: dict[str, Any] = (read_run(folder) or {"config": {}})["config"]
+    return options
 
 
 def check_whole(folder: Path) -> None:
@@ -171,12 +185,7 @@ def writable(run: str | Path, file: str | Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def adding(run: str | Path, *paths: Path) -> Iterator[None]:
-    """Lock the folders of runs into which files are written, and record those in the folder of a run as added to it.
-
-    Args:
-        run: Folder of the run.
-        *paths: The files, :func:`writable`.
-    """
+    """Lock the folders of runs into which files are written, and record those in the folder of a run as added to it."""
     folder = Path(run)
     with hold_run_folders(paths):
         yield

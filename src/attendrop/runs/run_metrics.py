@@ -63,15 +63,7 @@ class SetScores:
 def set_scores(
     run: ResolvedRun, name: str, outputs: Array, references: Array, train_references: Array | None = None
 ) -> SetScores:
-    """Score outputs for a set of a run.
-
-    Args:
-        run: The run.
-        name: Name of the set.
-        outputs: Outputs for its rows.
-        references: What they are scored against.
-        train_references: Those of the training rows, for the constant answer; None: it is not scored.
-    """
+    """Score outputs for a set of a run."""
     task, head, by_row, predictions, report = run.task, run.task.head, None, None, None
     if name in _ROWS_KEPT:
         found = row_scores(task, outputs, references, run.parts.report[name])
@@ -94,17 +86,7 @@ def scored_run(
     selection_score: float | None,
     selected_on: str | None = None,
 ) -> dict[str, Any]:
-    """Make what ``metrics.json`` holds of any run, of a method or of a baseline.
-
-    Args:
-        run: The run.
-        method: Name of the method or of the baseline.
-        options: Its options.
-        scores: Scores of the reported sets, or of the selection split where there are none.
-        rows: Number of rows by part.
-        selection_score: Score on the selection split.
-        selected_on: Rows on which the epoch was chosen.
-    """
+    """Make what ``metrics.json`` holds of any run, of a method or of a baseline."""
     config, task, shifted = run.config, run.task, scores.get("shifted")
     return {
         "task": task.name,
@@ -224,16 +206,7 @@ def run_metrics(
     scores: Mapping[str, SetScores],
     selected: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Make the content of ``metrics.json``, but for the report on the data and the time in all.
-
-    Args:
-        run: The run.
-        final: The run that the model comes from: ``run``, or after a selection that on all rows.
-        trainer: The trainer of the final run.
-        encoded: Its rows.
-        scores: From :func:`score_model`.
-        selected: From :func:`selection_report`; None without a selection before.
-    """
+    """Make the content of ``metrics.json``, but for the report on the data and the time in all."""
     config, method, parts, head = run.config, run.method, run.parts, run.task.head
     history = _history(trainer.state.log_history, final.method, run.data)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)

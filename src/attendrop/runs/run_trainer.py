@@ -37,13 +37,10 @@ from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 
-# Packages of an integration, any of which suffices; by default, the package of the same name.
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}
-
 
 def check_integration(name: str) -> None:
     """Raise AttendropError if the package that ``report_to`` needs is not installed."""
-    packages = _PACKAGES.get(name, (name,))
+    packages = ("tensorboard", "tensorboardX") if name == "tensorboard" else (name,)  # any of them suffices
     if name != "none" and not any(importlib.util.find_spec(package) for package in packages):
         raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
 
@@ -77,12 +74,7 @@ class Meter(TrainerCallback, ExportableState):
 
 
 class EverySteps(TrainerCallback):
-    """Save a checkpoint, or log, every ``steps`` optimizer steps, besides what each epoch's end does.
-
-    Args:
-        steps: Number of steps between.
-        what: ``"save"`` or ``"log"``.
-    """
+    """Save a checkpoint, or log, every ``steps`` optimizer steps, besides what each epoch's end does."""
 
     def __init__(self, steps: int, what: str) -> None:
         self.steps, self.flag = steps, f"should_{what}"
@@ -143,11 +135,6 @@ class RunTrainer(RegularizedTrainer):
 
     Metrics, and callers of ``predict``, get predictions and labels in the order of the rows, so that these can be
     compared with columns of the rows that the trainer does not see.
-
-    Args:
-        *args: As for ``RegularizedTrainer``.
-        head: Head of the task, which makes the predictions of what the model returns.
-        **kwargs: As for ``RegularizedTrainer``.
 
     Attributes:
         head_start: How the head started, see :func:`attendrop.runs.head_start.start_head`; None: at random.
@@ -255,14 +242,11 @@ class BestInMemoryTrainer(RunTrainer):
     def found_best(self) -> None:
         """Keep a copy of the weights."""
         model = self.accelerator.unwrap_model(self.model)
-        self.best_weights = {name: _copy(tensor.detach()) for name, tensor in trained_tensors(model).items()}
+        tensors = trained_tensors(model).items()
+        self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
 
     def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
         """As in ``RegularizedTrainer``, after adding the best weights."""
         if self.best_weights is not None and self.args.should_save:
             save_file(self.best_weights, checkpoint / _BEST)
         super().complete_checkpoint(checkpoint, regularization)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

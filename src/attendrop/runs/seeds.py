@@ -42,13 +42,6 @@ def train_seeds(
 
     ``run.yaml``, which repeats all runs, exists from the first step on, ``summary.json`` when all runs are finished.
 
-    Args:
-        config: Options of the runs; its seed is ignored.
-        seeds: Different seeds.
-        resume: Resume unfinished runs; finished runs are kept.
-        overwrite: Replace the runs in the folders.
-        callbacks: Callbacks of the trainer.
-
     Returns:
         The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and
         ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
@@ -96,11 +89,6 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read ``summary.json``; None if there is none. Raises AttendropError if it is not a summary of runs."""
-    return read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
-
-
 def _moments(values: list[float]) -> dict[str, Any]:
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std, "values": values}
@@ -121,7 +109,7 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _check_summary(folder: Path, *, replaces: bool) -> None:
-    found = read_summary(folder)
+    found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
     refuse_foreign(folder, {"files": _files(folder)}, [RUN_FILE, SUMMARY])
     if found is not None and not replaces:
         raise AttendropError(

@@ -15,20 +15,19 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+# How much is kept at most.
 MOST_BYTES = 256 * 2**20
 Result = TypeVar("Result")
 
-
 # The results by key, with their sizes, the one that was used least recently first; None where nothing is shared.
 _results: OrderedDict[str, tuple[Any, int]] | None = None
-_most_bytes = MOST_BYTES
 
 
-def share_results(most_bytes: int = MOST_BYTES) -> None:
-    """Share results between the runs of this process from now on, and keep so many bytes of them at most."""
-    global _results, _most_bytes
+def share_results() -> None:
+    """Share results between the runs of this process from now on."""
+    global _results
     if _results is None:
-        _results, _most_bytes = OrderedDict(), most_bytes
+        _results = OrderedDict()
 
 
 def forget_results() -> None:
@@ -50,22 +49,17 @@ def shared(
     """
     if _results is None:
         return compute()
-    digest = digest_of([kind, key()])
+    digest = hashlib.sha256(json.dumps([kind, key()], sort_keys=True).encode()).hexdigest()
     if digest in _results:
         _results.move_to_end(digest)
         known: Result = _results[digest][0]
         return known
     result = compute()
-    if size(result) <= _most_bytes:
+    if size(result) <= MOST_BYTES:
         _results[digest] = result, size(result)
-    while sum(kept for _, kept in _results.values()) > _most_bytes:
+    while sum(kept for _, kept in _results.values()) > MOST_BYTES:
         _results.popitem(last=False)
     return result
-
-
-def digest_of(values: Any) -> str:
-    """Hash JSON values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_model(model: nn.Module, *, without: nn.Module | None = None) -> str:

@@ -34,10 +34,6 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, rewards, or a
     score where there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded
     on it.
-
-    Args:
-        config: Options as given.
-        has_eval_rows: Whether there are rows of a reported score.
     """
     rewarded = config.rewarded_on == "selection"
     fraction = config.selection_fraction
@@ -61,12 +57,6 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
       where there is no choice of it.
 
     The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
-
-    Args:
-        config: Options as given.
-        rows: Number of training rows, including those that are held out.
-        has_pooling: Whether models for the task have a choice of pooling.
-        processes: Number of processes.
 
     Raises:
         AttendropError: The model cannot be found, is pruned, or is an adapter; or the mean is asked for, and nothing is

@@ -28,13 +28,7 @@ class Speed:
 
 
 def measure_speed(before: Run, after: Run, batches: Sequence[Mapping[str, Any]]) -> Speed:
-    """Time two models on the same batches, in turn, so that other load on the machine affects both.
-
-    Args:
-        before: Function that runs the first model on a batch; its output has ``logits``.
-        after: Function that runs the second model, whose relative speed is measured.
-        batches: Batches of each round.
-    """
+    """Time two models on the same batches, in turn, so that other load on the machine affects both."""
     with torch.no_grad():
         for batch in batches:  # warm-up, since the first call of a shape may take longer
             _seconds(before, batch), _seconds(after, batch)

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
-from transformers import TrainerCallback
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
@@ -20,11 +22,9 @@ from attendrop.methods.core.registry import build_method, labelled_method
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
-from attendrop.runs.announcements import announce_data, announce_run, announce_scores
-from attendrop.runs.calibration import divide_logits
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
-from attendrop.runs.data_report import SKIPPED, data_report
+from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
 from attendrop.runs.fitting import fit, load_model
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded
@@ -47,6 +47,7 @@ from attendrop.runs.run_folder import (
     run_folder,
 )
 from attendrop.runs.run_metrics import (
+    SetScores,
     held_out_temperature,
     learnt,
     reset_peak_memory,
@@ -56,6 +57,8 @@ from attendrop.runs.run_metrics import (
 )
 from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
+from attendrop.runs.training_args import num_epochs
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
@@ -231,6 +234,27 @@ def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: 
     return temperature
 
 
+def divide_logits(model: PreTrainedModel, temperature: float) -> None:
+    """Divide the logits of a model by a temperature, in the weights of its last layer.
+
+    So every program that loads the model, stock transformers and ONNX files among them, computes the calibrated
+    probabilities. The predicted classes stay; above 1, the model becomes less sure.
+
+    Raises:
+        AttendropError: The model has no linear layer with an output for each class at its end.
+
+    Source: Guo, Pleiss, Sun, Weinberger (2017), On Calibration of Modern Neural Networks, section 4.2.
+    """
+    outputs = model.config.num_labels
+    found = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
+    last = next((layer for layer in reversed(found) if layer.weight.requires_grad), None)
+    if last is None:
+        raise AttendropError("calibrate: the model has no linear layer at its end that could be scaled; omit it.")
+    with torch.no_grad():
+        for parameter in last.parameters():
+            parameter.div_(temperature)
+
+
 def _write(
     trainer: RunTrainer,
     run: ResolvedRun,
@@ -271,3 +295,84 @@ def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files:
         save_file(tensors, files / f"{name}.safetensors")
     stock = not pools_mean(transformers_model(model))
     (files / CARD).write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
+
+
+# What a run logs before and after training ----------------------------------------------------------------------------
+
+
+def announce_run(run: ResolvedRun, rows: int) -> None:
+    """Log the data, of ``rows`` encoded training rows, and when the method acts; warn of optimistic scores."""
+    config, parts = run.config, run.parts
+    counts = [f"{counted(len(parts.train), 'row')} to train on"]
+    if parts.selection is not None and config.protocol == "honest":
+        purpose = "choose the best epoch" if run.chooses_epoch else "score on"
+        counts.append(f"{len(parts.selection)} more to {purpose}")
+    if config.rewarded_on == "split" and parts.reward is not None:
+        counts.append(f"{len(parts.reward)} more to reward the method on")
+    counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
+    logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
+    if config.protocol == "paper":
+        logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
+    if config.rewarded_on == "eval":
+        logger.warning("The method scores models on dev during training, so the score on it is optimistic.")
+    if not run.chooses_epoch:
+        logger.info("Nothing is chosen: the last epoch is kept.")
+    logger.info("%s", _training(run))
+    total = num_epochs(config, rows)
+    for part in run.method.parts:
+        epochs = part.regularized_epochs(total)
+        if epochs is None:
+            logger.info("Method %s: nothing is regularised.", part.name)
+        elif epochs:  # if there are none, the trainer warns
+            logger.info("Method %s will regularise %s.", part.name, _listed(epochs, total))
+        if part.info.evidence:
+            logger.info("Measured of %s: %s", part.name, part.info.evidence)
+
+
+def _training(run: ResolvedRun) -> str:
+    """Describe the training, as it was given or as the recipe decided."""
+    config = run.config
+    length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
+    reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
+    head = "" if run.task.head.pretrained else " and the head"
+    adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
+    return (
+        f"Training: {length} of batches of {config.batch_size}, learning rate {config.learning_rate:g}{reads}{adapter}."
+    )
+
+
+def _listed(epochs: list[int], total: int) -> str:
+    """Format epochs, given from 0, counted from 1."""
+    if len(epochs) == total:
+        return f"all {total} epochs" if total > 1 else "the only epoch"
+    names = [str(epoch + 1) for epoch in epochs]
+    shown = names if len(names) <= 8 else [*names[:3], "...", names[-1]]
+    return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
+
+
+def announce_data(report: dict[str, Any], head: Head) -> None:
+    """Log the report on the data, and its warnings."""
+    logger.info("%s", report_table(report, head))
+    if report["skipped"]:
+        logger.warning(
+            "Skipped %s (%s); %s in the run's folder lists them.",
+            counted(report["skipped"], "invalid row"),
+            report["skipped_places"],
+            SKIPPED,
+        )
+    for warning in report_warnings(report, head):
+        logger.warning("%s", warning)
+
+
+def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> None:
+    """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
+    for name, found in scores.items():
+        if len(found.predicted) == 1 and found.rows > 1:
+            answer = next(iter(found.predicted))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
+    if not fit["fitted"]:
+        logger.warning(
+            "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate.",
+            fit["metric"],
+            fit["score"],
+        )

@@ -27,14 +27,6 @@ def run_arguments(
 ) -> TrainingArguments:
     """Make the arguments of a run.
 
-    Args:
-        run: The run.
-        rows: Number of encoded training rows.
-        place: Folder of checkpoints.
-        checkpoint: Checkpoint to resume from; None starts the run.
-        save_epochs: Write a checkpoint after each epoch, and load the best one at the end.
-        stop_after: Number of steps after which the run stops, if not after all.
-
     Raises:
         AttendropError: The options conflict on this machine.
     """
@@ -57,13 +49,7 @@ def run_arguments(
 
 
 def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
-    """Make the arguments for fine-tuning a pruned model, with the options of its run.
-
-    Args:
-        config: The options of the run.
-        folder: Temporary folder.
-        epochs: Number of epochs.
-    """
+    """Make the arguments for fine-tuning a pruned model, with the options of its run."""
     return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
 
 
@@ -100,12 +86,7 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
 
 
 def num_epochs(config: RunConfig, rows: int) -> int:
-    """Count the epochs of a run, including a partial last one.
-
-    Args:
-        config: Resolved options.
-        rows: Number of encoded training rows; a text in several windows is several.
-    """
+    """Count the epochs of a run, including a partial last one."""
     if config.max_steps is None:
         assert config.epochs is not None
         return config.epochs

@@ -1,4 +1,4 @@
-"""Sentence vectors of a frozen encoder: the mean of its tokens, without padding."""
+"""Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from helpers import tiny, zoo
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from attendrop.runs.prediction_passes import frozen_features
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.tokenization import encode_columns
@@ -42,3 +44,30 @@ def test_a_row_without_tokens_has_no_direction(tmp_path: Path) -> None:
     encoded = {"input_ids": [[5, 6], []], "attention_mask": [[1, 1], []], "length": [2, 0]}
     features = frozen_features(zoo.build("bert"), tokenizer, YES_NO, encoded, 5, "cpu")
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), [1, 0], atol=1e-6)
+
+
+def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(shared / "model", num_labels=2)
+    texts = [tiny.sentence(number) for number in range(20)]
+    rows = Dataset.from_dict({**tokenizer(texts), "labels": list(range(20))})
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    trainer = RunTrainer(
+        model,
+        TrainingArguments(str(tmp_path), per_device_eval_batch_size=3, report_to="none", use_cpu=True),
+        eval_dataset=rows,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        head=Classification(("no", "yes")),
+        compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum(),
+        compute_metrics=lambda found: seen.append((found.predictions, found.label_ids)) or {},  # type: ignore[func-returns-value]
+    )
+    with torch.no_grad():
+        expected = torch.cat([model.eval()(**tokenizer(text, return_tensors="pt")).logits for text in texts]).numpy()
+    trainer.evaluate()
+    found = trainer.predict(rows)
+    assert len({len(ids) for ids in rows["input_ids"]}) > 3
+    assert len(seen) == 2
+    for predictions, labels in [*seen, (found.predictions, found.label_ids)]:
+        assert np.abs(predictions - expected).max() < 1e-5
+        assert labels.tolist() == list(range(20))

@@ -1,0 +1,47 @@
+"""A model, data and finished runs that all tests of runs share; a test that changes a run copies its folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+
+from attendrop.runs.train import train
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and two runs with their checkpoints: of plain fine-tuning in ``plain``, of AD-DROP in ``run``."""
+    folder = tmp_path_factory.mktemp("shared")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    with tiny.kept_checkpoints():
+        train(tiny.config(folder, "plain", method="finetune", epochs=1))
+        train(tiny.config(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shared model and data, for runs of a module."""
+    return _linked(shared, tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture
+def files(shared: Path, tmp_path: Path) -> Path:
+    """A folder with the shared model and data, for runs of a test."""
+    return _linked(shared, tmp_path)
+
+
+def _linked(shared: Path, folder: Path) -> Path:
+    for name in ("model", "train.csv", "dev.csv"):
+        (folder / name).symlink_to(shared / name)
+    return folder
+
+
+@pytest.fixture
+def plain(shared: Path, tmp_path: Path) -> Path:
+    """The run of plain fine-tuning, which a test may spoil."""
+    return Path(shutil.copytree(shared / "plain", tmp_path / "plain"))

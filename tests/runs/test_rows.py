@@ -1,0 +1,161 @@
+"""Which rows a run trains on and is scored on: held out, of another task, in windows, or a sample."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+from helpers.command_line import Captured
+from helpers.stand_in_data import write_stand_ins
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from attendrop import cli
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
+from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_source import Source
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+# Rows set aside for the final scores, without an evaluation file ------------------------------------------------------
+
+
+def config(files: Path, **options: Any) -> RunConfig:
+    return tiny.config(files, **({"eval_file": None, "test_fraction": 0.25} | options))
+
+
+def parts(files: Path, **options: Any) -> Parts:
+    return resolve_run(config(files, **options)).parts
+
+
+def test_the_same_rows_for_every_seed_and_not_for_training(files: Path) -> None:
+    found = [parts(files, seed=seed, selection_fraction=0.1) for seed in (0, 1)]
+    one, other = ([row["text"] for row in part.report["dev"]] for part in found)
+    assert one == other and sorted(found[0].report["dev"]["label"]) == [0] * 5 + [1] * 5
+    for part in found:
+        assert part.selection is not None
+        assert not {*part.train["text"], *part.selection["text"]} & set(one)
+    assert found[0].selection["index"] != found[1].selection["index"]
+
+
+def test_shots_are_taken_from_the_others(files: Path) -> None:
+    found = parts(files, shots=3, selection_fraction=0.0)
+    assert (len(found.train), len(found.report["dev"])) == (6, 10)
+
+
+def test_rows_of_the_same_text_are_on_one_side(files: Path) -> None:
+    """Of every pair of parts: the rows for the scores, for the choice of the epoch, and for training."""
+    file = files / "twice.csv"
+    lines = (files / "train.csv").read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([*lines, *lines[1:]]) + "\n", encoding="utf-8")
+    found = parts(files, train_file=str(file), selection_fraction=0.2)
+    assert found.selection is not None
+    train, selection, dev = (set(rows["text"]) for rows in (found.train, found.selection, found.report["dev"]))
+    assert not train & selection and not train & dev and not selection & dev
+    assert (len(found.train), len(found.selection), len(found.report["dev"])) == (48, 12, 20)
+
+
+def test_of_a_task_they_take_the_place_of_its_development_set(files: Path) -> None:
+    task = {"train_file": None, "text_columns": (), "label_column": None, "task": "sst2"}
+    task["data_dir"] = str(write_stand_ins(files / "stand-ins"))
+    found = parts(files, **task, selection_fraction=0.0)
+    assert list(found.report) == ["dev"]
+    data = resolve_run(config(files, **task, test_fraction=0.0)).data
+    train, development = (set(data.task.head.texts(data.splits[name])) for name in ("train", "dev"))
+    held = set(data.task.head.texts(found.report["dev"]))
+    assert held <= train and not held & set(data.task.head.texts(found.train))
+    assert not held & development
+
+
+# Another task, and a sample of the rows -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three classes, trained on five rows of each, and HANS."""
+    folder = tmp_path_factory.mktemp("transfer")
+    tiny.save_tiny_bert(folder / "model")
+    names = ["entailment", "neutral", "contradiction"]
+    tiny.write_csv(folder / "train.csv", names * 8)
+    tiny.write_csv(folder / "dev.csv", names * 2, 40)
+    train(tiny.config(folder, method="finetune", shots=5, epochs=1))
+    lines = ["gold_label\tsentence1\tsentence2\theuristic"]
+    for number in range(12):
+        label, heuristic = ("entailment", "non-entailment")[number % 2], ("subsequence", "constituent")[number % 3 > 0]
+        lines.append(f"{label}\t{tiny.sentence(number)}\t{tiny.sentence(number + 3)}\t{heuristic}")
+    (folder / "hans").mkdir()
+    (folder / "hans" / "heuristics_evaluation_set.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_a_model_of_three_classes_is_scored_on_two_and_by_group(folder: Path, capsys: Captured) -> None:
+    found = evaluate(str(folder / "run"), Source(task="hans", data_dir=str(folder), device="cpu"))
+    groups = found["groups"]["heuristic"]
+    assert {name: group["rows"] for name, group in groups.items()} == {"subsequence": 4, "constituent": 8}
+    assert found["score"] == pytest.approx(sum(group["rows"] * group["accuracy"] for group in groups.values()) / 12)
+    assert found["predicted"].keys() <= {"entailment", "non-entailment"}
+    assert (
+        cli.main(["evaluate", str(folder / "run"), "--task", "hans", "--data-dir", str(folder), "--device", "cpu"]) == 0
+    )
+    assert "constituent" in capsys.readouterr().out
+
+
+def test_a_run_on_few_rows_says_which(folder: Path) -> None:
+    sampled = json.loads((folder / "run" / "sampled_rows.json").read_text())
+    assert {name: len(rows) for name, rows in sampled.items()} == {"train": 12, "selection": 3}
+    rows = sampled["train"] + sampled["selection"]
+    assert len(set(rows)) == 15
+    assert [sum(row % 3 == label for row in rows) for label in range(3)] == [5, 5, 5]
+
+
+# Windows of long texts ------------------------------------------------------------------------------------------------
+
+
+WINDOWS: dict[str, Any] = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    long = tmp_path_factory.mktemp("long")
+    tiny.save_tiny_bert(long / "model")
+    tiny.write_data(long)
+    train(tiny.config(long, **WINDOWS, method="ad-drop", options={"cross_tuning": False}))
+    return long
+
+
+def test_scores_and_predictions_are_those_of_texts(long: Path) -> None:
+    metrics = tiny.read_metrics(long / "run")
+    assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    assert sum(metrics["predicted"]["dev"].values()) == 12
+    assert metrics["data"]["report"]["parts"]["dev"]["truncated"] == 8  # sentences of 5 words and more
+    found = evaluate(str(long / "run"), Source(file=str(long / "dev.csv"), device="cpu"))
+    assert (found["rows"], found["score"]) == (12, metrics["score"])
+    output = long / "predicted.csv"
+    predict(str(long / "run"), Source(file=str(long / "dev.csv"), device="cpu"), str(output), probabilities=True)
+    with output.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["probability_yes"]) for row in rows] == pytest.approx(by_hand(long), abs=1e-5)
+
+
+def by_hand(long: Path) -> list[float]:
+    """Average the logits of windows of four words."""
+    model = AutoModelForSequenceClassification.from_pretrained(long / "run").eval()
+    tokenizer = AutoTokenizer.from_pretrained(long / "run")
+    found = []
+    for number in range(40, 52):
+        words = tiny.sentence(number).split()
+        count = max(1, int(np.ceil((len(words) - 1) / 3)))
+        starts = [0] if count == 1 else [round(k * (len(words) - 4) / (count - 1)) for k in range(count)]
+        windows = [" ".join(words[start : start + 4]) for start in starts]
+        with torch.no_grad():
+            logits = torch.stack([model(**tokenizer(window, return_tensors="pt")).logits[0] for window in windows])
+        found.append(float(logits.mean(0).softmax(-1)[1]))
+    return found
