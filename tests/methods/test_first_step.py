@@ -74,7 +74,7 @@ def without_one(method: Method) -> Iterator[tuple[Method, int]]:
         yield left, 2 if isinstance(part, RDrop) else 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.sampled(4, SAMPLED_ROWS | SAMPLED_TERMS)
 @pytest.mark.parametrize(("name", "row", "backend"), CELLS)
 def test_every_method_takes_effect_on_every_model_in_its_first_step(name: str, row: str, backend: str) -> None:

@@ -118,12 +118,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a method has to be given: not its defaults, nor what follows from the other options.
 
-    Args:
-        name: Name of a method, or several names joined by ``+``.
-        options: Options of the method, see :func:`build_method`.
-
-    Raises:
-        AttendropError: They are not options of the method.
+    Names and options are those of :func:`build_method`, which raises AttendropError for others.
     """
     options = flat_options(build_method(name, options).options())
     defaults = flat_options(build_method(name).options())
@@ -163,21 +158,22 @@ def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the options of a method; those of several methods become ``METHOD.OPTION``."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        found |= (
-            {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{own}": inner for own, inner in value.items()}
+        else:
+            found[name] = value
     return found
 
 
 def _build(name: str, options: Mapping[str, Any]) -> Method:
     method = get_method(name)
-    fields = {field.name: field for field in dataclasses.fields(method)}
+    names = tuple(field.name for field in dataclasses.fields(method))
     values = {}
     for option, value in options.items():
         option = option.replace("-", "_")
-        if not fields:
+        if not names:
             raise AttendropError(f"Method '{name}' has no options, but '{option}' is set; remove it.")
-        if option not in fields:
-            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
+        if option not in names:
+            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, names)}")
         values[option] = read_option(method, option, value)
     return method(**values)
