@@ -20,12 +20,14 @@ from attendrop import (
     AttendOut,
     AttendropError,
     ChildTuning,
+    Compose,
     DropConnect,
     FineTune,
     HiddenCut,
     LayerReinit,
     Method,
     Mixout,
+    RDrop,
     SuperT,
     regularize,
 )
@@ -98,6 +100,12 @@ def test_a_method_does_to_an_adapter_what_it_does_to_the_merged_model(name: str,
     merged = copy.deepcopy(model).merge_and_unload().train().requires_grad_()
     found = [steps(each, method, 1, rate=0.0)[0] for each in (model, merged)]
     torch.testing.assert_close(*found, rtol=1e-9, atol=0)
+
+
+def test_a_part_of_a_composition_must_not_change_the_model_under_an_adapter() -> None:
+    method = Compose(LayerReinit(), RDrop())
+    with pytest.raises(AttendropError, match="'layer-reinit' changes weights"), regularize(adapted("bert"), method):
+        pass
 
 
 CONFIGS = {

@@ -267,14 +267,6 @@ def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
 
 
-def test_patterns_are_scored_on_what_the_best_epoch_is_chosen_on(tmp_path: Path) -> None:
-    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
-    trainer = trainer_of(tmp_path, AutoDropout(trials=1), eval_dataset=held)
-    assert (len(trainer.train_dataset), trainer.reward_dataset) == (16, held)  # type: ignore[arg-type]
-    with pytest.raises(AttendropError, match=r"reward_data='selection' needs one eval_dataset; or pass reward_dataset"):
-        trainer_of(tmp_path, AutoDropout(trials=1))
-
-
 @pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(fraction=0.5, search=0.5)], ids=lambda m: m.name)
 def test_evaluations_during_the_search_do_not_count(method: Any, tmp_path: Path) -> None:
     """The search is the first of two epochs' length, in which a metric that only falls has its best value."""

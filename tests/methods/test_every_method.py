@@ -189,15 +189,17 @@ def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     ("name", "left"), [("bert", False), pytest.param("llama-class", True, marks=pytest.mark.sampled(4))]
 )
 def test_padding_changes_nothing(name: str, left: bool, row: str) -> None:
-    found = []
+    found, logs = [], []
     for extra in (0, 5):
         model = zoo.build(name, dtype=torch.float64)
         batch = zoo.batch_of(name, extra=extra, left=left)
         with regularize(model, METHODS[row], **given(model, batch)) as reg:
             loss = reg.loss(batch)
             loss.backward()
+            logs.append(reg.logs())
         found.append(zoo.gradients(model) | {"loss": loss.detach()})
     zoo.assert_same(found[0], found[1], 2e-5 if left else 1e-8)  # Llama computes its norms in float32
+    assert logs[0] == pytest.approx(logs[1], rel=1e-4)
 
 
 @pytest.mark.sampled(3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from helpers import cuts, zoo
+from helpers import zoo
 from helpers.oracles import EagerAttention
 from helpers.training import trainer_of
 from hypothesis import given
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attendrop import AttendropError, Compose, RDrop, StructureMask, regularize
 from attendrop.methods.structure_mask import outside_of_tree
+from attendrop.training.regularization import Regularization
 
 HARD = {"p": 1, "structure": "dependencies"}
 # "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.
@@ -116,8 +117,12 @@ def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> Non
     method = StructureMask(p=p, structure="dependencies")
 
     def logits(part: slice, width: int | None = None, **padding: Any) -> Tensor:
-        column = {"dependency_heads": padded(TREES[part], width)}
-        return cuts.logits(model, method, rows[part], part.start or 0, columns=column, **padding)
+        reg = Regularization(zoo.training(model), method)
+        reg._sequences = part.start  # of the global batch before this micro-batch
+        batch = zoo.collate(rows[part], **padding) | {"dependency_heads": padded(TREES[part], width)}
+        found: Tensor = reg.compute(batch, reg._model_loss)[1].logits.detach()
+        reg.close()
+        return found
 
     whole = logits(slice(0, 3))
     left = name == "llama-class"

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 from transformers.models.bert import modeling_bert
 
-from attendrop import AttendropError, UniDrop
+from attendrop import UniDrop
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
@@ -165,10 +165,3 @@ def test_only_the_input_of_an_encoder_loses_tokens() -> None:
 )
 def test_places(given: Any, expected: tuple[int, ...]) -> None:
     assert build_method("unidrop", {"features": given}) == UniDrop(features=expected)
-
-
-def test_a_mask_for_pairs_of_tokens_is_refused() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (4, 4))
-    batch["attention_mask"] = torch.ones(2, 1, 4, 4, dtype=torch.bool)
-    with pytest.raises(AttendropError, match=r"\(2, 1, 4, 4\), not "):
-        loss_of(model, only(data=0, token=0.5), batch)
