@@ -72,6 +72,7 @@ def test_evaluation_is_that_of_the_stock_model(method: Method, name: str) -> Non
     assert torch.equal(model(**batch).logits, stock(**batch).logits)
 
 
+@pytest.mark.sampled(3)
 @with_either("fails", False, True)
 def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
     model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
@@ -101,7 +102,7 @@ def test_a_run_in_which_a_method_never_acted_ends_with_a_warning(name: str, capl
     assert warned == [part.name for part in method.parts]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @with_either("layerdrop", 0.5, 0.999)
 def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layerdrop: float) -> None:
     model, batch = zoo.build("opt-class", layerdrop=layerdrop), zoo.batch_of("opt-class")
@@ -116,7 +117,7 @@ def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layer
             reg.step()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @with_either("how", "copy", "pickle")
 def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, how: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
@@ -159,7 +160,7 @@ def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
 def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     found = []
@@ -202,7 +203,7 @@ def test_padding_changes_nothing(name: str, left: bool, row: str) -> None:
     assert logs[0] == pytest.approx(logs[1], rel=1e-4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.gpu
 @every_method
 def test_half_precision(method: Method, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_it_drops_the_diagonal(self_drop: Any) -> None:
         assert reg.logs()["self_drop/dropped"] == pytest.approx(0.5 / 40, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_package_brings_it_to_the_command_line(source: str, tmp_path: Path) -> None:
     """Installed as pip would: a module, and the metadata that names its entry point."""
     (tmp_path / "self_drop.py").write_text(source, encoding="utf-8")

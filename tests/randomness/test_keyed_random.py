@@ -131,3 +131,7 @@ def test_draws_do_not_depend_on_how_the_batch_is_cut() -> None:
 def test_several_choices_count_as_several_sequences() -> None:
     whole = sample(0.5, (8, 2, 5, 5), rows=2)
     assert torch.equal(whole[4:], sample(0.5, (4, 2, 5, 5), first=1, rows=1))
+
+
+def test_copies_of_rows_are_numbered_over_micro_batches() -> None:
+    assert SampleKey(0, 0, 1, 1, copies=2).seeds("", 2) == SampleKey(0, 0, 0, 2, copies=2).seeds("", 4)[2:]

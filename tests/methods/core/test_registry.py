@@ -8,6 +8,7 @@ from helpers.table import TABLE
 
 from attendrop import ADDrop, AttendropError, FineTune, Method
 from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
+from attendrop.methods.core.running_statistics import RunningStatistics
 
 # --- Options
 
@@ -55,6 +56,13 @@ def test_options_that_were_given(name: str, options: dict[str, Any], given: dict
 )
 def test_regularized_epochs(method: Method, epochs: int, expected: list[int] | None) -> None:
     assert method.regularized_epochs(epochs) == expected
+
+
+def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
+    counts = {"one/encoder.0": [0, 4], "one/encoder.1": [1, 4], "other/encoder.0": [0, 4]}
+    found = RunningStatistics(2, {"one": 2, "other": 2, "without counts": 1}, counts)
+    assert found.took_effect("one") and found.took_effect("without counts")
+    assert not found.took_effect("other") and not found.took_effect("idle")
 
 
 # --- The registry
