@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -159,19 +158,6 @@ def test_frozen_weights_do_not_keep_rows_from_being_recorded(trained: str) -> No
     assert all(any(mask.any() for mask in masks.values()) for masks in found.values())
 
 
-def test_hidden_units_are_recorded_also_where_they_were_dropped() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    method = ADDrop(p=0.4, q=1.0, units="hidden", **ON)
-    with regularize(model, method) as reg:
-        reg.loss(batch, rows=[0, 1, 2]).backward()
-        reg.step()
-        before = records_of(reg)
-        reg.loss(batch, rows=[0, 1, 2]).backward()
-        after = records_of(reg)
-    again = [(before[row][name] & after[row][name]).sum() for row in before for name in before[row]]
-    assert sum(again) > 0
-
-
 # Of which rows -------------------------------------------------------------------------------------------------------
 
 
@@ -305,18 +291,6 @@ def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monke
     alone = RowRecords().limit
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert RowRecords().limit == pytest.approx(alone / 8, rel=0.3)
-
-
-def test_a_record_takes_the_memory_that_is_counted() -> None:
-    tracemalloc.start()
-    try:
-        records, before = RowRecords(1 << 30), tracemalloc.get_traced_memory()[0]
-        for row in range(200):
-            records.put(row, {f"self.{layer}": RowMask.of(np.ones((4, 16, 16), dtype=np.bool_)) for layer in range(6)})
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert records.bytes == pytest.approx(taken, rel=0.25)
 
 
 def test_rows_without_any_signal_are_counted() -> None:

@@ -10,7 +10,7 @@ from helpers import zoo
 from helpers.training import take_step
 from torch import Tensor
 
-from attendrop import AttendOut, AttendropError, ChildTuning, Compose, regularize
+from attendrop import AttendOut, ChildTuning, Compose, regularize
 from attendrop.methods import child_tuning
 from attendrop.methods.child_tuning import fisher_information, largest
 from attendrop.methods.common.parameters import layer_parameters
@@ -147,16 +147,6 @@ def test_the_defender_is_a_child_too(variant: str) -> None:
             take_step(reg, batch)
         defender = reg.method_state.parts[1].players.defender.model  # type: ignore[attr-defined]
         zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
-
-
-def test_what_is_missing_is_said() -> None:
-    model = zoo.build("bert")
-    with pytest.raises(AttendropError, match=r"pass your optimizer"), regularize(model, ChildTuning()):
-        pass
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    driven = ChildTuning(variant="D")
-    with pytest.raises(AttendropError, match=r"pass train_data"), regularize(model, driven, optimizer=optimizer):
-        pass
 
 
 def test_processes_measure_the_fisher_information_together() -> None:

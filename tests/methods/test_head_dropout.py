@@ -254,15 +254,6 @@ def test_challengers_mutate_one_of_three_other_states() -> None:
         assert not torch.equal(challenger, states[number])
 
 
-def test_how_often_elements_change() -> None:
-    rare = population_of(p=0.5, population=6, mutation=1e-4, crossover=0.3)
-    rare.dropped(KEY, "encoder.0", 4000, 0)
-    states, challengers = rare.states["encoder.0"], rare.challengers["encoder.0"]
-    assert states.float().mean().item() == pytest.approx(0.5, abs=0.01)
-    # Elements of another state, which are equal half of the time, come in with the probability of crossover.
-    assert (states != challengers).float().mean().item() == pytest.approx(0.15, abs=0.01)
-
-
 def test_an_energy_that_is_not_finite_loses() -> None:
     population = population_of()
     population.states = {"encoder.0": torch.tensor([[False]] * 4)}

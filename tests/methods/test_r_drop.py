@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from attendrop import ADDrop, Compose, RDrop, regularize
 from attendrop.methods.common.divergence import divergence, divergences
-from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import number_of_rows
 
 
@@ -136,20 +135,6 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     assert [record.message[:42] for record in caplog.records] == ["R-Drop: both passes give the same predicti"] * (
         not dropout
     )
-
-
-def test_rows_are_repeated_side_by_side_and_the_rest_is_kept() -> None:
-    batch = {
-        "input_ids": torch.arange(6).view(3, 2),
-        "labels": torch.arange(3),
-        "scale": torch.tensor(2.0),
-        "flag": True,
-    }
-    found = repeat_rows(batch, 2)
-    assert found["labels"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert found["input_ids"].shape == (6, 2)
-    assert found["scale"] is batch["scale"]
-    assert found["flag"] is True
 
 
 def test_spans_are_compared_at_both_ends() -> None:

@@ -39,12 +39,7 @@ _ROWS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Mask of one row in one layer, of the row's own length.
-
-    Attributes:
-        bits: Its bits, eight in a byte.
-        shape: ``(heads, queries, keys)``, without padding.
-    """
+    """Bits of the mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
 
     bits: bytes
     shape: tuple[int, int, int]

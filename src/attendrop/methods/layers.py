@@ -77,11 +77,7 @@ class LayerDrop(Method):
 
 
 class Skipping(Plan):
-    """Plan that skips blocks.
-
-    Args:
-        keys: Keys of the blocks to skip.
-    """
+    """Plan that skips the blocks with these keys."""
 
     acts_on = frozenset({"blocks"})
 
@@ -99,9 +95,13 @@ def sample_blocks(context: StepContext, p: float, layers: str | int | Sequence[i
     blocks = [block for block in context.adapter.blocks if block.skippable and block.key in chosen]
     if not blocks:
         raise AttendropError(f"layers={layers!r}: none of these layers can be left out.")
-    dropped = {block.key for block in blocks if context.key.uniform(f"layer/{block.key}") < p}
-    for block in blocks:
-        context.report(block.key, torch.tensor(int(block.key in dropped)), torch.tensor(1))
+    return _sampled(context, p, [block.key for block in blocks], "layer/")
+
+
+def _sampled(context: StepContext, p: float, keys: Sequence[str], prefix: str = "") -> set[str]:
+    dropped = {key for key in keys if context.key.uniform(f"{prefix}{key}") < p}
+    for key in keys:
+        context.report(key, torch.tensor(int(key in dropped)), torch.tensor(1))
     return dropped
 
 
@@ -136,11 +136,8 @@ class AttentionLayerDrop(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.selected_layers(context.adapter.attention_layers)
-        dropped = {layer.key for layer in attention_layers if context.key.uniform(layer.key) < self.p}
-        for layer in attention_layers:
-            context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
-        return ConstantAttention(dropped)
+        keys = [layer.key for layer in self.selected_layers(context.adapter.attention_layers)]
+        return ConstantAttention(_sampled(context, self.p, keys))
 
 
 _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-initialisation removes."
@@ -231,11 +228,7 @@ class _Reinitializing(MethodState):
 
 
 def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
-    """Return the last ``number`` blocks of the decoder or, if there is none, of the encoder.
-
-    Raises:
-        AttendropError: There are fewer, or several are one module.
-    """
+    """Return the last blocks of the decoder, or else of the encoder; AttendropError if there are fewer, or shared."""
     name = type(adapter.model).__name__
     kinds = {block.attention_layers[0].kind for block in adapter.blocks}
     kind = "decoder" if "decoder" in kinds else "encoder"

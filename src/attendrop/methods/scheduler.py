@@ -110,11 +110,7 @@ class Scheduler(Method):
         return [min(HIGHEST, float(np.interp(progress, self.progress, curve))) for curve in curves]  # type: ignore[arg-type]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """Select the layers to act on.
-
-        Raises:
-            AttendropError: The number of lists does not match the layers.
-        """
+        """Select the layers to act on; raises AttendropError if the number of lists does not match them."""
         chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(

@@ -141,12 +141,10 @@ class StructureMask(Method):
 
 
 def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
-    """Return the mask of unrelated pairs of tokens, ``(batch, n, n)``.
+    """Return the mask of unrelated pairs of tokens, ``(batch, n, n)``, given the ``relation`` of the options.
 
-    Args:
-        heads: Position of each token's head, ``(batch, n)``; its own for a root. Tokens with other values, such as -1,
-            are related to all.
-        relation: ``"ancestors"`` or ``"neighbours"``, see :class:`StructureMask`.
+    ``heads`` are the positions of each token's head, ``(batch, n)``, its own for a root. Tokens with other values, such
+    as -1, are related to all.
     """
     length = heads.shape[1]
     free = (heads < 0) | (heads >= length)

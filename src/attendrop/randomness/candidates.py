@@ -26,8 +26,7 @@ class Region:
 
     Attributes:
         mask: ``(batch, heads, query, key)``, True at candidates.
-        signal: ``(batch, heads, query, 1)``, True for rows whose attributions are not all equal. Only such rows can
-            have candidates.
+        signal: ``(batch, heads, query, 1)``, True for rows whose attributions are not all equal; others have none.
     """
 
     mask: Tensor

@@ -80,11 +80,9 @@ def sample_mask(
         key: Key of the samples.
         name: Name of the samples, such as the key of an attention layer.
         shape: ``(batch, heads, rows, columns)``.
-        origins: ``(batch, 2)``, the first row and column of each sequence that are not padding.
+        origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
+            undefined.
         device: Where to put the mask.
-
-    Returns:
-        The mask. Its values before the origins are undefined.
     """
     return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
 

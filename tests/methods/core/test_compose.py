@@ -15,26 +15,31 @@ from helpers.training import trainer_of, weights
 from torch import Tensor, nn
 
 from attendrop import (
+    SCAL,
     ADDrop,
     AlphaDropout,
     AttendOut,
     AttendropError,
     Compose,
+    ConcreteDropout,
     DropConnect,
     FineTune,
     HeadMask,
+    LayerDrop,
     Method,
     Mixout,
     RDrop,
     Scheduler,
+    SuperT,
+    UniDrop,
     Vanilla,
     regularize,
 )
 from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
-from attendrop.methods.core.registry import build_method, method_names
+from attendrop.methods.core.info import DECIDES_PASSES, SKIPS_BLOCKS, MethodInfo, rules_among
+from attendrop.methods.core.registry import build_method, get_method, method_names
 
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 
@@ -173,7 +178,6 @@ def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None
     ("methods", "message"),
     [
         ((ADDrop(),), r"two or more methods, not 1"),
-        ((), r"two or more methods, not 0"),
         ((ADDrop(), ADDrop(p=0.4)), r"'ad-drop' is given twice"),
         ((ADDrop(), FineTune()), r"'ad-drop' and 'finetune' cannot be combined\. Plain fine-tuning adds nothing"),
         ((Mixout(), DropConnect()), r"'mixout' and 'dropconnect' cannot be combined\. Both replace the parameters"),
@@ -210,10 +214,8 @@ def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
     ("name", "options", "message"),
     [
         ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' belongs to none of the methods .* such as ad-drop\.p"),
-        ("ad-drop+r-drop", {"mixout.p": "0.3"}, r"Option 'mixout\.p' belongs to none"),
         ("ad-drop+r-drop", {"r-drop.alfa": "1"}, r"no option 'alfa'\. Did you mean 'alpha'"),
         ("ad-drop+rdrop", {}, r"no method 'rdrop'\. Did you mean 'r-drop'"),
-        ("ad-drop+", {}, r"no method ''"),
     ],
 )
 def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
@@ -230,3 +232,75 @@ def test_a_composition_needs_attention_if_a_part_does() -> None:
     assert isinstance(model, nn.Module)
     with pytest.raises(AttendropError, match="is not supported"), regularize(model, Compose(ALWAYS, RDrop())):
         pass
+
+
+# --- Pairs: each trains, or is refused by the table of rules
+
+
+_SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
+PAIRS = {
+    f"{one}+{other}": (first, second)
+    for (one, first), (other, second) in combinations(_SINGLE, 2)
+    if first.name != second.name
+}
+# Enough to notice when composition as such breaks; the others are slow.
+_SAMPLE = list(PAIRS)[:: len(PAIRS) // 12]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [pytest.param(*pair, id=name, marks=[] if name in _SAMPLE else pytest.mark.slow) for name, pair in PAIRS.items()],
+)
+def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -> None:
+    try:
+        method = Compose(one, other)
+    except AttendropError as refused:
+        assert "cannot be combined" in str(refused)
+        return
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    needed = given(model, batch)
+    with regularize(model, method, **needed) as reg:
+        for _ in range(2):
+            loss = reg.loss(batch)
+            loss.backward()
+            needed["optimizer"].step()
+            needed["optimizer"].zero_grad()
+            reg.step()
+            assert loss.isfinite()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        (AttendOut(), SCAL(), "Both control the passes"),
+        (AttendOut(), SuperT(), "Both replace the model's weights"),
+        (SuperT(), Mixout(), "restores pre-trained values"),
+        (ConcreteDropout(), AttendOut(), "two are trained"),
+        (ConcreteDropout(), SuperT(), "learnt probabilities are not"),
+        (ConcreteDropout(), LayerDrop(), "including skipped ones"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)
+def test_what_cannot_be_combined_is_refused_in_any_order_with_the_reason(
+    one: Method, other: Method, reason: str
+) -> None:
+    for pair in ((one, other), (other, one)):
+        with pytest.raises(AttendropError, match=f"'{pair[0].name}' and '{pair[1].name}' cannot be combined.*{reason}"):
+            Compose(*pair)
+
+
+@pytest.mark.parametrize("other", [UniDrop(structure=0), Vanilla(where="weights")], ids=lambda method: method.name)
+def test_options_may_take_the_reason_away(other: Method) -> None:
+    assert not other.has(SKIPS_BLOCKS)
+    assert Compose(ConcreteDropout(), other).parts[1] is other
+
+
+def test_a_rule_names_methods_that_there_are() -> None:
+    classes = [get_method(name) for name in method_names()]
+    known = {trait for method in classes for trait in (method.info.name, *method.info.traits)}
+    for method in classes:
+        for rule in method.info.rules:
+            assert rule in rules_among(cls.info.rules for cls in classes)
+            assert {rule.one, rule.other} <= known | {"any method"}, rule
+            assert rule.one == method.info.name

@@ -96,11 +96,7 @@ class Method:
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """Select the layers to act on by the option ``layers``; all without one.
-
-        Raises:
-            AttendropError: The options do not match the model's layers.
-        """
+        """Select the layers to act on by the option ``layers``; AttendropError if the model has no such layers."""
         select = select_self_attention if self.info.self_attention_only else select_layers
         return select(attention_layers, getattr(self, "layers", "all"))
 
@@ -281,11 +277,7 @@ class MethodState:
         return {}
 
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what a finished run learnt from its ``metrics.json`` and :meth:`tensors`, to show what it drops.
-
-        Raises:
-            AttendropError: What was learnt was not saved.
-        """
+        """Restore what a finished run learnt from its ``metrics.json`` and :meth:`tensors`, to show what it drops."""
 
     def close(self) -> None:
         """Remove hooks, and free resources used only in training."""

@@ -131,11 +131,7 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def read_option(method: type[Any], name: str, value: object) -> object:
-    """Convert an option, given as text or a JSON value, to its declared type.
-
-    Raises:
-        AttendropError: The value is not of that type.
-    """
+    """Convert an option, text or a JSON value, to its declared type; AttendropError if it is not of that type."""
     kinds = option_types(method)[name]  # type: ignore[arg-type] # mypy takes no type for hashable
     if NoneType in kinds and (value is None or str(value).lower() == "none"):
         return None

@@ -76,11 +76,7 @@ def method_names() -> list[str]:
 
 
 def get_method(name: str) -> type[Method]:
-    """Return the class of a method, by name.
-
-    Raises:
-        AttendropError: The name is unknown; the message suggests the nearest one.
-    """
+    """Return the class of a method; raises AttendropError, which suggests the nearest name, if there is none."""
     names = tuple(method_names())
     if name not in names:
         raise AttendropError(f"There is no method '{name}'.{suggestion(name, names)}")

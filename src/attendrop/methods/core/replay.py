@@ -14,10 +14,7 @@ from attendrop.model_support.batches import Batch, refuse_graph, to_device
 
 
 class Replay:
-    """Recorder of the micro-batches of the first steps, which replace those of later steps.
-
-    Args:
-        length: Number of optimizer steps to record and then repeat.
+    """Recorder of the micro-batches of the first ``length`` steps, which replace those of later steps.
 
     Attributes:
         steps: Micro-batches of each recorded step: the batch, on the CPU; the number of items in the global batch, if
@@ -41,7 +38,7 @@ class Replay:
         first calls return none.
 
         Raises:
-            AttendropError: The number of calls is not known beforehand, and there are more than in the recorded step.
+            AttendropError: There are more calls than that, or than in the recorded step.
         """
         if steps_taken != self._step:
             self._step, self._calls, self._next = steps_taken, 0, 0
