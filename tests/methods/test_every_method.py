@@ -16,7 +16,6 @@ from helpers.checkpointing import checkpoint_activations
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, SAMPLED_ROWS, TABLE, given
 from helpers.training import Gradients, examples, trainer_of, weights
-from helpers.trajectories import FILE, trajectory
 
 from attendrop import AttendropError, Method, regularize
 from attendrop.methods.core.registry import method_names
@@ -258,18 +257,3 @@ def test_the_models_own_dropout_is_that_of_plain_fine_tuning(method: Method) -> 
         assert all(torch.equal(copied[key], batch[key]) for key in batch)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-
-
-# --- Pinned losses: an unintended change of what training computes shows here
-
-
-PINNED = json.loads(FILE.read_text(encoding="utf-8"))
-
-
-def test_every_row_is_pinned() -> None:
-    assert PINNED.keys() == TABLE.keys()
-
-
-@pytest.mark.parametrize("row", TABLE)
-def test_ten_steps_are_as_pinned(row: str) -> None:
-    assert trajectory(TABLE[row]) == pytest.approx(PINNED[row], rel=1e-6, abs=1e-7)

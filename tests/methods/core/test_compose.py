@@ -237,19 +237,19 @@ def test_a_composition_needs_attention_if_a_part_does() -> None:
 # --- Pairs: each trains, or is refused by the table of rules
 
 
-_SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
-PAIRS = {
+SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
+OF_TABLE = {
     f"{one}+{other}": (first, second)
-    for (one, first), (other, second) in combinations(_SINGLE, 2)
+    for (one, first), (other, second) in combinations(SINGLE, 2)
     if first.name != second.name
 }
 # Enough to notice when composition as such breaks; the others are slow.
-_SAMPLE = list(PAIRS)[:: len(PAIRS) // 12]
+SAMPLE = list(OF_TABLE)[:: len(OF_TABLE) // 12]
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [pytest.param(*pair, id=name, marks=[] if name in _SAMPLE else pytest.mark.slow) for name, pair in PAIRS.items()],
+    [pytest.param(*pair, id=name, marks=[] if name in SAMPLE else pytest.mark.slow) for name, pair in OF_TABLE.items()],
 )
 def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -> None:
     try:
