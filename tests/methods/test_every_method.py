@@ -160,7 +160,7 @@ def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
 def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     found = []
