@@ -42,18 +42,6 @@ def test_probabilities_are_piecewise_linear_and_bounded(progress: float, expecte
     assert CURVES.probabilities_at(progress) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("step", "expected"), [(2, 0.45), (8, 0.0), (9, 0.0)])
-def test_the_default_falls_to_zero_over_the_planned_steps(step: int, expected: float) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", [30] * 8)
-    reg = at_work(model, Scheduler(), step=step)
-    reg.loss(batch)
-    logs = reg.logs()
-    reg.close()
-    for layer in ("encoder.0", "encoder.1"):
-        # 14400 positions: 0.02 are 5 standard deviations.
-        assert logs[f"scheduler/dropped/{layer}"] == pytest.approx(expected, abs=0.02 if expected else 0)
-
-
 # --- What is dropped
 
 
