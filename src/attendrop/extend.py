@@ -6,123 +6,75 @@ it keeps state or takes additional passes. A :class:`Plan` defines what one pass
 around it.
 """
 
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
-from attendrop.attention.layers import AttentionLayer, select_layers
-from attendrop.attention.plan import ConstantAttention, Plan
-from attendrop.attribution.finite_gradients import wide
-from attendrop.attribution.gradient import attention_attribution, gradient_attribution
-from attendrop.attribution.head_importance import head_importance
-from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
-from attendrop.errors import AttendropError
-from attendrop.methods.common.antithetic import AntitheticPlan, row_losses, with_antithetic_pass
-from attendrop.methods.common.divergence import mean_divergence, with_views
-from attendrop.methods.common.initial_state import InitialState
-from attendrop.methods.common.own_parameters import LearntProbabilities, OwnParameters, ValuePerLayer
-from attendrop.methods.common.parameters import ParameterOverride, WeightMixing
-from attendrop.methods.common.perturbations import WordPlan, loss_gradients, word_noise
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import (
-    ANY,
-    DECIDES_PASSES,
-    EXCHANGES_WEIGHTS,
-    REPLACES_DROPOUT,
-    REPLACES_PARAMETERS,
-    SCORES_ROWS,
-    SECOND_MODEL,
-    SKIPS_BLOCKS,
-    LayerRanking,
-    MethodInfo,
-    Preset,
-    Rule,
+from attendrop.attention.adapter import ModelAdapter as ModelAdapter
+from attendrop.attention.blocks import Block as Block
+from attendrop.attention.call import AttentionCall as AttentionCall
+from attendrop.attention.edits import AttentionEdit as AttentionEdit
+from attendrop.attention.edits import BlockEdit as BlockEdit
+from attendrop.attention.isolation import evaluating as evaluating
+from attendrop.attention.isolation import forked_rng as forked_rng
+from attendrop.attention.isolation import in_full_precision as in_full_precision
+from attendrop.attention.layers import AttentionLayer as AttentionLayer
+from attendrop.attention.layers import select_layers as select_layers
+from attendrop.attention.plan import ConstantAttention as ConstantAttention
+from attendrop.attention.plan import Plan as Plan
+from attendrop.attribution.finite_gradients import wide as wide
+from attendrop.attribution.gradient import attention_attribution as attention_attribution
+from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
+from attendrop.attribution.head_importance import head_importance as head_importance
+from attendrop.attribution.integrated_gradients import (
+    integrated_gradient_attribution as integrated_gradient_attribution,
 )
-from attendrop.methods.core.options import (
-    LAYERS,
-    SWITCH,
-    Range,
-    choice,
-    count,
-    option,
-    optional,
-    positive,
-    unit_interval,
-)
-from attendrop.model_support.batches import Batch, number_of_rows
-from attendrop.randomness.candidates import candidate_region, floor_fraction
-from attendrop.randomness.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, uniform
+from attendrop.errors import AttendropError as AttendropError
+from attendrop.methods.common.antithetic import AntitheticPlan as AntitheticPlan
+from attendrop.methods.common.antithetic import row_losses as row_losses
+from attendrop.methods.common.antithetic import with_antithetic_pass as with_antithetic_pass
+from attendrop.methods.common.divergence import mean_divergence as mean_divergence
+from attendrop.methods.common.divergence import with_views as with_views
+from attendrop.methods.common.initial_state import InitialState as InitialState
+from attendrop.methods.common.own_parameters import LearntProbabilities as LearntProbabilities
+from attendrop.methods.common.own_parameters import OwnParameters as OwnParameters
+from attendrop.methods.common.own_parameters import ValuePerLayer as ValuePerLayer
+from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
+from attendrop.methods.common.parameters import WeightMixing as WeightMixing
+from attendrop.methods.common.perturbations import WordPlan as WordPlan
+from attendrop.methods.common.perturbations import loss_gradients as loss_gradients
+from attendrop.methods.common.perturbations import word_noise as word_noise
+from attendrop.methods.common.random_mask import RandomMaskPlan as RandomMaskPlan
+from attendrop.methods.core.base import Method as Method
+from attendrop.methods.core.base import MethodState as MethodState
+from attendrop.methods.core.context import ComputeLoss as ComputeLoss
+from attendrop.methods.core.context import StepContext as StepContext
+from attendrop.methods.core.context import TrainingContext as TrainingContext
+from attendrop.methods.core.info import ANY as ANY
+from attendrop.methods.core.info import DECIDES_PASSES as DECIDES_PASSES
+from attendrop.methods.core.info import EXCHANGES_WEIGHTS as EXCHANGES_WEIGHTS
+from attendrop.methods.core.info import REPLACES_DROPOUT as REPLACES_DROPOUT
+from attendrop.methods.core.info import REPLACES_PARAMETERS as REPLACES_PARAMETERS
+from attendrop.methods.core.info import SCORES_ROWS as SCORES_ROWS
+from attendrop.methods.core.info import SECOND_MODEL as SECOND_MODEL
+from attendrop.methods.core.info import SKIPS_BLOCKS as SKIPS_BLOCKS
+from attendrop.methods.core.info import LayerRanking as LayerRanking
+from attendrop.methods.core.info import MethodInfo as MethodInfo
+from attendrop.methods.core.info import Preset as Preset
+from attendrop.methods.core.info import Rule as Rule
+from attendrop.methods.core.options import LAYERS as LAYERS
+from attendrop.methods.core.options import SWITCH as SWITCH
+from attendrop.methods.core.options import Range as Range
+from attendrop.methods.core.options import choice as choice
+from attendrop.methods.core.options import count as count
+from attendrop.methods.core.options import option as option
+from attendrop.methods.core.options import optional as optional
+from attendrop.methods.core.options import positive as positive
+from attendrop.methods.core.options import unit_interval as unit_interval
+from attendrop.model_support.batches import Batch as Batch
+from attendrop.model_support.batches import number_of_rows as number_of_rows
+from attendrop.randomness.candidates import candidate_region as candidate_region
+from attendrop.randomness.candidates import floor_fraction as floor_fraction
+from attendrop.randomness.keyed_random import SampleKey as SampleKey
+from attendrop.randomness.keyed_random import normal as normal
+from attendrop.randomness.keyed_random import sample_mask as sample_mask
+from attendrop.randomness.keyed_random import sample_parameter_mask as sample_parameter_mask
+from attendrop.randomness.keyed_random import uniform as uniform
 
-__all__ = [
-    "ANY",
-    "DECIDES_PASSES",
-    "EXCHANGES_WEIGHTS",
-    "LAYERS",
-    "REPLACES_DROPOUT",
-    "REPLACES_PARAMETERS",
-    "SCORES_ROWS",
-    "SECOND_MODEL",
-    "SKIPS_BLOCKS",
-    "SWITCH",
-    "AntitheticPlan",
-    "AttendropError",
-    "AttentionCall",
-    "AttentionEdit",
-    "AttentionLayer",
-    "Batch",
-    "Block",
-    "BlockEdit",
-    "ComputeLoss",
-    "ConstantAttention",
-    "InitialState",
-    "LayerRanking",
-    "LearntProbabilities",
-    "Method",
-    "MethodInfo",
-    "MethodState",
-    "ModelAdapter",
-    "OwnParameters",
-    "ParameterOverride",
-    "Plan",
-    "Preset",
-    "RandomMaskPlan",
-    "Range",
-    "Rule",
-    "SampleKey",
-    "StepContext",
-    "TrainingContext",
-    "ValuePerLayer",
-    "WeightMixing",
-    "WordPlan",
-    "attention_attribution",
-    "candidate_region",
-    "choice",
-    "count",
-    "evaluating",
-    "floor_fraction",
-    "forked_rng",
-    "gradient_attribution",
-    "head_importance",
-    "in_full_precision",
-    "integrated_gradient_attribution",
-    "loss_gradients",
-    "mean_divergence",
-    "normal",
-    "number_of_rows",
-    "option",
-    "optional",
-    "positive",
-    "row_losses",
-    "sample_mask",
-    "sample_parameter_mask",
-    "select_layers",
-    "uniform",
-    "unit_interval",
-    "wide",
-    "with_antithetic_pass",
-    "with_views",
-    "word_noise",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]

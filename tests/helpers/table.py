@@ -205,6 +205,8 @@ UNFIT: dict[tuple[str, str], str] = {
     ("supert heads", "albert"): "shares its layers",
     ("supert feed-forward", "albert"): "shares its layers",
 }
+# Rows whose first steps are those of plain fine-tuning, to the bit: what they try, they try on a second model.
+PLAIN: set[str] = {"finetune", "attendout effects"}
 # Rows that only act on weights that training has moved.
 ON_MOVED_WEIGHTS: set[str] = {"l2-sp"}
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.

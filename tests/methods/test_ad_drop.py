@@ -9,7 +9,7 @@ import torch
 from helpers import oracles, zoo
 from torch import Tensor
 
-from attendrop import ADDrop, AttendropError, regularize
+from attendrop import ADDrop, regularize
 
 ON = {"layers": "all"}
 SUM = torch.float64
@@ -40,8 +40,8 @@ ON_GPU = ("bert", "bart", "llama-class", "t5")
 
 VARIANTS: list[dict[str, Any]] = [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}]
 BUILDS = [build for build in zoo.BUILDS if build[0] in NAIVE]
-# Each build with the default and one of the variants, and BERT with all.
-CASES = [(*build, {}) for build in BUILDS] + [(*build, VARIANTS[1 + i % 3]) for i, build in enumerate(BUILDS)]
+# Each build with the default, every other one with one of the variants, and BERT with all.
+CASES = [(*build, {}) for build in BUILDS] + [(*build, VARIANTS[1 + i % 3]) for i, build in enumerate(BUILDS[1::2])]
 CASES += [("bert", "sdpa", options) for options in VARIANTS[1:] if ("bert", "sdpa", options) not in CASES]
 
 
@@ -67,31 +67,15 @@ def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
 
 
 @pytest.mark.parametrize("direction", ["high", "magnitude"])
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_regression_equals_the_naive_implementation(backend: str, direction: str) -> None:
+def test_regression_equals_the_naive_implementation(direction: str) -> None:
     batch = zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
     eager = zoo.build("bert", "eager", dtype=torch.float64, num_labels=1)
     expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4, direction=direction)
     expected.backward()
-    model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
+    model = zoo.build("bert", dtype=torch.float64, num_labels=1)
     loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON), [batch])
     assert float(loss) == pytest.approx(expected.item(), abs=1e-9)
     zoo.assert_same(found, zoo.gradients(eager), 1e-9)
-
-
-def test_in_regression_only_magnitudes_do_not_depend_on_the_gold_value() -> None:
-    def prediction(direction: str, gold: float) -> Tensor:
-        """Predict under dropped positions."""
-        batch = zoo.batch_of("bert") | {"labels": torch.full((3,), gold, dtype=torch.float64)}
-        model = zoo.build("bert", dtype=torch.float64, num_labels=1)
-        found: list[Tensor] = []
-        model.register_forward_hook(lambda _, __, outputs: found.append(outputs.logits))
-        with regularize(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON)) as reg:
-            reg.loss(batch)
-        return found[-1]
-
-    assert torch.equal(prediction("magnitude", 9.0), prediction("magnitude", -9.0))
-    assert not torch.equal(prediction("high", 9.0), prediction("high", -9.0))
 
 
 @pytest.mark.parametrize(("labels", "direction"), [({"num_labels": 1}, "magnitude"), ({}, "high")])
@@ -112,12 +96,16 @@ def test_the_preset_of_the_paper_is_its_algorithm() -> None:
     assert ADDrop.preset("paper", "rte").options == {"layers": "all"} | every
 
 
-def test_layers_out_of_range_are_refused_at_the_first_loss() -> None:
-    with (
-        regularize(zoo.build("bert"), ADDrop(layers="0,7")) as reg,
-        pytest.raises(AttendropError, match=r"no layer 7; layers are 0 to 1"),
-    ):
-        reg.loss(zoo.batch_of("bert"))
+def test_the_options_of_integrated_gradients_are_passed_on() -> None:
+    batch, losses = zoo.batch_of("bert", (12, 10)), set()
+    for options in ({}, {"scope": "layerwise"}, {"rule": "riemann"}, {"steps": 1}):
+        model = zoo.build("bert", dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 3  # so that the gradients change along the way
+        method = ADDrop(p=0.4, q=1.0, attribution="integrated_gradient", **options, **ON)
+        losses.add(float(step(model, method, [batch])[0]))
+    assert len(losses) == 4
 
 
 # --- Padding, micro-batches, order
@@ -143,6 +131,7 @@ def tolerance(name: str) -> float:
 TRIED = [(name, METHODS[i % len(METHODS)]) for i, name in enumerate(zoo.TEXT) if name != "bert"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "method"), TRIED, ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)])
 def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
     found = []
@@ -168,7 +157,7 @@ def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
 def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
     examples = [double(row) for row in zoo.rows(name, LENGTHS)]
     whole = step(zoo.build(name, dtype=torch.float64), method, [zoo.collate(examples)])
-    for sizes in ([1] * 8, [3, 5], [2, 1, 4, 1]):
+    for sizes in ([1] * 8, [3, 5]):
         ends = list(itertools.accumulate(sizes))
         cut = [zoo.collate(examples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         parts = step(zoo.build(name, dtype=torch.float64), method, cut)
@@ -176,7 +165,7 @@ def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
         zoo.assert_same(parts[1], whole[1], tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["bart", "t5", "gpt2", "bert-tokens"])
+@pytest.mark.parametrize("name", ["t5", "gpt2"])
 def test_a_batch_of_8_equals_8_batches_of_1_where_every_token_counts(name: str) -> None:
     examples = zoo.rows(name, LENGTHS)
     shift = int(zoo.ZOO[name].task == "lm")
@@ -193,26 +182,10 @@ def test_a_batch_of_8_equals_8_batches_of_1_where_every_token_counts(name: str) 
         zoo.assert_same(found[0], other, 1e-8)
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_looking_at_a_loss_in_eval_mode_changes_nothing(interrupted: bool) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, METHODS[0]) as reg:
-        expected = reg.loss(batch)
-        logs = reg.logs()
-    with regularize(model, METHODS[0]) as reg:
-        if interrupted:
-            model.eval()
-            with torch.no_grad():
-                reg.loss(batch)
-            model.train()
-        assert reg.loss(batch) == expected
-        assert reg.logs() == logs
-
-
 # --- The base model's randomness
 
 
-@pytest.mark.parametrize("attribution", ["random", "gradient", "attention", "integrated_gradient"])
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient"])
 def test_dropout_is_that_of_plain_training(attribution: str) -> None:
     model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
     torch.manual_seed(7)
@@ -239,7 +212,7 @@ def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None
 # --- Precision, checkpointing, frozen parts
 
 
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("method", METHODS[::3], ids=NAMES[::3])
 def test_a_frozen_base_trains_its_head(method: ADDrop) -> None:
     batch = zoo.batch_of("bert")
     free = zoo.build("bert", dtype=torch.float64)
@@ -250,18 +223,6 @@ def test_a_frozen_base_trains_its_head(method: ADDrop) -> None:
     assert set(gradients) == {"classifier.weight", "classifier.bias"}
     assert loss == pytest.approx(float(expected))
     zoo.assert_same(gradients, {key: all_gradients[key] for key in gradients}, 1e-12)
-
-
-def test_no_attribution_leaves_gradients_behind() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    with regularize(model, METHODS[0]) as reg:
-        loss = reg.loss(batch)
-        assert all(parameter.grad is None for parameter in model.parameters())
-        loss.backward()
-        once = {name: p.grad.clone() for name, p in model.named_parameters()}
-        reg.begin_step(0)
-        reg.loss(batch).backward()
-    zoo.assert_same({name: value * 2 for name, value in once.items()}, zoo.gradients(model), 1e-12)
 
 
 # --- Shares in the log
@@ -283,7 +244,7 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
                     possible += length
         counts[layer] = (candidates, possible)
     with regularize(zoo.build("bert", dtype=torch.float64), ADDrop(p=0.4, q=q, **ON)) as reg:
-        steps = 1 if q == 1 else 100
+        steps = 1 if q == 1 else 40
         for _ in range(steps):
             reg.loss(batch)
             reg.step()
@@ -292,7 +253,7 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
         expected, deviation = q * candidates / possible, 4 * math.sqrt(q * (1 - q) * candidates / steps) / possible
         assert logs[f"ad_drop/dropped/encoder.{layer}"] == pytest.approx(expected, abs=deviation + 1e-12)
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
-    assert logs["ad_drop/dropped"] == pytest.approx(q * total[0] / total[1], abs=0.01 if q < 1 else 1e-12)
+    assert logs["ad_drop/dropped"] == pytest.approx(q * total[0] / total[1], abs=0.02 if q < 1 else 1e-12)
     assert logs["ad_drop/active"] == 1
 
 
@@ -300,11 +261,11 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
 def test_a_random_region_has_the_size_p(units: str) -> None:
     batch = zoo.batch_of("bert", (8, 5, 3), extra=4)
     with regularize(zoo.build("bert"), ADDrop(p=0.3, q=0.5, attribution="random", units=units, **ON)) as reg:
-        for _ in range(100):
+        for _ in range(40):
             reg.loss(batch)
             reg.step()
         logs = reg.logs()
-    positions = 100 * 2 * 2 * (64 + 25 + 9)
+    positions = 40 * 2 * 2 * (64 + 25 + 9)
     assert logs["ad_drop/dropped"] == pytest.approx(0.15, abs=4 * math.sqrt(0.15 * 0.85 / positions))
 
 

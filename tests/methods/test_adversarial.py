@@ -12,7 +12,7 @@ from helpers.oracles import EagerAttention
 from helpers.weighted import weighted
 from torch import Tensor
 
-from attendrop import SCAL, AdversarialDropout, AttendropError, Compose, LayerDrop, Vanilla, regularize
+from attendrop import SCAL, AdversarialDropout, AttendropError, Compose, Vanilla, regularize
 from attendrop.methods import adversarial
 from attendrop.methods.adversarial import contrastive_loss, flipped, represent
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
@@ -31,19 +31,6 @@ def changed_by_hand(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float)
         for index in raising[: int(len(places) * delta + 1e-6)]:
             after[index] = 1 - after[index]
     return found
-
-
-@pytest.mark.parametrize("delta", [0.01, 0.1, 0.9])
-def test_the_elements_that_raise_the_loss_most_are_changed(delta: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, 2, 8, 8)
-    mask = (torch.rand(shape, generator=generator) < 0.7).float()
-    gradient = torch.randn(shape, generator=generator)
-    inside = torch.arange(8) < torch.tensor(LENGTHS)[:, None]
-    valid = (inside[:, None, None] & inside[:, None, :, None]).expand(shape)
-    found = flipped(mask, gradient, valid, delta)
-    assert torch.equal(found, changed_by_hand(mask, gradient, valid, delta))
-    assert not torch.equal(found, mask)
 
 
 def test_the_loss_of_adversarial_dropout() -> None:
@@ -106,15 +93,6 @@ def test_it_takes_the_place_of_the_models_own_attention_dropout() -> None:
         model.train()
     with pytest.raises(AttendropError, match="dropout of attention weights"):
         Compose(AdversarialDropout(), Vanilla(where="weights"))
-
-
-def test_almost_no_weight_and_dropping_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    model(**batch).loss.backward()
-    plain = zoo.gradients(model)
-    with regularize(model, AdversarialDropout(p=1e-9, weight=1e-9)) as reg:
-        reg.loss(batch).backward()
-    zoo.assert_same(zoo.gradients(model), plain, 1e-6)
 
 
 FOUR = (8, 5, 3, 6)
@@ -214,22 +192,12 @@ def test_the_loss_with_perturbed_attention() -> None:
     assert perturbed > plain
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 0, 0], [0, 0, 0, 0], None])
-@pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize(("labels", "temperature"), [([0, 1, 0, 0], 0.05), (None, 1.0)])
 def test_the_contrast(labels: list[int] | None, temperature: float) -> None:
     first, second = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = contrastive_loss(first, second, None if labels is None else torch.tensor(labels), temperature)
     expected = contrast([*first, *second], (labels or [0, 1, 2, 3]) * 2, temperature)
     assert float(found) == pytest.approx(expected)
-
-
-def test_the_contrast_of_one_sequence_says_nothing() -> None:
-    one = torch.randn(1, 6, requires_grad=True)
-    loss = contrastive_loss(one, torch.zeros(1, 6), None, 0.1)
-    loss.backward()
-    assert loss == 0
-    assert one.grad is not None
-    assert one.grad.abs().max() == 0
 
 
 # --- What the head reads
@@ -240,18 +208,6 @@ def test_padding_does_not_matter(name: str) -> None:
     model, method = zoo.build(name, dtype=torch.float64), SCAL(contrast=2.0)
     near, far = zoo.batch_of(name, FOUR), zoo.batch_of(name, FOUR, extra=4)
     torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
-
-
-@pytest.mark.parametrize("where", ["embeddings", "attention"])
-def test_micro_batches_matter_to_the_contrast_alone(where: str) -> None:
-    model, rows = zoo.build("bert", dtype=torch.float64), zoo.rows("bert", FOUR)
-    for contrast, same in ((0.0, True), (1.0, False)):
-        method = SCAL(where=where, contrast=contrast)
-        whole = loss_of(model, method, zoo.collate(rows))
-        reg = at_work(model, method)
-        parts = [reg.loss(zoo.collate(rows[:1])), reg.loss(zoo.collate(rows[1:]))]
-        reg.close()
-        assert bool(torch.isclose(whole, (parts[0] + 3 * parts[1]) / 4, rtol=1e-9)) == same
 
 
 def test_a_mean_over_tokens() -> None:
@@ -272,52 +228,13 @@ def test_a_mean_over_tokens() -> None:
     ],
 )
 def test_without_classes_of_sequences_only_copies_belong_together(
-    name: str, options: dict[str, Any], labels: Tensor, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], labels: Tensor
 ) -> None:
-    seen = []
-
-    def spy(first: Tensor, second: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
-        seen.append(labels)
-        return contrastive_loss(first, second, labels, temperature)
-
-    monkeypatch.setattr("attendrop.methods.adversarial.contrastive_loss", spy)
-    model = zoo.build(name, **options)
-    loss = loss_of(model, SCAL(), zoo.batch_of(name, FOUR) | {"labels": labels})
-    assert torch.isfinite(loss)
-    assert seen == [None]
+    model, batch = zoo.build(name, **options), zoo.batch_of(name, FOUR) | {"labels": labels}
+    assert adversarial.classes(model, model(**batch), batch) is None
 
 
 # --- Gradients, dropout
 
 
-@pytest.mark.parametrize("where", ["embeddings", "attention"])
-def test_a_frozen_model_trains_its_head(where: str) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    expected = loss_of(model, SCAL(where=where), batch).detach()
-    model.bert.requires_grad_(False)
-    loss = loss_of(model, SCAL(where=where), batch)
-    loss.backward()
-    torch.testing.assert_close(loss.detach(), expected)
-    assert set(zoo.gradients(model)) == {"classifier.weight", "classifier.bias"}
-
-
-def test_no_gradient_no_perturbation() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    torch.nn.init.zeros_(model.classifier.weight)
-    plain = model(**batch).loss
-    torch.testing.assert_close(loss_of(model, SCAL(contrast=0), batch), 2 * plain)
-
-
 # --- Options
-
-
-@pytest.mark.parametrize("p", [0.5, 1.0])
-def test_attention_of_skipped_layers_is_not_perturbed(p: float) -> None:
-    """The copy is then one with draws of its own alone."""
-    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
-    with regularize(model, Compose(SCAL(where="attention"), LayerDrop(p=p)), seed=2) as reg:
-        for _ in range(3):
-            reg.loss(batch).backward()
-            reg.step()
-        assert reg.logs()["scal/contrast"] > 0
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Compose, LayerDrop, UniDrop, regularize
+from attendrop import AttendropError, Compose, LayerDrop, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.attend_out.actions import Attack, Micro, replayed
-from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players
+from attendrop.methods.attend_out.policy_gradient import Players
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.layers import Skipping
 
@@ -34,7 +34,7 @@ def strong(players: Players) -> Players:
     return players
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "bart", "gpt2"])
+@pytest.mark.parametrize("name", ["albert", "gpt2"])
 def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> None:
     found = []
     for layers in ("all", [1]):
@@ -54,8 +54,8 @@ def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
     return micro
 
 
-@pytest.mark.parametrize("skipped", [0, 1, 2])
-def test_a_skipped_layer_is_left_out_of_actions_and_likelihood(skipped: int) -> None:
+def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
+    skipped = 1
     players, step = players_of(lengths=(5,), model=zoo.build("bert", num_hidden_layers=3, **DOUBLE))
     whole = dropped_in(strong(players), act(players, step))
     micro = skipping(players, step, {f"encoder.{skipped}"})
@@ -74,16 +74,11 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood(skipped: int) -> 
         torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
 
 
-@pytest.mark.parametrize(
-    ("other", "variant"),
-    [(LayerDrop(p=0.5), "dropout"), (LayerDrop(p=1.0), "pruning"), (UniDrop(structure=0.6), "dropout")],
-    ids=str,
-)
-def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
+@pytest.mark.parametrize(("p", "variant"), [(0.5, "dropout"), (1.0, "pruning")])
+def test_it_trains_beside_what_skips_layers(p: float, variant: str) -> None:
     metrics: list[dict[str, float]] = []
-    model = run(
-        Compose(papers(variant=variant, dropout_step=2), other), 6, watch=lambda reg: metrics.append(reg.metrics())
-    )
+    method = Compose(papers(variant=variant, dropout_step=2), LayerDrop(p=p))
+    model = run(method, 6, watch=lambda reg: metrics.append(reg.metrics()))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     told = [found for found in metrics if found]
     assert len(told) == 3
@@ -114,10 +109,8 @@ class Watched(Attack):
     ("name", "autocast", "granularity"),
     [
         ("bert", None, "score"),
-        ("bert", torch.bfloat16, "layer"),
         ("bert-choice", torch.float16, "head"),
         ("modernbert", torch.bfloat16, "score"),
-        ("gpt2", torch.float16, "layer"),
         ("t5", None, "head"),
     ],
 )
@@ -150,38 +143,20 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     assert not [name for name, value in micro.items() if isinstance(value, Tensor)]
 
 
-class Stopping(hf.TrainerCallback):
-    """Ends training after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = state.global_step >= self.steps
-
-
-@pytest.mark.parametrize("best", [False, True])
-def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Path) -> None:
-    """Early stopping after the second epoch of four steps, or a callback after six; the best model is then loaded."""
+def test_a_period_is_completed_when_training_ends_early(tmp_path: Path) -> None:
+    """Early stopping after the second epoch of four steps; the best model is then loaded."""
     method = papers(variant="pruning", dropout_step=5, merge="sample")
     choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
-    stopping = hf.EarlyStoppingCallback(1, 1e9) if best else Stopping(6)
+    stopping = hf.EarlyStoppingCallback(1, 1e9)
     trainer = trainer_of(
         tmp_path, method, num_train_epochs=9, eval_dataset=examples(), eval_strategy="epoch", callbacks=[stopping],
-        **(choice if best else {}),
+        **choice,
     )  # fmt: skip
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry]
-    ended = 8 if best else 6
-    assert [(entry["step"], entry["attendout/period_share"]) for entry in steps] == [(5, 1.0), (ended, ended % 5 / 5)]
-    assert isinstance(trainer.method_state, GeneratorState)
-    assert trainer.method_state.players is not None
-    defender = trainer.method_state.players.defender.model.state_dict()
-    if best:
-        saved = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
-        zoo.assert_same(weights(trainer), saved)
-    else:
-        zoo.assert_same(weights(trainer), defender)
+    assert [(entry["step"], entry["attendout/period_share"]) for entry in steps] == [(5, 1.0), (8, 0.6)]
+    saved = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
+    zoo.assert_same(weights(trainer), saved)
 
 
 class Defending(hf.TrainerCallback):

@@ -51,7 +51,7 @@ def phase_of(row: list[bool], size: int, stride: int) -> int | None:
     return found[0]
 
 
-@pytest.mark.parametrize(("size", "stride", "p"), [(2, 3, 0.6), (1, 1, 0.3), (5, 2, 1.0)])
+@pytest.mark.parametrize(("size", "stride", "p"), [(2, 3, 0.6), (5, 2, 1.0)])
 def test_a_row_has_the_pattern_or_nothing(size: int, stride: int, p: float) -> None:
     drop = dropped(shape=(20, 4, 12, 12), size=size, stride=stride, p=p)
     phases = [phase_of(row, size, stride) for row in drop.flatten(0, 2).tolist()]
@@ -154,10 +154,9 @@ def trial_losses(trainer: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     ("rows", "options"),
-    [(16, {}), (14, {"lr_scheduler_type": "linear", "warmup_steps": 4}),
-     (14, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}),
+    [(14, {"lr_scheduler_type": "linear", "warmup_steps": 4}),
      (14, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "uncounted": True})],
-    ids=["whole batches", "a schedule, and a batch of two rows", "micro-batches left over", "averaged by the trainer"],
+    ids=["a schedule, and a batch of two rows", "micro-batches left over, averaged by the trainer"],
 )  # fmt: skip
 def test_the_same_pattern_gives_the_same_loss_in_each_trial(
     rows: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +202,7 @@ def test_a_trial_has_the_state_of_the_optimizer_and_falling_learning_rates(monke
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_another_number_of_micro_batches_is_refused_in_a_loop_of_ones_own(calls: int) -> None:
+def test_another_number_of_micro_batches_is_refused(calls: int) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     reg = at_work(model, AutoDropout(trials=2), 4)
 
@@ -219,11 +218,10 @@ def test_another_number_of_micro_batches_is_refused_in_a_loop_of_ones_own(calls:
     reg.close()
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_step_without_a_loss_is_refused(steps: int) -> None:
+def test_a_step_without_a_loss_is_refused() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     reg = at_work(model, AutoDropout(trials=2), 8)
-    for _ in range(steps):
+    for _ in range(2):
         take_step(reg, batch)
     model(**batch).loss.backward()
     with pytest.raises(AttendropError, match=r"call reg\.loss before each optimizer step"):
@@ -256,7 +254,7 @@ def test_a_loss_that_is_no_number_is_the_worst() -> None:
     assert method_state._next().keys() == PATTERN.keys()
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("step", [2, 3])
 def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     """Two trials of two steps each, of eight."""
     method, options = AutoDropout(trials=2), {"reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9))}
@@ -267,14 +265,6 @@ def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     zoo.assert_same(weights(whole), weights(resumed))
     assert whole.method_state is not None and resumed.method_state is not None
     assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
-
-
-def test_patterns_are_scored_on_what_the_best_epoch_is_chosen_on(tmp_path: Path) -> None:
-    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
-    trainer = trainer_of(tmp_path, AutoDropout(trials=1), eval_dataset=held)
-    assert (len(trainer.train_dataset), trainer.reward_dataset) == (16, held)  # type: ignore[arg-type]
-    with pytest.raises(AttendropError, match=r"reward_data='selection' needs one eval_dataset; or pass reward_dataset"):
-        trainer_of(tmp_path, AutoDropout(trials=1))
 
 
 @pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(fraction=0.5, search=0.5)], ids=lambda m: m.name)
@@ -306,15 +296,11 @@ def test_evaluations_during_the_search_do_not_count(method: Any, tmp_path: Path)
 
 def test_patterns_are_sampled_from_the_whole_space_and_follow_from_seed_and_trial() -> None:
     found = [sample_pattern(3, trial, 4, 2) for trial in range(200)]
-    assert found == [sample_pattern(3, trial, 4, 2) for trial in range(200)]
-    assert sample_pattern(4, 0, 4, 2) != found[0]
-    assert found[0].keys() == PATTERN.keys()
+    assert found[0] == sample_pattern(3, 0, 4, 2) != sample_pattern(4, 0, 4, 2)
     assert {pattern["size"] for pattern in found} == {1, 2, 3, 4}
     assert {pattern["stride"] for pattern in found} == {1, 2}
     assert {pattern["part"] for pattern in found} == {"all", "lower", "upper"}
-    assert {(pattern["share_heads"], pattern["share_rows"]) for pattern in found} == {
-        (one, other) for one in (False, True) for other in (False, True)
-    }
+    assert len({(pattern["share_heads"], pattern["share_rows"]) for pattern in found}) == 4
     assert min(pattern["p"] for pattern in found) < 0.2 and max(pattern["p"] for pattern in found) > 0.9
 
 

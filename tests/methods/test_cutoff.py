@@ -16,7 +16,6 @@ from attendrop import AttendropError, Compose, HiddenCut, TokenCutoff, regulariz
 from attendrop.methods.common.divergence import spread
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.cutoff import Cut
 from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 
@@ -67,7 +66,7 @@ def cuts(unit: str, steps: int) -> list[Tensor]:
     method, found = TokenCutoff(fraction=0.3, unit=unit), []
     for step in range(steps):
         key = SampleKey(0, step, 0, 3)
-        plan: Any = (method.cut_features if unit == "features" else method.cut_tokens)(replace(context, key=key), 0)
+        plan: Any = method.cut(replace(context, key=key), 0)
         found.append(plan.change(torch.ones(3, 12, 16), valid) == 0)
     return found
 
@@ -92,23 +91,6 @@ def test_the_same_features_of_all_tokens_of_a_sequence_are_cut() -> None:
             assert (row == row[0]).all() and row[0].sum() == 4  # of 16
             places.update(row[0].nonzero().flatten().tolist())
     assert places == set(range(16))
-
-
-def test_views_are_cut_at_different_places() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", (20,) * 4)
-    _, changes = words.stepped(model, TokenCutoff(fraction=0.3, views=3), batch)
-    assert len({tuple((change != 0).any(-1).flatten().tolist()) for change in changes[1:]}) == 3
-
-
-def test_a_weight_of_zero_leaves_a_term_out() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    plain = model(**batch).loss
-    pairs = ((1, 0), (0, 1), (2, 3))
-    parts = [words.stepped(model, TokenCutoff(alpha=a, beta=b), batch)[0] - plain for a, b in pairs]
-    torch.testing.assert_close(parts[2], 2 * parts[0] + 3 * parts[1])
-    assert parts[1] > 0
-    with pytest.raises(AttendropError, match="plain fine-tuning"):
-        TokenCutoff(alpha=0, beta=0)
 
 
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
@@ -199,7 +181,7 @@ def cut_pass_of_hidden(model: Any, batch: zoo.Batch, spans: list[list[list[int]]
 )
 def test_the_loss_of_hidden_cut(method: HiddenCut) -> None:
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", SHORT)
-    for step in range(3):
+    for step in range(2):
         loss = loss_of(model, method, batch, step)
         whole = model(**batch, output_attentions=True)
         key, passes = SampleKey(0, step, 0, 3), [whole]
@@ -230,30 +212,6 @@ def test_the_spread_of_two_views(kind: str) -> None:
 
 
 # --- Spans
-
-
-def test_spans_begin_at_candidates_and_are_as_long_as_they_should() -> None:
-    """One sequence of ten tokens whose attention grows with the position: the four last are candidates."""
-    method, found = HiddenCut(alpha=0.3, candidates=0.4), []
-    for number in range(400):
-        cut = Cut(_Step(number), method, ["encoder.0"], {"encoder.0": torch.arange(12.0)[None]}, 0)  # type: ignore[arg-type]
-        cut._valid["encoder.0"] = torch.tensor([[True] * 10 + [False] * 2])
-        positions = cut._sample("encoder.0")[0].nonzero().flatten().tolist()
-        found.append((positions[0], len(positions)))
-    assert {start for start, _ in found} == {6, 7, 8, 9}
-    assert {(start, length) for start, length in found} == {(6, 3), (7, 3), (8, 2), (9, 1)}
-    share = [sum(start == at for start, _ in found) / 400 for at in (6, 7, 8, 9)]
-    assert share == pytest.approx([0.25] * 4, abs=0.07)
-
-
-class _Step:
-    """Stands for a pass."""
-
-    def __init__(self, number: int) -> None:
-        self.key = SampleKey(0, number, 0, 1)
-
-    def report(self, *_: Any) -> None:
-        """Nothing."""
 
 
 # --- Kinds of models, and other methods

@@ -18,7 +18,6 @@ from torch.nn import functional
 from attendrop import (
     AttendropError,
     ConcreteDropout,
-    ContextualDropout,
     LearnableBernoulli,
     VariationalDropout,
     regularize,
@@ -26,10 +25,8 @@ from attendrop import (
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.methods.common.antithetic import row_losses, row_shares
-from attendrop.methods.common.own_parameters import entropy
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.learnt_dropout import divergence
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.training.regularization import Regularization
 
@@ -69,8 +66,6 @@ def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
 def value_matrices(name: str, model: Any) -> list[Tensor]:
     """The weights of value projections, features read first."""
     match name:
-        case "bert":
-            return [layer.attention.self.value.weight.T for layer in model.bert.encoder.layer]
         case "gpt2":
             return [block.attn.c_attn.weight[:, 32:] for block in model.transformer.h]
         case "modernbert":
@@ -81,7 +76,7 @@ def value_matrices(name: str, model: Any) -> list[Tensor]:
             return [model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.value.weight.T] * 2
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "llama", "albert"])
+@pytest.mark.parametrize("name", ["gpt2", "modernbert", "llama", "albert"])
 def test_the_penalty_is_that_of_the_paper(name: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
     p, scale, count, rows = 0.2, 0.7, 3.0, 50
@@ -97,11 +92,6 @@ def test_the_penalty_is_that_of_the_paper(name: str) -> None:
         # Theirs is the norm of the weights before what is kept is scaled up.
         expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - count * entropy_of_p
     assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
-
-
-def test_entropy_is_finite_everywhere() -> None:
-    assert torch.equal(entropy(torch.tensor([-200.0, 200.0])), torch.zeros(2))
-    assert entropy(torch.tensor(0.0)).item() == pytest.approx(math.log(2))
 
 
 def learnt(reg: Regularization) -> list[float]:
@@ -130,8 +120,8 @@ def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"cut": 1}, {"cut": 2}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
-    ids=["micro-batches of 1", "of 2", "loss scale", "averaged over processes"],
+    [{"cut": 1}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
+    ids=["micro-batches of 1", "loss scale", "averaged over processes"],
 )
 def test_what_leaves_the_gradient_as_it_is(options: dict[str, Any]) -> None:
     torch.testing.assert_close(gradient(**options), gradient(4), rtol=1e-5, atol=1e-7)
@@ -165,16 +155,11 @@ def test_rows_are_those_of_the_training_data() -> None:
 
 NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
-PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": zoo.EOS}
 
 
-@pytest.mark.parametrize(
-    ("class_name", "options"),
-    [("GPTNeoXForSequenceClassification", NEOX), ("Phi3ForSequenceClassification", PHI3)],
-    ids=["queries, keys and values head by head", "fewer values than queries"],
-)
-def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: dict[str, Any]) -> None:
-    reg = concrete(zoo.from_class(class_name, options, "sdpa").train())
+def test_values_that_are_not_to_be_found_are_refused() -> None:
+    """Where queries, keys and values are joined head by head."""
+    reg = concrete(zoo.from_class("GPTNeoXForSequenceClassification", NEOX, "sdpa").train())
     with pytest.raises(AttendropError, match=r"value projection of .* cannot be found; choose other layers, or ano"):
         reg.loss(zoo.batch_of("gpt2-class"))
     reg.close()
@@ -227,18 +212,6 @@ def test_the_loss_of_variational_dropout() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_penalty_approximates_the_divergence_from_the_log_uniform_prior() -> None:
-    """Which is, up to a constant, E log|e| - log(alpha) / 2 with e from N(1, alpha)."""
-    generator = torch.Generator().manual_seed(0)
-    sampled = torch.randn(400_000, dtype=torch.float64, generator=generator)
-    alphas = (0.05, 0.2, 0.5, 1.0)
-    exact = [(1 + math.sqrt(a) * sampled).abs().log().mean().item() - 0.5 * math.log(a) for a in alphas]
-    found = [divergence(torch.tensor(math.log(a))).item() for a in alphas]
-    for alpha, one, other in zip(alphas, exact, found, strict=True):
-        assert other == pytest.approx(penalty(alpha), rel=1e-5)
-        assert one - exact[0] == pytest.approx(other - found[0], abs=0.02)
-
-
 def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     reg = variational(model, kl_weight=100.0, learning_rate=0.5)
@@ -247,22 +220,6 @@ def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
         reg.step()
     assert reg.logs()["variational_dropout/variance/encoder.0"] > 0.11
     assert set(reg.method_state.final_report([])["variational_dropout"].values()) == {1.0}
-    reg.close()
-
-
-def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
-    reg = variational(model, alpha=0.2)
-    reg.loss(batch).backward()
-    values = reg.method_state.values  # type: ignore[attr-defined]
-    for layer in range(2):
-        losses = []
-        for shift in (1e-2, -1e-2):
-            values.data[layer] += shift
-            reg.begin_step(0)
-            losses.append(reg.loss(batch).item())
-            values.data[layer] -= shift
-        assert values.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
     reg.close()
 
 
@@ -338,7 +295,7 @@ def test_the_antithetic_pass_has_the_same_dropout_and_leaves_no_trace() -> None:
     assert reg.method_state.values.grad.abs().max() < 1e-6  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-tokens", "bert-choice", "gpt2", "bart"])
+@pytest.mark.parametrize("name", ["bert-tokens", "bert-choice", "gpt2", "bart"])
 def test_losses_of_rows_sum_to_that_of_the_model(name: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
     outputs = model(**batch)
@@ -357,8 +314,8 @@ def test_losses_of_numbers_and_several_labels(problem: str) -> None:
 
 
 # Beyond the eight tokens of the batch, an answer is not in the window; a negative position counts as the first.
-@pytest.mark.parametrize("start", [[1, 2, 0], [1, 8, 30], [-100, 2, 30]], ids=str)
-def test_losses_of_answers_ignore_what_the_model_ignores(start: list[int]) -> None:
+def test_losses_of_answers_ignore_what_the_model_ignores() -> None:
+    start = [-100, 2, 30]
     model = zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}).double().train()
     batch = zoo.batch_of("bert", labels=False)
     batch |= {"start_positions": torch.tensor(start), "end_positions": torch.tensor([3, 9, 2])}
@@ -367,9 +324,6 @@ def test_losses_of_answers_ignore_what_the_model_ignores(start: list[int]) -> No
     torch.testing.assert_close(losses.sum(), outputs.loss)
     counted = torch.tensor([[each < 8 for each in start], [True, False, True]]).double()
     torch.testing.assert_close(shares.double(), (counted / counted.sum(1, keepdim=True)).mean(0))
-    for method in (LearnableBernoulli(num_train_rows=9), ContextualDropout()):
-        with regularize(model, method) as reg:
-            assert reg.loss(batch).isfinite()
 
 
 def test_losses_of_rows_without_a_class_are_ignored() -> None:
@@ -378,9 +332,3 @@ def test_losses_of_rows_without_a_class_are_ignored() -> None:
     outputs = model(**batch)
     torch.testing.assert_close(row_losses(model, outputs, batch).sum(), outputs.loss)
     assert row_shares(model, outputs, batch).tolist() == [0.5, 0, 0.5]
-
-
-def test_losses_need_labels() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with pytest.raises(AttendropError, match="needs labels in the batch"):
-        row_losses(model, model(**batch), {})

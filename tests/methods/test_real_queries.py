@@ -42,12 +42,6 @@ def test_the_batch_tells(kind: str, batch: dict[str, Tensor], expected: list[lis
     assert real_queries(call, batch)[:, 0, :, 0].int().tolist() == expected
 
 
-def test_the_mask_of_the_layer_tells() -> None:
-    shape = (2, 1, 4, 4)
-    call = AttentionCall(AttentionLayer("layer", "encoder", 0), shape, MASK.bool()[:, None, None], torch.device("cpu"))
-    assert real_queries(call, {})[:, 0, :, 0].int().tolist() == MASK.tolist()
-
-
 def choice_model() -> Any:
     stock = zoo.build("bert-choice", dtype=torch.float64)
     model = choice_class("BertForMultipleChoice")(stock.config).to(stock.device, torch.float64)

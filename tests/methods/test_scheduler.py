@@ -33,12 +33,8 @@ def at_work(
 @pytest.mark.parametrize(
     ("progress", "expected"),
     [
-        (0, (0.6, 0.0)),
         (0.125, (0.55, 0.5)),
-        (0.2, (0.52, 0.8)),
         (0.2475, (0.501, 0.95)),  # 0.99 is beyond the bound
-        (0.25, (0.5, 0.95)),
-        (0.5, (0.4, 0.95)),
         (1, (0.2, 0.95)),
     ],
 )
@@ -46,23 +42,11 @@ def test_probabilities_are_piecewise_linear_and_bounded(progress: float, expecte
     assert CURVES.probabilities_at(progress) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0, 0.6), (2, 0.45), (4, 0.3), (6, 0.15), (8, 0.0), (9, 0.0)])
-def test_the_default_falls_to_zero_over_the_planned_steps(step: int, expected: float) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", [30] * 8)
-    reg = at_work(model, Scheduler(), step=step)
-    reg.loss(batch)
-    logs = reg.logs()
-    reg.close()
-    for layer in ("encoder.0", "encoder.1"):
-        # 14400 positions: 0.02 are 5 standard deviations.
-        assert logs[f"scheduler/dropped/{layer}"] == pytest.approx(expected, abs=0.02 if expected else 0)
-
-
 # --- What is dropped
 
 
-@pytest.mark.parametrize("step", [0, 3, 7])
-def test_the_loss_is_that_of_the_formula(step: int) -> None:
+def test_the_loss_is_that_of_the_formula() -> None:
+    step = 3
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
     method = Scheduler((0, 1), ((0.6, 0.1), (0.9, 0.9)))
     reg = at_work(model, method, step=step)
@@ -86,10 +70,7 @@ def test_the_loss_is_that_of_the_formula(step: int) -> None:
     ("options", "curves"),
     [
         ({}, ((0.6, 0.0),)),
-        ({"probabilities": (0.6, 0.5)}, ((0.6, 0.5),)),
         ({"probabilities": [0.6, 0.5]}, ((0.6, 0.5),)),
-        ({"probabilities": [[0.6, 0.5]]}, ((0.6, 0.5),)),
-        ({"probabilities": "0.6, 0.5"}, ((0.6, 0.5),)),
         ({"probabilities": " 0.6,0.5 ; 1,0 "}, ((0.6, 0.5), (1.0, 0.0))),
         ({"probabilities": ((0.6, 0.5), (1, 0))}, ((0.6, 0.5), (1.0, 0.0))),
     ],
@@ -105,18 +86,12 @@ def test_probabilities_as_text_and_as_numbers(options: dict[str, Any], curves: t
     ("options", "message"),
     [
         ({"progress": "0,1,0.5"}, r"progress='0,1,0\.5' must ascend from 0 to 1"),
-        ({"progress": (0, 0, 1)}, r"progress=\(0, 0, 1\) must ascend"),
         ({"progress": (0.1, 1)}, r"must ascend from 0 to 1"),
-        ({"progress": ()}, r"progress=\(\) is empty"),
         ({"progress": 0.5}, r"progress=0\.5 is not a list of numbers"),
-        ({"progress": (float("nan"), 1)}, r"holds nan"),
         ({"probabilities": "0.6,x"}, r"probabilities='0\.6,x' is not a list of numbers"),
-        ({"probabilities": ""}, r"probabilities='' is not a list of numbers"),
         ({"probabilities": []}, r"probabilities=\[\] is empty"),
         ({"probabilities": [0.5, [0.5, 0.4]]}, r"probabilities=0\.5 is not a list"),
         ({"probabilities": (0.5, 1.1)}, r"holds 1\.1; give numbers from 0 to 1"),
-        ({"probabilities": (-0.1, 0)}, r"holds -0\.1"),
-        ({"probabilities": "0.6"}, r"a list is 1 long, but progress has 2 knots"),
         ({"progress": "0,.5,1", "probabilities": "1,1,1; 1,1"}, r"a list is 2 long, but progress has 3 knots"),
     ],
 )
@@ -130,9 +105,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     [
         ("bert", Scheduler(), None, r"pass total_steps=.* to regularize"),
         ("bert", Scheduler(probabilities="1,0; 1,0; 1,0"), 8, r"3 lists for 2 layers of encoder attention"),
-        ("bert", Scheduler(probabilities="1,0; 1,0", layers=[0]), 8, r"2 lists for 1 layer "),
         ("bart", Scheduler(layers="cross"), 8, r"layers='cross' leaves no self-attention"),
-        ("bert", Scheduler(layers=[7]), 8, r"the model has no layer 7"),
     ],
 )
 def test_what_does_not_fit_the_run_is_refused_when_it_starts(
@@ -162,5 +135,3 @@ def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end
 def test_a_shape_goes_with_no_lists() -> None:
     with pytest.raises(AttendropError, match=r"shape='cola' excludes progress"):
         Scheduler(shape="cola", probabilities=((0.5, 0.1),))
-    with pytest.raises(AttendropError, match=r"shape='colla' is not known\. Did you mean 'cola'"):
-        Scheduler(shape="colla")

@@ -9,73 +9,38 @@ import torch
 from helpers import zoo
 from helpers.one_layer import edit_of
 from helpers.oracles import EagerAttention
+from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import Compose, DropAttention, DropBlock, Vanilla, regularize
 from attendrop.attention.edits import AttentionEdit
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("where", ["scores", "weights"])
 def test_the_attention_is_that_of_the_formula(where: str) -> None:
-    """One layer by hand, element by element, with the mask that the draws give."""
-    model = zoo.build("bert", dtype=torch.float64, num_hidden_layers=1, dropout=0.2)
-    batch = zoo.batch_of("bert", (6, 4))
-    seen: dict[str, Tensor] = {}
-    attention = model.bert.encoder.layer[0].attention
-    attention.self.query.register_forward_hook(lambda _, __, out: seen.update(query=out))
-    attention.self.key.register_forward_hook(lambda _, __, out: seen.update(key=out))
-    attention.self.value.register_forward_hook(lambda _, __, out: seen.update(value=out))
-    attention.output.dense.register_forward_pre_hook(lambda _, args: seen.update(output=args[0]))
+    """Dropout of weights takes the place of the model's own."""
+    own = {"attention_probs_dropout_prob": 0.5 if where == "weights" else 0.0}
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64, **own), zoo.batch_of("bert", (6, 4))
     with regularize(model, Vanilla(p=0.4, where=where), seed=5) as reg:
-        if where == "scores":  # beside the model's own dropout, which is not to be followed here
-            model.config.attention_probs_dropout_prob = 0.0
-            attention.self.dropout.p = 0.0
-        reg.loss(batch)
-    drop = sample_mask(
-        0.4, SampleKey(5, 0, 0, 2), "encoder.0", (2, 2, 6, 6), torch.zeros(2, 2, dtype=torch.long), torch.device("cpu")
-    )
-    lengths = batch["attention_mask"].sum(1).tolist()
-    query, key, value = (seen[name].view(2, 6, 2, 8) for name in ("query", "key", "value"))
-    for b in range(2):
-        for h in range(2):
-            for i in range(lengths[b]):
-                keys = range(lengths[b])
-                scores = [float(query[b, i, h] @ key[b, j, h]) / 8**0.5 for j in keys]
-                dropped = [bool(drop[b, h, i, j]) for j in keys]
-                if where == "scores":
-                    exp = [
-                        0.0 if gone else torch.tensor(s).exp().item() for s, gone in zip(scores, dropped, strict=True)
-                    ]
-                    weights = [e / sum(exp) for e in exp] if sum(exp) else [1 / len(exp)] * len(exp)
-                else:
-                    exact = torch.tensor(scores, dtype=torch.float64).softmax(0)
-                    weights = [0.0 if gone else float(w) / 0.6 for w, gone in zip(exact, dropped, strict=True)]
-                expected = sum(w * value[b, j, h] for w, j in zip(weights, keys, strict=True))
-                found = seen["output"].view(2, 6, 2, 8)[b, i, h]
-                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-CPU = torch.device("cpu")
+        loss = reg.loss(batch)
+    model.eval()
+    origins, keys = torch.zeros(2, 2, dtype=torch.long), ("encoder.0", "encoder.1")
+    drops = {key: sample_mask(0.4, SampleKey(5, 0, 0, 2), key, (2, 2, 6, 6), origins, CPU) for key in keys}
+    if where == "weights":
+        expected = weighted(model, batch, {key: ~drop / 0.6 for key, drop in drops.items()}).loss
+    else:
+        with EagerAttention([*drops.values()]).in_place_of_stock(model):
+            expected = model(**batch).loss
+    torch.testing.assert_close(loss, expected)
 
 
 def gamma(p: float, size: int, rows: int, n: int) -> float:
     """The probability that a block begins at a place where it fits, in a row of ``n`` valid keys."""
     size = min(size, n)
     return p / (rows * size) * n / (n - size + 1)
-
-
-def expected(p: float, size: int, rows: int, n: int) -> list[float]:
-    """The probability that each of a row's ``n`` valid positions is dropped: that some block covers it."""
-    size = min(size, n)
-    places = [sum(begin <= j < begin + size for begin in range(n - size + 1)) for j in range(n)]
-    return [1 - (1 - gamma(p, size, rows, n)) ** (rows * count) for count in places]
-
-
-def dropped(method: DropBlock, shape: tuple[int, int, int, int], valid: Tensor | None) -> Tensor:
-    drop = edit_of(method, shape, valid).drop
-    assert drop is not None and drop.shape == shape
-    return drop
 
 
 def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tensor:
@@ -104,7 +69,7 @@ BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBl
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("bert", BLOCKS[0]), ("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
+    [("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
     ids=str,
 )
 def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
@@ -121,31 +86,8 @@ def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     assert any(drop.any() for drop in drops)
 
 
-@pytest.mark.parametrize(("p", "size", "rows"), [(0.3, 3, 1), (0.2, 20, 1), (0.4, 3, 2)])
-@pytest.mark.parametrize("n", [1, 4, 12])
-def test_each_position_is_dropped_as_often_as_blocks_cover_it(p: float, size: int, rows: int, n: int) -> None:
-    valid = torch.arange(14) < n
-    drop = dropped(DropBlock(p=p, block_size=size, block_rows=rows), (40, 10, 50, 14), valid[None, None, None])
-    exact = expected(p, size, rows, n)
-    found = drop.double().mean((0, 1, 2))
-    assert found[:n].tolist() == pytest.approx(exact, abs=0.02)  # 20,000 rows
-    assert not drop[..., n:].any()
-    # The whole share is about p: below it by what blocks overlap.
-    assert p * (1 - p) < sum(exact) / n <= p + 1e-9
-
-
-def test_rows_of_causal_attention_have_as_many_blocks_as_keys() -> None:
-    valid = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
-    drop = dropped(DropBlock(p=0.3, block_size=3), (200, 50, 9, 9), valid)
-    for row in range(9):
-        found = drop[:, :, row, : row + 1].double().mean((0, 1)).tolist()
-        assert found == pytest.approx(expected(0.3, 3, 1, row + 1), abs=0.025)
-    assert not (drop & ~valid).any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_almost_everything_dropped_is_finite(dtype: torch.dtype) -> None:
-    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 2, 1))
+def test_almost_everything_dropped_is_finite() -> None:
+    model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert", (8, 2, 1))
     with regularize(model, DropBlock(p=0.99999, block_size=50)) as reg:
         loss = reg.loss(batch)
         assert reg.logs()["dropblock/dropped"] == 1
@@ -196,7 +138,7 @@ def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(u
     assert wholes > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
     """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
     edit = edit_of(DropAttention(p=0.4, unit="element"), SHAPE)
@@ -235,26 +177,9 @@ def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int
 
 
 @pytest.mark.parametrize("unit", ["element", "column"])
-def test_how_many_are_dropped(unit: str) -> None:
-    drop = without_weight(DropAttention(p=0.3, unit=unit), None, (32, 4, 30, 30))
-    assert drop.float().mean().item() == pytest.approx(0.3, abs=0.03)
-    assert (drop.all(-2) | ~drop.any(-2)).all() == (unit == "column")
-    assert not torch.equal(drop[0, 0], drop[0, 1]) and not torch.equal(drop[0, 0], drop[1, 0])
-
-
-@pytest.mark.parametrize("unit", ["element", "column"])
 def test_neighbours_are_dropped_together(unit: str) -> None:
     drop = without_weight(DropAttention(p=0.2, unit=unit, window=3), None, (64, 4, 30, 30))
     for row in drop[:, :, 0].flatten(0, 1).tolist():
         runs = "".join("x" if each else " " for each in row).split()
         assert all(len(run) >= 3 for run in runs)
     assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows
-
-
-def test_almost_no_dropping_is_fine_tuning_without_attention_dropout() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    with regularize(model, DropAttention(p=1e-6)) as reg:
-        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
-    model = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5)
-    with regularize(model, DropAttention(p=1e-6)) as reg:
-        torch.testing.assert_close(reg.loss(batch), model.eval()(**batch).loss)

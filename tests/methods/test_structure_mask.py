@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from helpers import cuts, zoo
+from helpers import zoo
 from helpers.oracles import EagerAttention
 from helpers.training import trainer_of
 from hypothesis import given
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attendrop import AttendropError, Compose, RDrop, StructureMask, regularize
 from attendrop.methods.structure_mask import outside_of_tree
-from attendrop.randomness.keyed_random import SampleKey, sample_mask
+from attendrop.training.regularization import Regularization
 
 HARD = {"p": 1, "structure": "dependencies"}
 # "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.
@@ -97,7 +97,7 @@ def test_the_hard_mask_of_an_adjacency_matrix() -> None:
     torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
 
 
-@pytest.mark.parametrize(("name", "window"), [("bert", 0), ("bert", 2), ("gpt2-class", 1), ("bart-class", 1)])
+@pytest.mark.parametrize(("name", "window"), [("bert", 0), ("gpt2-class", 1), ("bart-class", 1)])
 def test_the_hard_mask_of_a_window(name: str, window: int) -> None:
     model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (8, 5, 3))
     loss = dropping(model, StructureMask(p=1, window=window), batch)
@@ -111,31 +111,18 @@ def test_the_hard_mask_of_a_window(name: str, window: int) -> None:
 # --- What is dropped
 
 
-def test_positions_outside_are_dropped_with_probability_p() -> None:
-    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (20, 20))
-    with regularize(model, StructureMask(p=0.3, window=2)) as reg:
-        loss, logs = reg.loss(batch), reg.logs()
-    outside = hard_mask([[[abs(i - j) <= 2 or j == 0 for j in range(20)] for i in range(20)]] * 2, 20)
-    origins = torch.zeros(2, 2, dtype=torch.long)
-    keys = [f"encoder.{i}" for i in (0, 1)]
-    sampled = [
-        sample_mask(0.3, SampleKey(0, 0, 0, 2), key, (2, 2, 20, 20), origins, torch.device("cpu")) for key in keys
-    ]
-    drops = [outside & each for each in sampled]
-    torch.testing.assert_close(loss, loss_with(model, batch, drops))
-    for key, drop in zip(keys, drops, strict=True):
-        assert logs[f"structure_mask/dropped/{key}"] == pytest.approx(drop.double().mean().item())
-        assert drop[outside].double().mean().item() == pytest.approx(0.3, abs=0.05)  # 3 standard deviations
-
-
-@pytest.mark.parametrize(("name", "p"), [("bert", 1), ("llama-class", 0.6), ("bart-class", 0.6)])
+@pytest.mark.parametrize(("name", "p"), [("llama-class", 0.6), ("bart-class", 0.6)])
 def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> None:
     model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))
     method = StructureMask(p=p, structure="dependencies")
 
     def logits(part: slice, width: int | None = None, **padding: Any) -> Tensor:
-        column = {"dependency_heads": padded(TREES[part], width)}
-        return cuts.logits(model, method, rows[part], part.start or 0, columns=column, **padding)
+        reg = Regularization(zoo.training(model), method)
+        reg._sequences = part.start  # of the global batch before this micro-batch
+        batch = zoo.collate(rows[part], **padding) | {"dependency_heads": padded(TREES[part], width)}
+        found: Tensor = reg.compute(batch, reg._model_loss)[1].logits.detach()
+        reg.close()
+        return found
 
     whole = logits(slice(0, 3))
     left = name == "llama-class"
@@ -161,14 +148,6 @@ def test_copies_of_rows_share_a_structure() -> None:
     model, batch = zoo.build("bert-choice", "eager", dtype=torch.float64), zoo.batch_of("bert-choice", (8, 5, 3))
     loss = dropping(model, StructureMask(**HARD), batch | column)
     drop = hard_mask([related(tree, "ancestors") for tree in TREES], 8).repeat_interleave(4, 0)
-    torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
-
-
-def test_a_longer_column_is_cut_off() -> None:
-    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (5, 3))
-    long = [[-1, 2, 2, 7, 3, 2, 2, 2], [-1, 2, 1, 0, 0, 0, 0, 0]]
-    loss = dropping(model, StructureMask(**HARD), {**batch, "dependency_heads": torch.tensor(long)})
-    drop = hard_mask([related(tree, "ancestors") for tree in long], 8)[:, :, :5, :5]
     torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
 
 
@@ -211,13 +190,11 @@ def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, rem
     ("options", "column", "message"),
     [
         ({"structure": "dependencies"}, {}, r"no column 'dependency_heads', needed for structure='dependencies'"),
-        ({"structure": "adjacency", "column": "graph"}, {}, r"no column 'graph', needed for structure='adjacency'"),
         (
             {"structure": "dependencies"},
             {"dependency_heads": torch.zeros(3, 8, 8)},
             r"\(3, 8, 8\); .* needs \(batch, n\)",
         ),
-        ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8)}, r"\(3, 8\); .* needs \(batch, n, n\)"),
         ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8, 9)}, r"needs \(batch, n, n\)"),
         ({"structure": "dependencies"}, {"dependency_heads": torch.zeros(2, 8)}, r"has 2 rows for a batch of 3"),
     ],

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 from transformers.models.bert import modeling_bert
 
-from attendrop import AttendropError, UniDrop
+from attendrop import UniDrop
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
@@ -78,7 +78,7 @@ def oracle(model: Any, batch: zoo.Batch, p: float, places: tuple[int, ...], monk
     return loss
 
 
-@pytest.mark.parametrize("places", [(1,), (2,), (3,), (4,), (1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("places", [(1,), (2,), (3,), (4,)], ids=str)
 def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
     loss = loss_of(model, only(feature=0.3, features=places), batch)
@@ -89,13 +89,6 @@ def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypat
 
 
 # --- Blocks
-
-
-def test_all_blocks_may_go() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    loss = loss_of(model, only(structure=1), batch)
-    model.bert.encoder.layer = torch.nn.ModuleList()
-    torch.testing.assert_close(loss, model(**batch).loss)
 
 
 # --- Tokens
@@ -143,14 +136,6 @@ def test_a_batch_without_a_mask_gets_one() -> None:
     assert torch.equal(loss_of(model, method, batch), expected)
 
 
-def test_special_tokens_come_from_the_setup() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    method = only(data=0, token=1)
-    everything = tuple(range(zoo.VOCAB))
-    assert torch.equal(loss_of(model, method, batch, special=everything), model(**batch).loss)
-    assert not torch.equal(loss_of(model, method, batch), model(**batch).loss)
-
-
 @pytest.mark.parametrize("masked", [True, False])
 def test_positions_stay_where_the_model_counts_them_by_the_mask(masked: bool) -> None:
     model, batch, found = zoo.build("opt-class"), zoo.batch_of("opt-class", (8, 8)), []
@@ -176,14 +161,7 @@ def test_only_the_input_of_an_encoder_loses_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("1,3", (1, 3)), ("[4, 2]", (2, 4)), ([3, 3], (3,)), (2, (2,)), ("", ()), ((), ())],
+    [("[4, 2]", (2, 4)), ([3, 3], (3,)), (2, (2,)), ("", ())],
 )
 def test_places(given: Any, expected: tuple[int, ...]) -> None:
     assert build_method("unidrop", {"features": given}) == UniDrop(features=expected)
-
-
-def test_a_mask_for_pairs_of_tokens_is_refused() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (4, 4))
-    batch["attention_mask"] = torch.ones(2, 1, 4, 4, dtype=torch.bool)
-    with pytest.raises(AttendropError, match=r"\(2, 1, 4, 4\), not "):
-        loss_of(model, only(data=0, token=0.5), batch)

@@ -11,7 +11,7 @@ from helpers import zoo
 from helpers.training import take_step
 from torch import Tensor
 
-from attendrop import L2SP, SAM, AttendOut, AttendropError, Compose, DropConnect, LayerDrop, Method, Mixout, regularize
+from attendrop import L2SP, SAM, AttendOut, AttendropError, Compose, DropConnect, Mixout, regularize
 from attendrop.methods.common.parameters import _Mix, pretrained_parameters, projection_weights
 from attendrop.randomness.keyed_random import sample_parameter_mask
 from attendrop.training.regularization import Regularization
@@ -36,38 +36,29 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     assert torch.autograd.gradcheck(lambda w: _Mix.apply(w, mask, None, 0.4), (weight,))
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2-class", "t5", "albert"])
-def test_mixout_acts_on_the_linear_layers_below_the_head(name: str) -> None:
-    names = projection_weights(zoo.build(name))
-    assert names
-    assert not [
-        each for each in names if "classifier" in each or "embeddings." in each or "lm_head" in each or "score" in each
-    ]
-    assert all(each.endswith("weight") for each in names)
-
-
-def test_passes_of_training_see_the_pretrained_value_or_more_than_the_weight() -> None:
-    model = zoo.build("bert", dtype=torch.float64)
-    names = projection_weights(model)
-    found: list[dict[str, Tensor]] = []
-    with regularize(model, Mixout(p=0.6, unit="element")) as reg:
-        reg.loss(zoo.batch_of("bert"))
+@pytest.mark.parametrize(("name", "unit"), [("bert", "element"), ("bert", "neuron"), ("gpt2", "neuron")])
+def test_mixout_replaces_weights_below_the_head_by_their_pretrained_values(name: str, unit: str) -> None:
+    """Of a neuron all together: mixing with zero then is dropout of the layer's input."""
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    seen: dict[str, Tensor] = {}
+    with regularize(model, Mixout(p=0.6, unit=unit)) as reg:
+        reg.loss(batch)
         before = moved(model)
-        for name in names:
-            model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(
-                lambda module, _, name=name: found.append({name: module.weight.detach().clone()})
+        for each in projection_weights(model):
+            model.get_submodule(each.removesuffix(".weight")).register_forward_pre_hook(
+                lambda module, _, each=each: seen.update({each: module.weight.detach().clone()})
             )
-        reg.loss(zoo.batch_of("bert"))
-    seen = {name: value for each in found for name, value in each.items()}
-    assert seen.keys() == set(names)
+        reg.loss(batch)
     shares = []
-    for name, value in seen.items():
-        weight, pretrained = model.get_parameter(name).detach(), before[name]
-        replaced = torch.isclose(value, pretrained)
-        expected = torch.where(replaced, pretrained, (weight - 0.6 * pretrained) / 0.4)
-        torch.testing.assert_close(value, expected)
-        shares.append(replaced.double().mean())
-    assert float(torch.stack(shares).mean()) == pytest.approx(0.6, abs=0.03)
+    for each, value in seen.items():
+        replaced = torch.isclose(value, before[each])
+        kept = (model.get_parameter(each).detach() - 0.6 * before[each]) / 0.4
+        torch.testing.assert_close(value, torch.where(replaced, before[each], kept))
+        replaced = replaced.T if name == "gpt2" else replaced  # (in, out) to (out, in)
+        assert torch.equal(replaced.all(0), replaced.any(0)) == (unit == "neuron")
+        shares.append(replaced.flatten() if unit == "element" else replaced[0])
+    assert float(torch.cat(shares).double().mean()) == pytest.approx(0.6, abs=0.03 if unit == "element" else 0.12)
+    assert not any("classifier" in each or "lm_head" in each for each in seen)
 
 
 def test_dropconnect_acts_on_the_projections_of_the_attention() -> None:
@@ -94,21 +85,6 @@ def test_dropconnect_acts_on_the_projections_of_the_attention() -> None:
         assert 0.25 < dropped.double().mean() < 0.55
 
 
-@pytest.mark.parametrize("method", [Mixout(p=0.5), DropConnect(p=0.5)], ids=lambda method: method.name)
-def test_one_draw_serves_a_step_and_another_the_next(method: Method) -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    moved_after: list[Tensor] = []
-    with regularize(model, method) as reg:
-        reg.loss(batch)
-        moved(model)
-        for _ in range(2):
-            first, again = reg.loss(batch).detach(), reg.loss(batch).detach()
-            assert torch.equal(first, again)
-            moved_after.append(first)
-            reg.step()
-    assert not torch.isclose(*moved_after)
-
-
 def test_a_frozen_weight_is_left_alone_and_mixout_says_when_all_are() -> None:
     model = zoo.build("bert")
     for parameter in model.base_model.parameters():
@@ -130,37 +106,6 @@ def test_mixout_draws_the_defenders_weights_back_too() -> None:
             take_step(reg, batch)
         defender = reg.method_state.parts[0].players.defender.model  # type: ignore[attr-defined]
         zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
-    alone = zoo.build("bert", dtype=torch.float64)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
-    with regularize(
-        alone, AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), optimizer=optimizer
-    ) as reg:
-        for _ in range(4):
-            take_step(reg, batch)
-    assert not torch.allclose(alone.classifier.weight, model.classifier.weight)
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_all_weights_that_leave_a_neuron_are_replaced_together(name: str) -> None:
-    """Mixing with zero then is dropout of the layer's input."""
-    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
-    names = projection_weights(model)
-    seen: dict[str, Tensor] = {}
-    with regularize(model, Mixout(p=0.5)) as reg:
-        reg.loss(batch)
-        before = moved(model)
-        for each in names:
-            model.get_submodule(each.removesuffix(".weight")).register_forward_pre_hook(
-                lambda module, _, each=each: seen.update({each: module.weight.detach().clone()})
-            )
-        reg.loss(batch)
-    shares = []
-    for each, value in seen.items():
-        replaced = torch.isclose(value, before[each])
-        replaced = replaced.T if name == "gpt2" else replaced  # (in, out) to (out, in)
-        assert torch.equal(replaced.all(0), replaced.any(0))
-        shares.append(replaced[0].double())
-    assert float(torch.cat(shares).mean()) == pytest.approx(0.5, abs=0.12)
 
 
 def perturbed_gradients(model: Any, batch: zoo.Batch, rho: float) -> tuple[dict[str, Tensor], Tensor]:
@@ -188,7 +133,7 @@ def gradients_of(model: Any, method: Any, batch: zoo.Batch) -> tuple[dict[str, T
     return zoo.gradients(model), loss.detach()
 
 
-MODELS = ["bert", "albert", "t5", "gpt2", "modernbert", "deberta-v3"]
+MODELS = ["albert", "t5", "gpt2", "deberta-v3"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -218,27 +163,6 @@ def test_both_passes_have_the_same_dropout() -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_each_micro_batch_has_its_own_perturbation() -> None:
-    model = zoo.build("bert", dtype=torch.float64)
-    rows = zoo.rows("bert", (8, 5, 3, 6))
-    halves = [zoo.collate(rows[:2]), zoo.collate(rows[2:])]
-    with regularize(model, SAM(rho=0.3)) as reg:
-        for half in halves:
-            (reg.loss(half) / 2).backward()
-    found = zoo.gradients(model)
-    expected = [perturbed_gradients(model, half, 0.3)[0] for half in halves]
-    zoo.assert_same(found, {name: (value + expected[1][name]) / 2 for name, value in expected[0].items()}, 1e-6)
-
-
-def test_layers_that_another_method_skips_are_not_perturbed() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    with regularize(model, Compose(SAM(rho=0.3), LayerDrop(p=0.9))) as reg:
-        reg.loss(batch).backward()
-    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
-    with pytest.raises(AttendropError, match="only one replacement would take effect"):
-        Compose(SAM(), Mixout())
-
-
 def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -247,6 +171,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
         moved(model)
         reg.loss(batch).backward()
         optimizer.step()
+        report = reg.method_state.final_report([])
     found = zoo.gradients(model)
     distance = sum(
         ((value - start[name]) ** 2).sum() for name, value in model.named_parameters() if name.startswith("bert.")
@@ -254,22 +179,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
     norm = sum((value**2).sum() for value in model.classifier.parameters())
     (model(**batch).loss + 0.3 / 2 * distance + 0.7 / 2 * norm).backward()
     zoo.assert_same(found, zoo.gradients(model), 1e-9)
-
-
-def test_the_pull_grows_with_the_distance_and_the_run_reports_it() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    before = torch.cat([parameter.detach().flatten() for parameter in model.bert.parameters()])
-    distances = []
-    for alpha in (0.01, 8.0):
-        model = zoo.build("bert", dtype=torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with regularize(model, L2SP(alpha=alpha), optimizer=optimizer) as reg:
-            for _ in range(10):
-                take_step(reg, batch)
-            distances.append(reg.method_state.final_report([])["l2_sp"]["distance"])
-        after = torch.cat([parameter.detach().flatten() for parameter in model.bert.parameters()])
-        assert distances[-1] == pytest.approx(float((after - before).norm()))
-    assert distances[1] < 0.7 * distances[0]
+    assert report["l2_sp"]["distance"] == pytest.approx(distance.item() ** 0.5)
 
 
 def test_it_pulls_to_where_an_interrupted_run_began() -> None:
@@ -284,30 +194,6 @@ def test_it_pulls_to_where_an_interrupted_run_began() -> None:
     states[1].load_state_dict(states[0].state_dict(), {})
     zoo.assert_same(states[0].state_dict()["start"], states[1].state_dict()["start"])
     assert states[1].final_report([])["l2_sp"]["distance"] > 1
-
-
-def test_frozen_weights_and_those_without_a_gradient_stay() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    model.bert.embeddings.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    with regularize(model, L2SP(beta=5.0), optimizer=optimizer) as reg:
-        reg.loss(batch).backward()
-        model.classifier.bias.grad = None
-        optimizer.step()
-    after = dict(model.named_parameters())
-    for name in ("bert.embeddings.word_embeddings.weight", "classifier.bias"):
-        assert torch.equal(before[name], after[name].detach())
-
-
-def test_sparse_gradients_are_refused() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    model.bert.embeddings.word_embeddings.sparse = True
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with regularize(model, L2SP(), optimizer=optimizer) as reg:
-        reg.loss(batch).backward()
-        with pytest.raises(AttendropError, match="sparse=False"):
-            optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def sample(
     return sample_mask(p, keyed(**{"rows": shape[0], **key}), name, shape, starts, CPU)
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("p", [0.001, 0.3, 0.999])
 def test_draws_have_their_probability_and_are_independent(p: float) -> None:
     mask = sample(p, (4, 8, 50, 50)).double()
     deviation = math.sqrt(p * (1 - p))
@@ -96,10 +96,6 @@ def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
     assert (mask[:size] == sample_parameter_mask(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
 
 
-def test_nothing_is_drawn_of_an_empty_parameter() -> None:
-    assert sample_parameter_mask(0.25, 1, 2, "weight", (0, 4), torch.device("cpu")).shape == (0, 4)
-
-
 def test_draws_are_pinned() -> None:
     """A checkpoint of an older version must go on with the same draws."""
     assert sample(0.5, (1, 1, 2, 8)).int().flatten().tolist() == PINNED
@@ -110,7 +106,7 @@ def test_draws_at_the_ends(p: float, expected: bool) -> None:
     assert (sample(p, (2, 2, 9, 9)) == expected).all()
 
 
-@pytest.mark.parametrize(("right", "left"), list(itertools.product([0, 1, 2, 3, 5, 9], [0, 1, 4])))
+@pytest.mark.parametrize(("right", "left"), list(itertools.product([0, 3, 9], [0, 1, 4])))
 def test_draws_do_not_depend_on_padding(right: int, left: int) -> None:
     length = 7
     tight = sample(0.5, (1, 3, length, length))
@@ -137,7 +133,5 @@ def test_several_choices_count_as_several_sequences() -> None:
     assert torch.equal(whole[4:], sample(0.5, (4, 2, 5, 5), first=1, rows=1))
 
 
-def test_draws_leave_the_global_random_state_alone() -> None:
-    before = torch.get_rng_state()
-    sample(0.5, (2, 2, 8, 8))
-    assert torch.equal(torch.get_rng_state(), before)
+def test_copies_of_rows_are_numbered_over_micro_batches() -> None:
+    assert SampleKey(0, 0, 1, 1, copies=2).seeds("", 2) == SampleKey(0, 0, 0, 2, copies=2).seeds("", 4)[2:]

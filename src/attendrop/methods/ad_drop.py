@@ -179,21 +179,15 @@ class ADDrop(Method):
                 method, context, lambda plan, call: method._drop(plan, call, None, method.p * method.q)
             )
         attention_layers = method.selected_layers(context.adapter.attention_layers)
-        draws = DropoutDraws()
-        return method.attributed_plan(context, method._attribute(context, attention_layers, draws), draws)
-
-    def attributed_plan(self, context: StepContext, candidates: Mapping[str, Candidates], draws: DropoutDraws) -> Plan:
-        """Return the plan that drops candidates, given those of each layer that ran in the attribution pass.
-
-        The model's own dropout has the ``draws`` that it had in that pass.
-        """
+        draws = DropoutDraws()  # of the model's own dropout, in the attribution pass and again in this one
+        candidates = method._attribute(context, attention_layers, draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found, rows = candidates[call.layer.key], call.valid_queries()
             rows = found.signal if rows is None else found.signal & rows
-            return replace(self._drop(plan, call, lambda: found.mask, self.q, rows), draws=draws)
+            return replace(method._drop(plan, call, lambda: found.mask, method.q, rows), draws=draws)
 
-        return RandomMaskPlan(self, context, make, candidates.keys())
+        return RandomMaskPlan(method, context, make, candidates.keys())
 
     def recorded_plan(self, context: StepContext, row_pass: RowPass, *, records: bool) -> Plan:
         """Return the plan that drops candidates which were recorded of each row before, and ``records`` new ones."""
@@ -228,8 +222,9 @@ class ADDrop(Method):
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case _:
-                options = {"keep": self.candidates, "draws": draws}
-                return attention_attribution(context.adapter, context.inputs, attention_layers, **options)
+                return attention_attribution(
+                    context.adapter, context.inputs, attention_layers, keep=self.candidates, draws=draws
+                )
 
     def candidate_mask(self, call: AttentionCall, attribution: Tensor) -> Tensor:
         """Find the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
@@ -293,16 +288,14 @@ class RecordedState(MethodState):
 
     def plan(self, context: StepContext) -> Plan:
         row_pass = self.recorder.begin_pass(context, self.options.units)
-        if self.options.active(context.epoch or 0):
+        active = self.options.active(context.epoch or 0)
+        if active:
             context.note("recorded", row_pass.known)
             if self.without_signal is not None:
                 context.note("without_signal", self.without_signal)
-        return self.recorded_plan(context, row_pass)
-
-    def recorded_plan(self, context: StepContext, row_pass: RowPass) -> Plan:
-        """Return the plan of a pass: with cross-tuning, the epochs that drop do not record."""
-        dropping = self.options.cross_tuning and self.options.active(context.epoch or 0)
-        return self.options.recorded_plan(context, row_pass, records=not dropping)
+        # With cross-tuning, the epochs that drop do not record.
+        records = not (active and self.options.cross_tuning)
+        return self.options.recorded_plan(context, row_pass, records=records)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         self.without_signal = self.recorder.flush()

@@ -39,12 +39,7 @@ _ROWS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Mask of one row in one layer, of the row's own length.
-
-    Attributes:
-        bits: Its bits, eight in a byte.
-        shape: ``(heads, queries, keys)``, without padding.
-    """
+    """Bits of the mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
 
     bits: bytes
     shape: tuple[int, int, int]
@@ -69,12 +64,8 @@ class RowMask:
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
-    A row takes ``sum over layers of heads * queries * keys / 8`` bytes, of its own length: 288 KiB in 12 layers of 12
-    heads at 128 tokens; and 250 bytes for each layer. Where all would take more than ``limit``, the rows that were
-    recorded longest ago are forgotten.
-
-    Args:
-        limit: Bytes, of masks and of the objects that hold them; None: a quarter of the memory that is free now.
+    A row takes ``heads * queries * keys / 8`` bytes in each layer, of its own length, and 250 bytes more. Beyond
+    ``limit`` bytes, by default a quarter of the memory that is free now, the rows recorded longest ago are forgotten.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -160,10 +151,8 @@ def _free_memory() -> int:
 class Recorder:
     """Records of rows, and what the passes of a step have added to them.
 
-    Args:
-        limit: Bytes that records may take; None: a quarter of the free memory.
-        processes: The processes that train, among which rows change place from epoch to epoch. Each keeps the records
-            of all rows: at the start of an epoch they exchange what they recorded in the one before.
+    Rows change place from process to process. Each keeps the records of all rows: at the start of an epoch they
+    exchange what they recorded in the one before.
     """
 
     def __init__(self, limit: int | None, processes: Processes) -> None:
@@ -175,11 +164,7 @@ class Recorder:
         self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
-        """Begin a training pass over ``context.batch``, given the units that are recorded.
-
-        Raises:
-            AttendropError: The rows of the batch are not known.
-        """
+        """Begin a training pass over ``context.batch``; raises AttendropError if its rows are not known."""
         if ROW_INDEX not in context.batch:
             raise AttendropError(
                 "Recorded attributions need to know the rows of a batch: compute the loss by reg.loss(batch, "
@@ -203,22 +188,16 @@ class Recorder:
     def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
         """Add the candidates of a layer, ``(batch, heads, query, key)``; they stay on their device until the step ends.
 
-        Args:
-            rows: Indices of the rows; copies of a row are adjacent, and the first is recorded.
-            layer: Key of the layer.
-            mask: True at candidates.
-            spans: Of each sequence.
-            finite: Whether the gradients are finite: if not, as where a float16 scaler skips the step, what was
-                recorded before stays.
+        Of copies of a row, which are adjacent, the first is recorded. Where gradients are not ``finite``, as in a step
+        that a float16 scaler skips, what was recorded before stays.
         """
         self._new.append((rows, layer, pack(mask), spans, finite))
 
     def flush(self) -> float | None:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
-        Returns:
-            Fraction of the recorded rows that have no candidate in any layer, as where the gradients of a row are zero
-            in float16. None if nothing was recorded.
+        Returns the fraction of the recorded rows that have no candidate in any layer, as where the gradients of a row
+        are zero in float16; None if nothing was recorded.
         """
         found: dict[int, dict[str, RowMask]] = {}
         for (rows, layer, (_, shape), spans, _), bits in zip(self._new, self._on_host(), strict=True):

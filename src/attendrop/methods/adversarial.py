@@ -42,17 +42,13 @@ from attendrop.extend import (
 class AdversarialDropout(Method):
     """Dropout of attention weights, and dropout that is changed to raise the loss.
 
-    The batch runs with dropout of attention weights, in place of the model's own: each is kept with probability
-    ``1 - p`` and divided by it. The gradient of the loss by the mask ``m`` of zeros and ones tells which changes raise
-    the loss: dropping a weight whose gradient is negative, keeping a dropped one whose gradient is positive. In each
-    layer and sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions
-    that the loss depends on: of a model that classifies by the first token, only that token's row in the last layer.
-    The batch runs again with the changed mask. The loss is that of the first pass plus ``weight`` times that of the
-    second. Two forward and three backward passes per step, of which one does not compute gradients of parameters.
-
-    Example:
-        >>> with regularize(model, AdversarialDropout(p=0.1, delta=0.05)) as reg:
-        ...     reg.loss(batch).backward()
+    The batch runs with dropout of attention weights, in place of the model's own: each is kept with probability ``1 -
+    p`` and divided by it. The gradient of the loss by the mask of zeros and ones tells which changes raise the loss:
+    dropping a weight whose gradient is negative, keeping a dropped one whose gradient is positive. In each layer and
+    sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions that the
+    loss depends on: of a model that classifies by the first token, only that token's row in the last layer. The batch
+    runs again with the changed mask. The loss is that of the first pass plus ``weight`` times that of the second. Two
+    forward and three backward passes per step, one of these without gradients of parameters.
 
     Args:
         p: Probability that a weight is dropped at random, in (0, 1).
@@ -66,9 +62,8 @@ class AdversarialDropout(Method):
 
     Source: Park et al. (2018), https://arxiv.org/abs/1707.03631, the supervised form (SAdD) and its greedy algorithm.
     There, the hidden units of one layer are dropped; here, the attention weights of all layers are, and all masks are
-    changed by the gradients of one pass. All defaults are ours. Kept weights of the changed mask are divided by
-    ``1 - p``, too; the authors' code divides by the fraction that is kept. Their virtual form (VAdD), which compares
-    predictions and serves rows without labels, is not included.
+    changed by the gradients of one pass. All defaults are ours. Kept weights of the changed mask are divided by ``1 -
+    p``, too; the authors' code divides by the fraction that is kept. Their virtual form (VAdD) is not included.
     """
 
     info = MethodInfo(
@@ -141,14 +136,8 @@ class SCAL(Method):
 
     where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
     of sequence ``i`` and, in classification, both copies of all sequences of its class. The representation is the input
-    of the model's last projection, averaged over tokens if there is one per token.
-
-    The contrast is between the sequences of a micro-batch: it depends on the split into micro-batches, and is constant
-    if a micro-batch has one sequence.
-
-    Example:
-        >>> with regularize(model, SCAL(epsilon=1.0, temperature=0.1)) as reg:
-        ...     reg.loss(batch).backward()
+    of the model's last projection, averaged over tokens if there is one per token. The contrast depends on the split
+    into micro-batches, and is constant if a micro-batch has one sequence.
 
     Args:
         epsilon: L2 norm of the perturbation of a sequence (of its attention in one layer), above 0.
@@ -165,9 +154,8 @@ class SCAL(Method):
     Source: Miao et al. (2021), https://arxiv.org/abs/2111.13301; the perturbation is that of Miyato et al. (2017), the
     contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, multi-label classification,
     multiple choice and at token level there are no classes of sequences, so that ``P(i)`` is the other copy only (each
-    choice is a sequence). In encoder-decoder models the encoder's word embeddings are perturbed. Perturbed attention
-    is not renormalised, and padding still gets none. The gradient is computed in the training pass, whose graph is
-    retained: this is faster than a separate pass. The second pass samples its own dropout.
+    choice is a sequence). In encoder-decoder models the encoder's word embeddings are perturbed. Perturbed attention is
+    not renormalised, and padding still gets none. The second pass samples its own dropout.
     """
 
     info = MethodInfo(

@@ -49,14 +49,14 @@ class AutoDropout(Method):
     """Search for a structured pattern of dropped attention scores, and training with the best one.
 
     A pattern drops ``size`` consecutive keys, keeps the next ``stride``, and so on, from a random offset. It is applied
-    to a row of scores with probability ``p``. Heads may share the sample (``share_heads``), and so may the queries of
-    a sequence (``share_rows``); ``part`` is the lower half or upper half of the layers, or all of them.
+    to a row of scores with probability ``p``. Heads may share the sample (``share_heads``), and so may the queries of a
+    sequence (``share_rows``); ``part`` is the lower half or upper half of the layers, or all of them.
 
-    The first ``search`` fraction of the planned steps is divided into ``trials`` training runs of equal length. Each
-    uses a pattern sampled at random; everything else is equal: initial weights and optimizer state, the micro-batches
-    of the first trial, all random numbers, and learning rates that decay linearly from their initial values to zero,
-    regardless of the schedule of the run. The score is the mean loss on held-out rows. Training then restarts from the
-    initial state with the best pattern for the remaining steps, with the remainder of the run's schedule.
+    The first ``search`` fraction of the planned steps is divided into ``trials`` training runs of equal length, each
+    with a pattern sampled at random. All else is equal: initial weights and optimizer state, the micro-batches of the
+    first trial, all random numbers, and learning rates that decay linearly to zero, whatever the schedule of the run.
+    The score is the mean loss on held-out rows. Training then restarts from the initial state with the best pattern,
+    for the remaining steps and the rest of the schedule.
 
     Example:
         >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
@@ -83,10 +83,10 @@ class AutoDropout(Method):
 
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
     and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
-    while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller by policy
-    gradient on full training runs; trials and the final training share one run. All defaults are ours. The
-    micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale is carried over between
-    trials. Evaluations during the search count neither for the best checkpoint nor for early stopping.
+    while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller on full
+    training runs; trials and the final training share one run. All defaults are ours. The micro-batches of a trial are
+    kept in memory and in checkpoints. Under float16 the loss scale is carried over between trials. Evaluations during
+    the search count neither for the best checkpoint nor for early stopping.
     """
 
     info = MethodInfo(
@@ -137,9 +137,10 @@ class _Search(MethodState):
         self._step = 0
         self.trials: list[dict[str, Any]] = []
         self.pattern = self._next()
+        optimizer = self.start.optimizer
         self._hooks = [
-            self.start.optimizer.register_step_pre_hook(self._set_rates),
-            self.start.optimizer.register_step_post_hook(self._restore_rates),
+            optimizer.register_step_pre_hook(self._set_rates),
+            optimizer.register_step_post_hook(self._restore_rates),
         ]
 
     def plan(self, context: StepContext) -> Plan:

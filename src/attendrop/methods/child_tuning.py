@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 class ChildTuning(Method):
     """Updates of a child network, a part of the parameters, in each step.
 
-    Just before the optimizer step, gradients outside the child network are set to zero. ``variant="F"`` (task free):
-    in each step each element is in the child network with probability ``p``, and its gradient is divided by ``p``.
+    Just before the optimizer step, gradients outside the child network are set to zero. ``variant="F"`` (task free): in
+    each step each element is in the child network with probability ``p``, and its gradient is divided by ``p``.
     ``variant="D"`` (task driven): the child network is fixed at the start of training. It is the fraction ``p`` of the
     layers' parameters with the highest Fisher information on the training rows, the mean of the squared gradients of
     the loss of single rows.
@@ -58,19 +58,17 @@ class ChildTuning(Method):
         p: Fraction of the parameters in the child network, in (0, 1).
         fisher_batch_size: Batch size for the Fisher information of D. 1 is the paper's formula; larger batches are
             faster, and square the gradient of a mean, as the authors' code does.
-        fisher_max_norm: Norm to which D clips the gradient of each parameter before squaring, so that layers with
-            large gradients are not favoured. 0, the paper's formula: no clipping. The authors' code clips to the norm
-            used in training, usually 1.
+        fisher_max_norm: Norm to which D clips the gradient of each parameter before squaring; 0, the paper's formula:
+            no clipping. The authors' code clips to the norm used in training, usually 1.
 
     Raises:
         AttendropError: An option is out of its range; or, with D, the training rows are unknown.
 
     Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they tune ``p`` in 0.2 to 0.4 (F) and 0.1 to
-    0.3 (D). As in their code, the mask is applied after gradient clipping, D excludes embeddings and head from its mask
-    (they are fully trained), and D does not rescale gradients. Deviation: the Fisher information is measured in
-    evaluation mode, theirs with dropout. The mask is saved with the run, as ``fisher_mask.safetensors``. With an
-    adapter, its parameters are the layers' parameters. One of the two matrices of a new LoRA adapter is zero, so that
-    the other one has no gradient at the start: D then leaves the latter as it is, and logs a warning.
+    0.3 (D). As in their code, the mask is applied after gradient clipping, D trains embeddings and head fully, and D
+    does not rescale gradients. Deviation: the Fisher information is measured in evaluation mode, theirs with dropout.
+    The mask is saved with the run, as ``fisher_mask.safetensors``. With an adapter, its parameters are the layers'. One
+    of the two matrices of a new LoRA adapter has no gradient at the start: D leaves it as it is, and logs a warning.
     """
 
     info = MethodInfo(
@@ -158,7 +156,13 @@ class _Driven(MethodState):
     def batch(self, context: StepContext) -> Batch:
         if not self.masks:
             information = fisher_information(self.training, self.method)
-            _warn_of_zeros(information)
+            zero = [name for name, values in information.items() if not values.any()]
+            if zero:
+                logger.warning(
+                    "Child-Tuning-D measures no Fisher information in %d of %d parameters at the start (%s), as in a "
+                    "new adapter: they may stay as they are. variant='F' trains all.",
+                    len(zero), len(information), zero[0],
+                )  # fmt: skip
             self.masks = largest(information, self.method.p)
         return context.batch
 
@@ -207,23 +211,8 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
     return {name: total(value) / batches for name, value in sums.items()}
 
 
-def _warn_of_zeros(information: Mapping[str, Tensor]) -> None:
-    zero = [name for name, values in information.items() if not values.any()]
-    if zero:
-        logger.warning(
-            "Child-Tuning-D measures no Fisher information in %d of %d parameters at the start (%s), as in a new "
-            "adapter: they may stay as they are. variant='F' trains all.",
-            len(zero),
-            len(information),
-            zero[0],
-        )
-
-
 def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
-    """Return masks, True at the largest ``fraction`` of all elements, including ties with the smallest of them.
-
-    The number is rounded down, as in :func:`attendrop.randomness.candidates.floor_fraction`, and at least 1.
-    """
+    """Return masks of the largest ``fraction`` of all elements, at least one, and of ties with the smallest of them."""
     flat = torch.cat([value.flatten() for value in values.values()])
     kept = max(1, math.floor(fraction * flat.numel() + 1e-6))
     threshold = flat.kthvalue(flat.numel() - kept + 1).values

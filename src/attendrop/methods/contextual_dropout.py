@@ -45,14 +45,13 @@ class ContextualDropout(Method):
     """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
 
     In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
-    head's probability from ``c``, the mean of the layer's values over the keys that a query may attend to, normalised.
-    Where all queries may attend to the same keys, a head has one probability for the sequence; in causal attention, a
-    probability does not depend on later tokens. A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and
-    divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator, from an additional pass with
-    ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the
-    mean over the queries of a row of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the
-    prior ``p0`` is learnt for each layer; rows are weighted as in the loss, equally or by their labelled tokens.
-    Padding is left out, also padded targets and padded choices. Two forward passes and one backward pass per step.
+    head's probability from ``c``, the mean of the layer's values over the keys that a query may attend to, normalised:
+    one for the sequence, but in causal attention, where none depends on later tokens. A weight is dropped if ``u < p``,
+    with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator,
+    from an additional pass with ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is
+    ``prior_weight`` times the mean over the queries of a row, without padding, of ``KL(Bernoulli(p) ||
+    Bernoulli(p0))``, summed over heads and layers, where the prior ``p0`` is learnt for each layer; rows are weighted
+    as in the loss. Two forward passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, ContextualDropout()) as reg:
@@ -72,11 +71,11 @@ class ContextualDropout(Method):
         AttendropError: An option is out of its range; or, in training, there are no labels.
 
     Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
-    learnable prior; their Gaussian form is not included. They drop hidden units, channels, or attention weights. Here
-    the networks read the values of a layer, without passing gradients on to the model, and one probability serves all
-    keys of a query, for which their networks compute several. The last linear layer starts at zero, with the bias
-    that makes ``p``. All defaults are ours. The loss that the estimator compares is the plain loss of a row, without
-    label smoothing or class weights. The model's own dropout stays enabled, with the same sample in both passes.
+    learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing
+    gradients on to the model, and one probability serves all keys of a query, for which theirs compute several. The
+    last linear layer starts at zero, with the bias that makes ``p``. All defaults are ours. The loss that the estimator
+    compares is the plain loss of a row, without label smoothing or class weights. The model's own dropout stays
+    enabled, with the same sample in both passes.
     """
 
     info = MethodInfo(
@@ -210,8 +209,7 @@ class _NetworksPlan(AntitheticPlan):
 def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
     """Compute the normalised mean of ``value``, ``(batch, heads, key, dim)``, over the valid keys of each query.
 
-    Returns:
-        The means, ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
+    It is ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
     """
     value = wide(value).transpose(1, 2).flatten(2)
     valid = torch.ones(1, 1, value.shape[1], device=value.device) if call.valid is None else call.valid.any(1)
@@ -222,11 +220,9 @@ def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
 
 
 def query_weights(queries: Tensor, shares: Tensor) -> Tensor:
-    """Divide the shares of rows in the loss among their queries, ``(batch, query)``.
+    """Divide the ``shares`` of rows in the loss, ``(rows,)``, among their queries that are not padding.
 
-    Args:
-        queries: Queries that are not padding, ``(batch, query)``; the sequences of a row (its choices) are adjacent.
-        shares: Shares of the rows, ``(rows,)``.
+    Both are ``(batch, query)``; the sequences of a row (its choices) are adjacent.
     """
     weights = queries / queries.sum(-1, keepdim=True).clamp(min=1)
     real = queries.any(-1).view(len(shares), -1)

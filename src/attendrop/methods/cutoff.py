@@ -41,16 +41,12 @@ from attendrop.methods.common.perturbations import token_uniform
 class TokenCutoff(Method):
     """Views of the batch without some tokens, a span of tokens, or some features of the embeddings.
 
-    The batch runs unchanged, and then ``views`` times with a part of each sequence cut: of ``n`` tokens,
-    ``max(1, floor(fraction n))`` at random places (``unit="tokens"``) or in a row (``"span"``), or the same fraction of
-    the features of all its tokens (``"features"``). The word embedding of a cut token is zero, and no token attends to
-    it. The loss is that of the first pass, plus ``alpha`` times the mean loss of the views, plus ``beta`` times the
-    mean Kullback-Leibler divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
-    ``1 + views`` forward and backward passes per step.
-
-    Example:
-        >>> with regularize(model, TokenCutoff(fraction=0.1)) as reg:
-        ...     reg.loss(batch).backward()
+    The batch runs unchanged, and then ``views`` times with a part of each sequence cut: of ``n`` tokens, ``max(1,
+    floor(fraction n))`` at random places (``unit="tokens"``) or in a row (``"span"``), or the same fraction of the
+    features of all its tokens (``"features"``). The word embedding of a cut token is zero, and no token attends to it.
+    The loss is that of the first pass, plus ``alpha`` times the mean loss of the views, plus ``beta`` times the mean
+    Kullback-Leibler divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon). ``1 +
+    views`` forward and backward passes per step.
 
     Args:
         fraction: Fraction of the tokens, or features, to cut, in (0, 1).
@@ -65,12 +61,11 @@ class TokenCutoff(Method):
 
     Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3. 0.1, 1, 1 and one view are the values of
     the authors' GLUE scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention.
-    Deviations: their code zeroes the sum of word, position and type embeddings, and samples the tokens with
-    replacement; here the word embeddings are zeroed, and the tokens are different. At least one is cut; their code cuts
-    none of a short text. In regression, the squared distance from the mean replaces the divergence; with several
-    labels, it is that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. Of
-    encoder-decoder models, the encoder's input is cut. The model's own dropout acts in all passes, with separate
-    samples.
+    Deviations: their code zeroes the sum of word, position and type embeddings, samples the tokens with replacement,
+    and cuts none of a short text; here the word embeddings of different tokens are zeroed, at least of one. In
+    regression, the squared distance from the mean replaces the divergence; with several labels, it is that of each
+    label's Bernoulli distribution; at token level, the mean is over labelled tokens. Of encoder-decoder models, the
+    encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
     """
 
     info = MethodInfo(
@@ -98,16 +93,13 @@ class TokenCutoff(Method):
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         clean = compute_loss(context.batch)
-        cut = self.cut_features if self.unit == "features" else self.cut_tokens
-        views = [cut(context, view) for view in range(self.views)]
+        views = [self.cut(context, view) for view in range(self.views)]
         return with_views(context, compute_loss, clean, views, self.alpha, self.beta)
 
-    def cut_tokens(self, context: StepContext, view: int) -> Plan:
-        """Return the plan that cuts tokens, or a span of them, in a view, given its number."""
-        return _CutTokens(context, lambda valid: self._sample(context, view, valid))
-
-    def cut_features(self, context: StepContext, view: int) -> Plan:
-        """Return the plan that cuts features in a view, given its number."""
+    def cut(self, context: StepContext, view: int) -> Plan:
+        """Return the plan of a view, given its number."""
+        if self.unit != "features":
+            return _CutTokens(context, lambda valid: self._sample(context, view, valid))
 
         def change(embedded: Tensor, valid: Tensor) -> Tensor:
             every = torch.ones_like(embedded[:, 0], dtype=torch.bool)
@@ -169,10 +161,6 @@ class HiddenCut(Method):
     tokens that receive most attention in that layer in the first pass, over all heads and tokens; with ``"random"``
     from all starts that leave room for the span. Spans are sampled separately for each layer, sequence and view.
 
-    Example:
-        >>> with regularize(model, HiddenCut(alpha=0.1, eta=1.0)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         alpha: Length of a span as a fraction of the sequence, in (0, 1].
         select_by: Selection of the start of a span: ``"attention"`` or ``"random"``, see above.
@@ -190,13 +178,12 @@ class HiddenCut(Method):
     Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code uses 0.1, 0.4,
     1, 1 and one view; it sets the output of the feed-forward to zero, before the residual connection, which
     ``"feed_forward"`` does except for the last bias. ``"block"`` is stronger: it removes all information about these
-    tokens from a layer, including the first token, which a classifier reads, if it is in a span. Three further
-    deviations from the code: it ranks tokens by the attention of the cut pass, before dropout, including attention
-    from padding; here it is that of the first pass, after dropout, without attention from padding. It skips the dropout
-    after the feed-forward where it cuts; here the model's own dropout acts in all passes, with separate samples. Its
-    divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. In regression, the squared distance
-    from the mean replaces the divergence; with several labels, it is that of each label's Bernoulli distribution; at
-    token level, the mean is over labelled tokens. In an encoder-decoder model only the encoder is cut.
+    tokens, of which one may be the first, which a classifier reads. Further deviations from the code: it ranks tokens
+    by the attention of the cut pass, before dropout, with padding; here it is that of the first pass, after dropout,
+    without padding. It skips the dropout after the feed-forward where it cuts; here the model's own dropout acts in all
+    passes, with separate samples. Its divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper.
+    Other kinds of predictions are compared as in :class:`attendrop.TokenCutoff`. In an encoder-decoder model only the
+    encoder is cut.
     """
 
     info = MethodInfo(
@@ -258,24 +245,21 @@ class _Received(Plan):
         return layer.key in self.keys
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(weights=partial(self._keep, call.layer.key, call.valid_queries()))
+        key, rows = call.layer.key, call.valid_queries()
 
-    def _keep(self, key: str, rows: Tensor | None, weights: Tensor) -> Tensor:
-        if key not in self.received:
-            given = wide(weights.detach())
-            self.received[key] = (given if rows is None else given * rows).sum((1, 2))
-        return weights
+        def kept(weights: Tensor) -> Tensor:
+            if key not in self.received:
+                given = wide(weights.detach())
+                self.received[key] = (given if rows is None else given * rows).sum((1, 2))
+            return weights
+
+        return AttentionEdit(weights=kept)
 
 
 class Cut(Plan):
-    """Plan that cuts one span in each layer.
+    """Plan that cuts one span in each of the blocks with these ``keys``, in a ``view`` given by its number.
 
-    Args:
-        context: The micro-batch.
-        method: The options.
-        keys: Keys of the blocks to cut in.
-        received: Attention received by each token in these blocks, if it determines the start of a span.
-        view: Number of the view.
+    ``received`` is the attention that each token receives in these blocks, if it determines the start of a span.
     """
 
     acts_on = frozenset({"attention", "blocks"})

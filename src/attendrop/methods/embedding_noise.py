@@ -32,12 +32,7 @@ class NEFTune(Method):
     """Uniform noise in the word embeddings.
 
     Each element of the word embeddings of a sequence of ``n`` tokens, each of width ``d``, is changed by a number that
-    is uniform in ``(-a, a)`` with ``a = alpha / sqrt(n d)``. So the expected norm of the noise of a sequence is
-    ``alpha / sqrt(3)``, whatever its length. One pass per step.
-
-    Example:
-        >>> with regularize(model, NEFTune(alpha=5.0)) as reg:
-        ...     reg.loss(batch).backward()
+    is uniform in ``(-a, a)`` with ``a = alpha / sqrt(n d)``.
 
     Args:
         alpha: Strength of the noise, above 0.
@@ -45,11 +40,10 @@ class NEFTune(Method):
     Raises:
         AttendropError: ``alpha`` is out of its range; or, in training, the model embeds no words (images).
 
-    Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1. They fine-tune decoders of 7 and more
-    billion parameters on instructions, with 5, 10 or 15; the default is the least of these. As in their code, ``n``
-    does not count padding, and special tokens are changed, too. Deviation: in models that normalise or add positions
-    within the embedding (BERT), the noise is added before that. Of encoder-decoder models, the encoder's embeddings are
-    changed.
+    Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the least of their 5, 10
+    and 15. As in their code, ``n`` does not count padding, and special tokens are changed, too. Deviation: in models
+    that normalise or add positions within the embedding (BERT), the noise is added before that. Of encoder-decoder
+    models, the encoder's embeddings are changed.
     """
 
     info = MethodInfo(
@@ -79,12 +73,7 @@ class R3F(Method):
     The batch runs unchanged, and again with noise ``z`` in each element of the word embeddings. The loss is that of the
     first pass, plus ``weight`` times the mean of ``KL(P || Pz) + KL(Pz || P)``, the divergence of the predictions of
     both passes. In regression, it is replaced by their squared difference; in multi-label classification, by the sum
-    over the labels' Bernoulli distributions; at token level, the mean is over labelled tokens. Two forward and two
-    backward passes per step.
-
-    Example:
-        >>> with regularize(model, R3F(weight=1.0)) as reg:
-        ...     reg.loss(batch).backward()
+    over the labels' Bernoulli distributions; at token level, the mean is over labelled tokens.
 
     Args:
         weight: Weight of the divergence (the paper's lambda), above 0.
@@ -98,10 +87,9 @@ class R3F(Method):
 
     Source: Aghajanyan et al. (2021), https://arxiv.org/abs/2008.03156, Eq. 6 and 7. The defaults are those of the
     authors' code. As there, both passes sample their own dropout; noise of 1e-5 is far less than that, so the method is
-    then mainly a consistency of two dropout samples, as R-Drop is, and it does nothing in a model without dropout.
-    Deviations: the gradient of the divergence also reaches the embeddings in the noisy pass, from which their code
-    detaches it; in regression their code has no such term. R4F, which also normalises the spectrum of the head, is not
-    included. Of encoder-decoder models, the encoder's embeddings are noisy.
+    then mainly a consistency of two dropout samples, as R-Drop is. Deviations: the gradient of the divergence also
+    reaches the embeddings in the noisy pass, from which their code detaches it; in regression their code has no such
+    term. R4F is not included. Of encoder-decoder models, the encoder's embeddings are noisy.
     """
 
     info = MethodInfo(
@@ -140,20 +128,15 @@ class SMART(Method):
     first pass, plus ``weight`` times the mean of ``D = KL(P || Q) + KL(Q || P)``, where ``P`` and ``Q`` are the
     predictions of both passes. ``delta`` is to maximise ``D``: it starts from normal noise, and in each of ``steps``
     additional passes becomes ``delta + step_size g / max |g|``, limited to ``[-epsilon, epsilon]`` in each element,
-    where ``g`` is the gradient of ``D`` in the sequence. In regression, ``D`` is the squared difference; in multi-label
-    classification, the sum over the labels' Bernoulli distributions; at token level, the mean is over labelled tokens.
-    ``2 + steps`` forward and backward passes per step, of which ``steps`` backward passes do not compute gradients of
+    where ``g`` is the gradient of ``D`` in the sequence. Other kinds of predictions are compared as in
+    :class:`attendrop.R3F`. ``2 + steps`` forward and backward passes per step, ``steps`` without gradients of
     parameters.
-
-    Example:
-        >>> with regularize(model, SMART(weight=1.0)) as reg:
-        ...     reg.loss(batch).backward()
 
     Args:
         weight: Weight of the divergence (the paper's lambda), above 0.
         epsilon: Limit of each element of the perturbation, above 0.
-        step_size: Step size of the ascent (the paper's eta), above 0. With the default, which is greater than
-            ``epsilon``, one step takes most elements to the limit.
+        step_size: Step size of the ascent (the paper's eta), above 0; above ``epsilon`` one step takes most elements to
+            the limit.
         noise: Standard deviation of the noise at the start (the paper's sigma), above 0.
         steps: Number of ascent steps, 1 or more.
 
@@ -164,9 +147,8 @@ class SMART(Method):
     Source: Jiang et al. (2020), https://aclanthology.org/2020.acl-main.197, sections 3.1 and Algorithm 1. ``epsilon``,
     ``step_size``, ``noise`` and ``steps`` are theirs; they choose the weight among 1, 3 and 5. The gradient is divided
     by its maximum over a sequence, as the paper's norm, not over each token, as in the code of MT-DNN. Deviations: the
-    Bregman proximal point optimisation of section 3.2, their second part, is not included. The passes with a
-    perturbation have the same dropout sample, the unchanged pass another; in a model with dropout much of the
-    divergence is that of the samples. Of encoder-decoder models, the encoder's embeddings are perturbed.
+    Bregman proximal point optimisation of section 3.2 is not included. The passes with a perturbation have the same
+    dropout sample, the unchanged pass another. Of encoder-decoder models, the encoder's embeddings are perturbed.
     """
 
     info = MethodInfo(

@@ -45,12 +45,8 @@ class DropHead(Method):
     """Dropout of whole attention heads.
 
     Each head of each layer is dropped with probability ``p``, independently for each sequence: its output is zero
-    before the output projection. The outputs of the other heads are multiplied by ``heads / kept heads``. If all heads
-    of a layer are dropped, its attention contributes nothing for that sequence.
-
-    Example:
-        >>> with regularize(model, DropHead(), total_steps=1000) as reg:
-        ...     reg.loss(batch).backward()
+    before the output projection. The outputs of the others are multiplied by ``heads / kept heads``; all may be
+    dropped.
 
     Args:
         p_start: Probability at the start of training, in (0, 1).
@@ -65,8 +61,8 @@ class DropHead(Method):
             planned optimizer steps is unknown.
 
     Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. Their V has its minimum at the end of the
-    learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to yours. The default
-    of 0.2 is ours, and so is that all heads of a layer may be dropped.
+    learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to yours. The default of
+    0.2 is ours, and so is that all heads of a layer may be dropped.
     """
 
     info = MethodInfo(
@@ -107,24 +103,19 @@ class HeadMask(Method):
     Of the ``H`` heads of a layer, ``floor(fraction * H)`` are masked, at least one and at most ``H - 1``, independently
     for each sequence: their outputs are zero before the output projection. Nothing is rescaled.
 
-    Example:
-        >>> with regularize(model, HeadMask(fraction=0.25)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         fraction: Fraction of a layer's heads to mask, in (0, 1).
         select_by: ``"random"``: random heads. ``"importance"``: the most important heads, by ``|dL/dxi|``, where ``xi``
-            = 1 is a gate that multiplies the output of a head, and ``L`` the model's own loss on the sequence; this
-            takes one forward and one backward pass, without parameter gradients.
+            = 1 is a gate that multiplies the output of a head, and ``L`` the model's own loss on the sequence (one more
+            forward and backward pass, without parameter gradients).
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range; or, with ``"importance"``, a batch has no labels.
 
     Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
-    that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8
-    is one of the eight heads in a layer of the base Transformer. Selecting heads for each layer and sequence separately
-    is ours, so that results do not depend on the split into micro-batches.
+    that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8 is
+    one of the eight heads in a layer of the base Transformer. Selecting heads by layer and sequence is ours.
     """
 
     info = MethodInfo(
@@ -168,13 +159,9 @@ SATURATED = -1.0507009873554805 * 1.6732632423543772
 class AlphaDropout(Method):
     """Alpha Dropout of the hidden units of the heads' outputs, before the output projection.
 
-    Each unit of each token is set to ``alpha' = -1.7581`` with probability ``p``; then all units ``x`` become
-    ``a x + b`` with ``a = (q + alpha'^2 q (1 - q))^(-1/2)``, ``b = -a (1 - q) alpha'`` and ``q = 1 - p``. This
-    preserves mean 0 and variance 1.
-
-    Example:
-        >>> with regularize(model, AlphaDropout(p=0.1)) as reg:
-        ...     reg.loss(batch).backward()
+    Each unit of each token is set to ``alpha' = -1.7581`` with probability ``p``; then all units ``x`` become ``a x +
+    b`` with ``a = (q + alpha'^2 q (1 - q))^(-1/2)``, ``b = -a (1 - q) alpha'`` and ``q = 1 - p``. This preserves mean 0
+    and variance 1.
 
     Args:
         p: Probability that a unit is dropped, in (0, 1).
@@ -184,9 +171,9 @@ class AlphaDropout(Method):
         AttendropError: An option is out of its range.
 
     Source: Klambauer et al. (2017), https://arxiv.org/abs/1706.02515, section "New Dropout Technique", where 0.05 and
-    0.1 are recommended. It was proposed for self-normalising networks, after SELUs; its use on attention follows a
-    comparison in the AttendOut paper. The outputs of heads are not normalised, so that other means and variances are
-    not exactly preserved. The model's own dropout stays enabled.
+    0.1 are recommended, after SELUs; its use on attention follows a comparison in the AttendOut paper. The outputs of
+    heads are not normalised, so that other means and variances are not exactly preserved. The model's own dropout stays
+    enabled.
     """
 
     info = MethodInfo(
@@ -202,15 +189,15 @@ class AlphaDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return RandomMaskPlan(self, context, self._saturate)
-
-    def _saturate(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
         scale, shift = affine(self.p)
-        return plan.without_units(
-            call,
-            partial(plan.sample_hidden, self.p, call),
-            lambda hidden, drop: hidden.masked_fill(drop, SATURATED) * scale + shift,
-        )
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            sample = partial(plan.sample_hidden, self.p, call)
+            return plan.without_units(
+                call, sample, lambda hidden, drop: hidden.masked_fill(drop, SATURATED) * scale + shift
+            )
+
+        return RandomMaskPlan(self, context, make)
 
 
 def affine(p: float) -> tuple[float, float]:
@@ -225,13 +212,12 @@ class EDropout(Method):
     """Dropout of the attention heads that the best of a population of states drops.
 
     A state tells for each head of the model whether it is dropped; its energy is the loss of a batch with these heads
-    dropped. In each step, each of ``population`` states ``s`` has a challenger: three other states ``a``, ``b``, ``c``
-    are chosen, each element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each
-    element of ``s`` is replaced by that of the result with probability ``crossover``. All states and challengers run on
-    the batch, without gradients, and a challenger of lower energy replaces its state. The training pass uses the state
-    that had the lowest energy in the step before. The outputs of the kept heads of a layer are multiplied by
-    ``heads / kept heads``; a layer without kept heads contributes nothing. ``1 + 2 population`` forward passes and one
-    backward pass per step.
+    dropped. In each step, each of ``population`` states ``s`` has a challenger: of three other states ``a``, ``b``,
+    ``c``, each element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each
+    element of ``s`` is replaced by that of the result with probability ``crossover``. All run on the batch, without
+    gradients, and a challenger of lower energy replaces its state. The training pass uses the state that had the lowest
+    energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2 population`` forward
+    passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, EDropout(population=4)) as reg:
@@ -251,13 +237,11 @@ class EDropout(Method):
         AttendropError: An option is out of its range.
 
     Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
-    papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines, whose energy has no counterpart
-    in attention weights. There, filters and units of convolutional networks are dropped; here, attention heads. 0.9 for
-    mutation and crossover are the values of the authors' code. They use 0.5 and 8 states; the lower defaults are ours,
-    since heads are few and passes cost time. Their energy is the margin between the label's class and the best other
-    one; here it is the loss, which all tasks have. The energies of a batch decide the state of the next step, not of
-    the same, so that results do not depend on the split into micro-batches. Their network is pruned at the end; here
-    the trained model keeps all its heads, and the kept ones are scaled up in training.
+    papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines. There, filters and units of
+    convolutional networks are dropped, and pruned at the end; here, attention heads, in training. 0.9 for mutation and
+    crossover are the values of the authors' code, which has 0.5 and 8 states. Their energy is the margin between the
+    label's class and the best other one; here it is the loss, which all tasks have. The energies of a batch decide the
+    state of the next step, so that results do not depend on the split into micro-batches.
     """
 
     info = MethodInfo(

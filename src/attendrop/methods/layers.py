@@ -41,12 +41,8 @@ from attendrop.extend import (
 class LayerDrop(Method):
     """Skipping of whole blocks, attention and feed-forward together.
 
-    In each optimizer step each block is skipped with probability ``p``, for the whole global batch; its input is passed
-    on unchanged. Nothing is rescaled. A skipped block is not computed.
-
-    Example:
-        >>> with regularize(model, LayerDrop(p=0.2)) as reg:
-        ...     reg.loss(batch).backward()
+    In each optimizer step each block is skipped with probability ``p``, for the whole global batch: it is not computed,
+    and its input is passed on unchanged. Nothing is rescaled.
 
     Args:
         p: Probability that a block is skipped, in (0, 1].
@@ -55,9 +51,9 @@ class LayerDrop(Method):
     Raises:
         AttendropError: An option is out of its range; or, in training, no block can be skipped.
 
-    Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation.
-    Using one sample for the global batch is ours, so that processes agree; theirs samples in each forward pass. Blocks
-    whose results later blocks need (T5's first: the position bias) are never skipped.
+    Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation. One
+    sample for the global batch is ours, so that processes agree. Blocks whose results later blocks need (T5's first:
+    the position bias) are never skipped.
     """
 
     info = MethodInfo(
@@ -81,11 +77,7 @@ class LayerDrop(Method):
 
 
 class Skipping(Plan):
-    """Plan that skips blocks.
-
-    Args:
-        keys: Keys of the blocks to skip.
-    """
+    """Plan that skips the blocks with these keys."""
 
     acts_on = frozenset({"blocks"})
 
@@ -103,9 +95,13 @@ def sample_blocks(context: StepContext, p: float, layers: str | int | Sequence[i
     blocks = [block for block in context.adapter.blocks if block.skippable and block.key in chosen]
     if not blocks:
         raise AttendropError(f"layers={layers!r}: none of these layers can be left out.")
-    dropped = {block.key for block in blocks if context.key.uniform(f"layer/{block.key}") < p}
-    for block in blocks:
-        context.report(block.key, torch.tensor(int(block.key in dropped)), torch.tensor(1))
+    return _sampled(context, p, [block.key for block in blocks], "layer/")
+
+
+def _sampled(context: StepContext, p: float, keys: Sequence[str], prefix: str = "") -> set[str]:
+    dropped = {key for key in keys if context.key.uniform(f"{prefix}{key}") < p}
+    for key in keys:
+        context.report(key, torch.tensor(int(key in dropped)), torch.tensor(1))
     return dropped
 
 
@@ -116,10 +112,6 @@ class AttentionLayerDrop(Method):
     In each optimizer step each layer is selected with probability ``p``. A selected layer attends equally to all valid
     keys (Eq. 4), for the whole global batch; the rest of the layer is unchanged.
 
-    Example:
-        >>> with regularize(model, AttentionLayerDrop(p=0.2)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         p: Probability that a layer is selected, in (0, 1].
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
@@ -127,9 +119,8 @@ class AttentionLayerDrop(Method):
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Our choices,
-    which the paper does not specify: one sample is used for the global batch, and the model's own attention dropout
-    acts on the equal weights.
+    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Not specified
+    there: one sample is used for the global batch, and the model's own attention dropout acts on the equal weights.
     """
 
     info = MethodInfo(
@@ -145,11 +136,8 @@ class AttentionLayerDrop(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.selected_layers(context.adapter.attention_layers)
-        dropped = {layer.key for layer in attention_layers if context.key.uniform(layer.key) < self.p}
-        for layer in attention_layers:
-            context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
-        return ConstantAttention(dropped)
+        keys = [layer.key for layer in self.selected_layers(context.adapter.attention_layers)]
+        return ConstantAttention(_sampled(context, self.p, keys))
 
 
 _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-initialisation removes."
@@ -161,15 +149,10 @@ class LayerReinit(Method):
 
     The last ``layers`` blocks of the model (of an encoder-decoder model: of the decoder), and the pooler, get new
     random weights, as the model's own initialisation makes them: for BERT, from N(0, 0.02), with biases 0 and
-    normalisation 1. They depend on the seed only. Training is then plain fine-tuning: one pass per step.
+    normalisation 1. They depend on the seed only. Training is then plain fine-tuning.
 
-    On the command line this happens before the head starts from the features of the frozen encoder, which are then
-    those of the re-initialised model; elsewhere it happens in the first step. A resumed run goes on with the weights of
-    its checkpoint.
-
-    Example:
-        >>> with regularize(model, LayerReinit(layers=2)) as reg:
-        ...     reg.loss(batch).backward()  # the first one re-initialises
+    On the command line this happens before the head starts from the features of the frozen encoder; elsewhere in the
+    first step. A resumed run goes on with the weights of its checkpoint.
 
     Args:
         layers: Number of blocks, 1 or more.
@@ -180,8 +163,7 @@ class LayerReinit(Method):
             fewer blocks, or shares them (ALBERT).
 
     Source: Zhang et al. (2021), https://arxiv.org/abs/2006.05987, section 5. They re-initialise the pooler and up to 6
-    of the 24 blocks of BERT-large, with the number searched for each task; the default is ours. Their other advice
-    (bias correction of Adam, more steps) is a matter of training options.
+    of the 24 blocks of BERT-large, with the number searched for each task; the default is ours.
     """
 
     info = MethodInfo(
@@ -246,11 +228,7 @@ class _Reinitializing(MethodState):
 
 
 def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
-    """Return the last ``number`` blocks of the decoder or, if there is none, of the encoder.
-
-    Raises:
-        AttendropError: There are fewer, or several are one module.
-    """
+    """Return the last blocks of the decoder, or else of the encoder; AttendropError if there are fewer, or shared."""
     name = type(adapter.model).__name__
     kinds = {block.attention_layers[0].kind for block in adapter.blocks}
     kind = "decoder" if "decoder" in kinds else "encoder"

@@ -40,10 +40,9 @@ class ConcreteDropout(Method):
     """Dropout of attention weights with a learnt probability per layer.
 
     A weight is multiplied by ``(1 - z) / (1 - p)`` with ``z = sigmoid((log p - log(1 - p) + log u - log(1 - u)) / t)``
-    and ``u`` uniform in (0, 1). ``z`` is a relaxed sample close to 0 or 1, through which gradients reach ``p``. The
-    penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is added to the loss, where ``H`` is the
-    entropy of a Bernoulli variable. The probabilities have their own Adam optimizer, and are not parameters of the
-    model.
+    and ``u`` uniform in (0, 1): ``z`` is a relaxed sample close to 0 or 1, through which gradients reach ``p``. The
+    penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, with the entropy ``H``, is added to the
+    loss. The probabilities have their own Adam optimizer, and are not parameters of the model.
 
     Example:
         >>> with regularize(model, ConcreteDropout(), train_data=loader) as reg:
@@ -69,30 +68,14 @@ class ConcreteDropout(Method):
     Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3, including ``t`` = 0.1, the
     initial probability of 0.1 and, from their code, ``l`` = 1e-4. There the input features of a layer are dropped, each
     with a row of ``W``, and ``K`` is their number. An attention weight does not correspond to a row of ``W``, so ``K``
-    and ``W`` are our choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the
-    weight of the layer's value projection. With the number of features as ``K`` (384 in MiniLM), the prior's gradient
-    on 2,490 rows, -0.03 and equal in all layers, would be a hundred times that of the data. A joint projection of
-    queries, keys and values is supported if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is
-    ours over ``1 - p``, since kept weights are scaled up. Of a projection with a LoRA adapter, ``W`` is their sum. The
-    learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays enabled; set it to 0 to
-    use this one only.
-
-    Learnt probabilities on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), initially 0.1:
-
-    =========================================  ====  ================  ==========================
-    gradients of the probabilities             seed  learning_rate     lowest to highest layer
-    =========================================  ====  ================  ==========================
-    of data and prior                          0     0.01, default     0.116 (the last) to 0.139
-    of data and prior                          1     0.01, default     0.106 (the last) to 0.146
-    of data and prior                          2     0.01, default     0.101 (the last) to 0.149
-    of data and prior                          0     0.02              0.116 (the last) to 0.216
-    of data and prior                          1     0.02              0.099 (the last) to 0.185
-    of data with shuffled labels, and prior    0     0.01, default     0.099 (the last) to 0.140
-    of the prior alone                         0     0.01, default     0.170 to 0.170
-    of data and prior, ``entropy_weight=384``  0     0.02              0.272 to 0.273
-    =========================================  ====  ================  ==========================
-
-    Differences between layers result from the gradient of the loss, also with shuffled labels.
+    and ``W`` are our choice: ``K`` is 1, such that the prior of a probability counts as one row of data (with the
+    number of features, its gradient would be a hundred times that of 2,490 rows); ``W`` is the weight of the layer's
+    value projection. A joint projection of queries, keys and values is supported if they have this order and the same
+    width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since kept weights are scaled up. Of a projection
+    with a LoRA adapter, ``W`` is their sum. The learning rate is ours, because fine-tuning takes few steps. The model's
+    own dropout stays enabled; set it to 0 to use this one only. In 60 steps on 160 rows of RTE probabilities came from
+    0.1 to between 0.10 and 0.15; differences between layers result from the gradient of the loss, also with shuffled
+    labels, for the prior pulls all alike.
     """
 
     info = MethodInfo(
@@ -145,12 +128,11 @@ class _ConcreteState(LearntProbabilities):
 class LearnableBernoulli(Method):
     """Dropout of attention weights with a probability per layer, learnt by the ARM estimator.
 
-    A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The dropout is
-    not relaxed, as it is in :class:`attendrop.ConcreteDropout`. The gradient of the log-odds of ``p`` comes from an
-    additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences and positions, without padding, of
-    ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in both passes; the gradient through
-    ``1 / (1 - p)`` is added. The penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is that of
-    Concrete Dropout. Two forward passes and one backward pass per step.
+    A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The gradient of
+    the log-odds of ``p`` comes from an additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences
+    and positions, without padding, of ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in
+    both passes; the gradient through ``1 / (1 - p)`` is added. The penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) /
+    N``, summed over layers, is that of Concrete Dropout. Two forward passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, LearnableBernoulli(), train_data=loader) as reg:
@@ -174,9 +156,8 @@ class LearnableBernoulli(Method):
     Source: Boluki et al. (2020), https://arxiv.org/abs/2002.05155, sections 2 and 3, with the estimator of Yin and Zhou
     (2019), https://arxiv.org/abs/1807.11143. There, hidden units and feature maps are dropped; here, attention weights,
     with one probability for each layer. All defaults are ours. ``f`` is the plain loss of a row, without label
-    smoothing or class weights. The estimate is unbiased but noisy: a step samples thousands of positions for each
-    probability, and one loss per sequence tells of them all. The model's own dropout stays enabled, with the same
-    sample in both passes.
+    smoothing or class weights. The estimate is unbiased but noisy: one loss per sequence tells of thousands of sampled
+    positions. The model's own dropout stays enabled, with the same sample in both passes.
     """
 
     info = MethodInfo(
@@ -228,7 +209,7 @@ class VariationalDropout(Method):
     ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
     layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
     Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
-    optimizer, and are not parameters of the model. One pass per step.
+    optimizer, and are not parameters of the model.
 
     Example:
         >>> with regularize(model, VariationalDropout(), train_data=loader) as reg:
@@ -249,11 +230,10 @@ class VariationalDropout(Method):
 
     Source: Kingma, Salimans, Welling (2015), https://arxiv.org/abs/1506.02557, section 3 (independent noise of the
     inputs of a linear layer, as in Gaussian dropout) and Eq. 14, including the limit of 1. There, the inputs are hidden
-    units, and ``K`` is the number of weights of the layer; here they are the attention weights that multiply the
-    values, and ``K`` is 1, so that the prior of a variance counts as one row of data, as for
-    :class:`attendrop.ConcreteDropout`. Samples are of single weights, without the local reparametrisation of the sum.
-    Rows are not normalised again, and weights may become negative. The defaults are ours: 0.11 is the variance of
-    dropout with 0.1. The model's own dropout stays enabled; set it to 0 to use this one only.
+    units, and ``K`` is the number of weights of the layer; here they are the attention weights, and ``K`` is 1, so that
+    the prior of a variance counts as one row of data. Samples are of single weights, without the local
+    reparametrisation of the sum. Rows are not normalised again, and weights may become negative. The defaults are ours:
+    0.11 is the variance of dropout with 0.1. The model's own dropout stays enabled; set it to 0 to use this one only.
     """
 
     info = MethodInfo(

@@ -50,8 +50,8 @@ class Scheduler(Method):
 
     Args:
         progress: Knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
-        probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists
-            of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
+        probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists of
+            numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
         shape: ``"own"``: the schedule given by ``progress`` and ``probabilities``. Or a predefined schedule, linear
@@ -64,9 +64,8 @@ class Scheduler(Method):
             steps is unknown.
 
     Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6 with a slope for each layer, which it does not
-    give. According to its description of the learnt curves, QNLI's first layer stays at 0.55 and the fourth decays
-    faster, and CoLA ends near 0.9; all other details of the two shapes are ours, and so are the default, from 0.6 to 0
-    in all layers, and the bound of 0.95.
+    give. By its description of learnt curves, QNLI's first layer stays at 0.55 and the fourth decays faster, and CoLA
+    ends near 0.9; all else of the two shapes is ours, and so are the default and the bound of 0.95.
     """
 
     info = MethodInfo(
@@ -111,11 +110,7 @@ class Scheduler(Method):
         return [min(HIGHEST, float(np.interp(progress, self.progress, curve))) for curve in curves]  # type: ignore[arg-type]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """Select the layers to act on.
-
-        Raises:
-            AttendropError: The number of lists does not match the layers.
-        """
+        """Select the layers to act on; raises AttendropError if the number of lists does not match them."""
         chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(

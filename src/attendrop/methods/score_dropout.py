@@ -35,10 +35,6 @@ class Vanilla(Method):
     In the scores, ``softmax(S + M) V`` with ``M = -inf`` at dropped positions, so that the kept positions share their
     mass. In the weights, ``(A * U / (1 - p)) V``, the attention dropout of PyTorch.
 
-    Example:
-        >>> with regularize(model, Vanilla(p=0.1)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         p: Probability that a position is dropped, in (0, 1).
         where: ``"scores"``: scores of all valid positions and heads, in addition to the model's own dropout.
@@ -82,13 +78,9 @@ class Vanilla(Method):
 class DropBlock(Method):
     """Dropout of contiguous blocks of attention scores.
 
-    In each row, a block of ``b`` keys starts at each position where it fits with probability
-    ``gamma = p / b * n / (n - b + 1)``, where ``n`` is the number of valid keys in the row and ``b`` is the minimum of
-    ``block_size`` and ``n``. Blocks may overlap. The softmax redistributes their mass over the remaining positions.
-
-    Example:
-        >>> with regularize(model, DropBlock(p=0.1, block_size=4)) as reg:
-        ...     reg.loss(batch).backward()
+    In each row, a block of ``b`` keys starts at each position where it fits with probability ``gamma = p / b * n / (n -
+    b + 1)``, where ``n`` is the number of valid keys in the row and ``b`` is the minimum of ``block_size`` and ``n``.
+    Blocks may overlap.
 
     Args:
         p: Approximate fraction of dropped positions, in (0, 1): exactly ``gamma * b * (n - b + 1) / n``, minus the
@@ -103,8 +95,8 @@ class DropBlock(Method):
 
     Source: Ghiasi, Lin, Le (2018), https://arxiv.org/abs/1810.12890, Eq. 1 and Algorithm 1, for feature maps of
     convolutional networks; here the scores of a head take the place of a map. Deviations: blocks are spans of a row by
-    default, not squares; scores are dropped, so that softmax replaces their rescaling; ``p`` is constant, while they
-    increase it linearly from 0; the defaults are ours (their 0.1 is for 7 x 7 positions).
+    default, not squares; softmax replaces their rescaling; ``p`` is constant, while they increase it linearly from 0;
+    the defaults are ours (their 0.1 is for 7 x 7 positions).
     """
 
     info = MethodInfo(
@@ -140,28 +132,21 @@ class DropBlock(Method):
 class DropAttention(Method):
     """Dropout of attention weights with normalised rescaling, in place of the model's own attention dropout.
 
-    Some attention weights of each head are set to zero, and each row is divided by its sum: ``w / sum w``. No gradient
-    is computed of the sum. ``unit="element"`` drops weights one by one; ``"column"`` drops a key for all queries.
-    ``window`` is the number of neighbouring elements of a row, or of neighbouring columns, that are dropped together. A
-    row that is left without any weight attends equally to its valid keys. One pass per step.
-
-    Example:
-        >>> with regularize(model, DropAttention(p=0.2, unit="column")) as reg:
-        ...     reg.loss(batch).backward()
+    Some attention weights of each head are set to zero, and each row is divided by its sum, of which no gradient is
+    computed. A row that is left without any weight attends equally to its valid keys.
 
     Args:
         p: Approximate fraction of dropped weights, in (0, 1), see :class:`attendrop.DropBlock`.
-        unit: ``"column"`` or ``"element"``.
-        window: Number of neighbours that are dropped together, 1 or more.
+        unit: ``"column"``, a key for all queries, or ``"element"``, a single weight.
+        window: Number of neighbouring columns, or elements of a row, that are dropped together, 1 or more.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
 
     Source: Lin et al. (2019), https://arxiv.org/abs/1907.11065, section 3: DropAttention(c) and DropAttention(e), and
-    the normalised rescaling. The defaults are ours. A window starts at each position with the probability of DropBlock,
-    which compensates for the positions where no window fits. The paper does not say what becomes of a row that is
-    dropped whole. A column is dropped in one head of one sequence, as each has its own matrix of weights.
+    the normalised rescaling. The defaults are ours. A window starts at each position with the probability of DropBlock.
+    The paper does not say what becomes of a row that is dropped whole. A column is dropped in one head of one sequence.
     """
 
     info = MethodInfo(
@@ -212,10 +197,7 @@ class DropAttention(Method):
 def begin_chances(call: AttentionCall, p: float, size: int) -> Tensor:
     """Compute the probability that a block starts at a position, broadcastable to ``call.shape``; 0 if none fits.
 
-    Args:
-        call: The layer.
-        p: Fraction of the positions that blocks are to cover.
-        size: Number of keys in a block; that of the valid keys if there are fewer.
+    Blocks of ``size`` keys, or all valid ones if there are fewer, are to cover the fraction ``p`` of the positions.
     """
     keys = call.shape[3]
     valid = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.device) if call.valid is None else call.valid

@@ -50,13 +50,12 @@ class StructureMask(Method):
             root; with ``"neighbours"``, to its head and its dependents.
         column: Column of the data with one or ``n`` numbers per token. Positions count from 0, the first token of the
             model's input, including special tokens. In a custom training loop it is a key of the batch, ``(batch, n)``
-            or ``(batch, n, n)``. It is padded with -1 at the end, regardless of the padding side of the input. Tokens
-            with head -1 (special tokens), matrix elements of -1, and positions beyond the column are unrestricted: such
-            a token attends to all others, and they to it. On the command line it is a column of the train file only:
-            lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with one entry per token
-            of the tokenized row, including special tokens. It is truncated together with the texts, and a token whose
-            head is truncated has head -1. Where tags of words are predicted, it has one entry per word, as CoNLL-U
-            files do; the first token of a word has that of the head's first token, and further tokens depend on it.
+            or ``(batch, n, n)``, padded with -1 at the end, whatever the padding side of the input. Tokens with head -1
+            (special tokens), matrix elements of -1, and positions beyond the column are unrestricted: such a token
+            attends to all others, and they to it. On the command line it is a column of the train file only: lists, in
+            CSV and TSV cells such as ``"[-1, 2, 2, -1]"``, with one entry per token of the tokenized row. A token whose
+            head is truncated with the text has head -1. Where tags of words are predicted, it has one entry per word,
+            as CoNLL-U files do; the first token of a word has that of the head's first token, and others depend on it.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
 
@@ -65,10 +64,9 @@ class StructureMask(Method):
             another shape.
 
     Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
-    https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, including in prediction, in
-    addition to unrestricted attention; here the model's own attention is masked, in training only, so that ``p`` is
-    0.5. In the code of Zhang et al. special tokens also attend to all tokens, but words do not attend to them.
-    ``"window"`` is ours, for data without structure.
+    https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, also in prediction, beside
+    unrestricted attention; here the model's own attention is masked, in training only, so that ``p`` is 0.5. In the
+    code of Zhang et al. words do not attend to special tokens. ``"window"`` is ours, for data without structure.
     """
 
     info = MethodInfo(
@@ -104,7 +102,11 @@ class StructureMask(Method):
                 )
             if not placed:
                 number = torch.arange(keys, device=call.device) - plan.origins(call)[:, 1:]  # from the first token
-                placed.append(self._far(number) if outside is None else self._moved(outside, number, batch))
+                if outside is None:
+                    far = (number[:, :, None] - number[:, None, :]).abs() > self.window
+                    placed.append((far & (number != 0)[:, None, :])[:, None])
+                else:
+                    placed.append(self._moved(outside, number, batch))
             return plan.drop_scores(call, placed[0] & plan.sample(self.p, call))
 
         return RandomMaskPlan(self, context, make)
@@ -126,11 +128,6 @@ class StructureMask(Method):
             return (found == 0) & ~torch.eye(found.shape[1], dtype=torch.bool, device=found.device)
         return outside_of_tree(found, self.relation)
 
-    def _far(self, number: Tensor) -> Tensor:
-        """Return the mask of positions outside the window, ``(batch or 1, 1, n, n)``, given their numbers."""
-        far = (number[:, :, None] - number[:, None, :]).abs() > self.window
-        return (far & (number != 0)[:, None, :])[:, None]
-
     def _moved(self, outside: Tensor, number: Tensor, batch: int) -> Tensor:
         """Move ``outside``, ``(rows, n, n)``, which counts from the first token, to where the tokens are."""
         rows, length, size = len(outside), outside.shape[1], number.shape[1]
@@ -144,12 +141,10 @@ class StructureMask(Method):
 
 
 def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
-    """Return the mask of unrelated pairs of tokens, ``(batch, n, n)``.
+    """Return the mask of unrelated pairs of tokens, ``(batch, n, n)``, given the ``relation`` of the options.
 
-    Args:
-        heads: Position of each token's head, ``(batch, n)``; its own for a root. Tokens with other values, such as -1,
-            are related to all.
-        relation: ``"ancestors"`` or ``"neighbours"``, see :class:`StructureMask`.
+    ``heads`` are the positions of each token's head, ``(batch, n)``, its own for a root. Tokens with other values, such
+    as -1, are related to all.
     """
     length = heads.shape[1]
     free = (heads < 0) | (heads >= length)

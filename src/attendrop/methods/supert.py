@@ -48,8 +48,7 @@ class SuperT(Method):
     During the first ``search`` fraction of the planned steps the model trains normally, and importances ``I = E
     |dL / dg|`` are accumulated, for a gate ``g = 1`` on the output of each head and feed-forward. Then weights and
     optimizer are reset to their initial state, and the lowest-ranked units are pruned: the output projection's weights
-    of a pruned head, and the last projection of a pruned feed-forward, are set to zero and stay zero. The model itself
-    is the ticket; no masks have to be saved.
+    of a pruned head, and the last projection of a pruned feed-forward, are set to zero and stay zero.
 
     Example:
         >>> with regularize(model, SuperT(fraction=0.1), optimizer=optimizer, total_steps=1000) as reg:
@@ -76,10 +75,10 @@ class SuperT(Method):
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
     taken per token; heads are ranked after dividing the importances of a layer by their norm, and feed-forwards are
     ranked separately; the same fraction of both is pruned; at least one head per layer is kept; and 0.1 is the lowest
-    value in its scripts. Deviations: search and training are one run, so that importances are those of the search
-    steps, with dropout, not of an additional pass without (``search=0.3`` is ours), and the learning rate schedule
-    continues. Gradient clipping still includes the gradients of pruned units. Evaluations during the search count
-    neither for the best checkpoint nor for early stopping.
+    value in its scripts. Deviations: search and training are one run (``search=0.3`` is ours), so that importances are
+    those of the search steps, with dropout, and the learning rate schedule continues. Gradient clipping still includes
+    the gradients of pruned units. Evaluations during the search count neither for the best checkpoint nor for early
+    stopping.
     """
 
     info = MethodInfo(
@@ -204,11 +203,7 @@ class _SuperT(MethodState):
             self.importance[key] = value + self.importance.get(key, 0)
 
     def _check_fraction(self, adapter: ModelAdapter) -> None:
-        """Check the number of units to prune, once all layers have run (LayerDrop may skip some).
-
-        Raises:
-            AttendropError: Nothing would be pruned.
-        """
+        """Raise AttendropError if nothing would be pruned, once all layers have run (LayerDrop may skip some)."""
         forwards = sum(block.feed_forward is not None for block in adapter.blocks)
         known = len(adapter.attention_layers) * self.method.heads + forwards * self.method.feed_forward
         if self._checked or len(self.importance) < known:
@@ -252,12 +247,8 @@ def _count(chosen: Mapping[str, Sized], kind: str) -> int:
 def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[int]]:
     """Select the units to prune: head numbers by layer, and ``[0]`` for a feed-forward to prune.
 
-    Heads are ranked by their importance divided by the norm of the importances of their layer. Feed-forwards are
-    ranked separately. The most important head of each layer is never selected.
-
-    Args:
-        importance: Importances ``(heads,)`` by ``heads/LAYER``, and ``(1,)`` by ``feed_forward/BLOCK``.
-        fraction: Fraction of the heads, and of the feed-forwards, to select, rounded down.
+    The most important head of each layer is never selected. Importances are ``(heads,)`` by ``heads/LAYER``, and
+    ``(1,)`` by ``feed_forward/BLOCK``; of both kinds ``fraction`` is selected, rounded down.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
     for kind in _KINDS:
@@ -281,12 +272,9 @@ def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
-    """Return the places to set to zero in each parameter, by name, to remove the pruned units.
+    """Return the places to set to zero in each parameter, by name, to remove the units that :func:`lowest` selected.
 
-    Args:
-        adapter: The traced model.
-        pruned: Units to prune, from :func:`lowest`.
-        heads: Number of heads, by ``heads/LAYER``.
+    ``heads`` is their number, by ``heads/LAYER``.
     """
     names = {parameter: name for name, parameter in adapter.model.named_parameters()}
     found: dict[str, Place] = {}
@@ -310,11 +298,7 @@ def zero(tensor: Tensor, place: Place) -> None:
 
 
 def check_prunable(adapter: ModelAdapter) -> None:
-    """Check that each layer has an output projection of its own, whose weights can be set to zero.
-
-    Raises:
-        AttendropError: A projection is shared, not found, or quantized.
-    """
+    """Raise AttendropError if a layer has no output projection of its own, or a quantized one."""
     modules = [module for block in adapter.blocks for module in block.output_projections.values()]
     modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
     name = type(adapter.model).__name__

@@ -51,10 +51,6 @@ class UniDrop(Method):
 
     Each part can be used on its own: 0 disables a part.
 
-    Example:
-        >>> with regularize(model, UniDrop(feature=0.1, structure=0.2, data=0.5, token=0.1)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         feature: Probability that a feature is dropped, in [0, 1).
         features: Places to drop features in, as ``(1, 2, 3, 4)`` or ``"1,2,3,4"``; empty disables the part.
@@ -69,11 +65,10 @@ class UniDrop(Method):
     Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
     are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
-    labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone); in
-    encoder-decoder models this applies to the encoder's input only. FD-1 is in addition to the model's own dropout of
-    weights, which is the paper's FD-1 (set the model's to 0 to use only one). FD-3 is sampled after rotary embeddings,
-    for each query head of a group. One sample of blocks is used for the global batch. Blocks whose results later blocks
-    need (T5's first) are never skipped.
+    labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone), in
+    encoder-decoder models in the encoder's input only. FD-1 is in addition to the model's own dropout of weights (set
+    that to 0 to use only one). FD-3 is sampled after rotary embeddings, for each query head of a group. Blocks are
+    skipped as in :class:`LayerDrop`.
     """
 
     info = MethodInfo(
@@ -215,17 +210,18 @@ class _Features(RandomMaskPlan):
             return None
         if block.key in self.skipped:
             return BlockEdit(skip=True)
-        return BlockEdit(activations=partial(self._activations, block)) if 2 in self.places else None
+        if 2 not in self.places:
+            return None
+
+        def dropped(activations: Tensor) -> Tensor:
+            origins = self._origins[block.attention_layers[0].kind][1]
+            return self._drop_states(f"activations/{block.key}", _rows_from(origins[:, 0]), activations)
+
+        return BlockEdit(activations=dropped)
 
     def features(self, features: Tensor) -> Tensor:
-        if 4 not in self.places:
-            return features
         origins = self._last if features.ndim == 3 else None
-        return self._drop_states("features", origins, features)
-
-    def _activations(self, block: Block, activations: Tensor) -> Tensor:
-        origins = self._origins[block.attention_layers[0].kind][1]
-        return self._drop_states(f"activations/{block.key}", _rows_from(origins[:, 0]), activations)
+        return self._drop_states("features", origins, features) if 4 in self.places else features
 
     def _drop_states(self, name: str, origins: Tensor | None, states: Tensor) -> Tensor:
         """Drop elements of ``(batch, width)`` or ``(batch, n, width)``."""

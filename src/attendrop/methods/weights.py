@@ -41,11 +41,6 @@ class Mixout(Method):
 
     In each optimizer step the weights ``W`` of an input neuron of a linear layer are replaced by their pre-trained
     values ``U`` with probability ``p``, and by ``(W - p U) / (1 - p)`` otherwise, so that their expectation is ``W``.
-    Gradients reach the weights that are not replaced, divided by ``1 - p``.
-
-    Example:
-        >>> with regularize(model, Mixout(p=0.7)) as reg:
-        ...     reg.loss(batch).backward()
 
     Args:
         p: Probability of replacement, in (0, 1).
@@ -55,13 +50,12 @@ class Mixout(Method):
         AttendropError: An option is out of its range; or, at the start of training, no linear layer below the head is
             trainable.
 
-    Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3, whose general form is mixconnect; 0.7 is
-    among the values of their GLUE runs (0.7 to 0.9). The pre-trained values are the weights at the start of training.
-    As in their code, weights of linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the
-    gradient is that of the formula (their code omits the division by ``1 - p``); the model's own dropout stays enabled,
-    while they replace it by mixout; one mask is used for a whole optimizer step; the head, which has no pre-trained
-    values, is excluded. With a LoRA adapter, the adapter's two matrices are mixed with their initial values, in place
-    of the weights that are frozen.
+    Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3; 0.7 is among the values of their GLUE
+    runs (0.7 to 0.9). The pre-trained values are the weights at the start of training. As in their code, weights of
+    linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the gradient is that of the formula
+    (their code omits the division by ``1 - p``); the model's own dropout stays enabled, while they replace it; one mask
+    is used for a whole optimizer step; the head, which has no pre-trained values, is excluded. With a LoRA adapter, its
+    two matrices are mixed with their initial values, in place of the weights that are frozen.
     """
 
     info = MethodInfo(
@@ -117,10 +111,6 @@ class DropConnect(Method):
     In each optimizer step each element of the query, key, value and output projection weights is zero with probability
     ``p``, and divided by ``1 - p`` otherwise.
 
-    Example:
-        >>> with regularize(model, DropConnect(p=0.1)) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         p: Probability that an element is zero, in (0, 1).
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
@@ -131,9 +121,9 @@ class DropConnect(Method):
 
     Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
     Deviations: kept weights are scaled up in training, and evaluation uses the unchanged weights, while the paper
-    samples from a Gaussian fitted to the mask's moments; one mask is used for a whole optimizer step, while the paper
-    has one per example; ``p`` is 0.1, the paper's is 0.5, for networks trained from scratch. Of a projection with a
-    LoRA adapter, ``W + s B A``, each of the three matrices has its own mask.
+    samples from a Gaussian fitted to the mask's moments; one mask is used for a whole optimizer step, not one per
+    example; ``p`` is 0.1, the paper's 0.5 is for networks trained from scratch. Of a projection with a LoRA adapter,
+    ``W + s B A``, each of the three matrices has its own mask.
     """
 
     info = MethodInfo(
@@ -175,14 +165,8 @@ class SAM(Method):
 
     The gradient ``g`` of the loss at the weights ``w`` determines the perturbation ``e = rho g / ||g||``, with the norm
     over all trainable parameters. The loss is that at ``w + e``, with the same dropout sample; its gradient there
-    updates ``w``. Two forward and two backward passes per step.
-
-    ``g`` is the gradient of one micro-batch, in each process. With gradient accumulation or DDP, each micro-batch has
-    its own perturbation (m-SAM), so results depend on the split into micro-batches.
-
-    Example:
-        >>> with regularize(model, SAM(rho=0.05)) as reg:
-        ...     reg.loss(batch).backward()
+    updates ``w``. Two forward and two backward passes per step. Each micro-batch of each process has its own
+    perturbation (m-SAM), so results depend on the split into micro-batches.
 
     Args:
         rho: Norm of the perturbation, above 0.
@@ -257,9 +241,8 @@ class L2SP(Method):
     """Penalty on the distance of the weights from the pre-trained ones.
 
     The penalty is ``alpha / 2 ||w - w0||^2 + beta / 2 ||v||^2``, where ``w`` are the pre-trained parameters, ``w0``
-    their values at the start of training, and ``v`` the parameters of the head, which are not pre-trained. Its
-    gradient, ``alpha (w - w0)`` and ``beta v``, is added to that of the loss just before the optimizer step. One pass
-    per step.
+    their values at the start of training, and ``v`` the parameters of the head. Its gradient, ``alpha (w - w0)`` and
+    ``beta v``, is added to that of the loss just before the optimizer step.
 
     Example:
         >>> with regularize(model, L2SP(alpha=0.1), optimizer=optimizer) as reg:
@@ -275,11 +258,10 @@ class L2SP(Method):
     Raises:
         AttendropError: An option is out of its range; the optimizer is unknown; or, in training, a gradient is sparse.
 
-    Source: Li, Grandvalet, Davoine (2018), https://arxiv.org/abs/1802.01483, Eq. 2 and 3. They train convolutional
-    networks with SGD, search ``alpha`` between 0.001 and 1, and fix ``beta`` at 0.01. Deviations: the gradient is added
-    after gradient clipping, so that clipping does not weaken the penalty; the logged loss does not include it. With
-    Adam, the optimizer scales the gradient of the penalty along with that of the loss. A parameter without a gradient
-    in a step stays as it is.
+    Source: Li, Grandvalet, Davoine (2018), https://arxiv.org/abs/1802.01483, Eq. 2 and 3. They train with SGD, search
+    ``alpha`` between 0.001 and 1, and fix ``beta`` at 0.01. Deviations: the gradient is added after gradient clipping;
+    the logged loss does not include the penalty. Adam scales the gradient of the penalty along with that of the loss. A
+    parameter without a gradient in a step stays as it is.
     """
 
     info = MethodInfo(

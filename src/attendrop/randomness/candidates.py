@@ -26,8 +26,7 @@ class Region:
 
     Attributes:
         mask: ``(batch, heads, query, key)``, True at candidates.
-        signal: ``(batch, heads, query, 1)``, True for rows whose attributions are not all equal. Only such rows can
-            have candidates.
+        signal: ``(batch, heads, query, 1)``, True for rows whose attributions are not all equal; others have none.
     """
 
     mask: Tensor
@@ -39,8 +38,8 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
 
     Eq. 6 of Yang et al. (2022), row by row over the valid keys. ``"high"``: with ``t = max(1, floor(n_valid (1-p)))``,
     the positions whose attribution is at least the ``t``-th smallest, counted from 0; if that is the whole row, only
-    those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the
-    ``floor(n_valid p)``-th smallest. ``"magnitude"`` (ours): as ``"high"``, by absolute value.
+    those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the ``floor(n_valid p)``-th
+    smallest. ``"magnitude"`` (ours): as ``"high"``, by absolute value.
 
     Args:
         attribution: ``(batch, heads, query, key)``; compared in float32, or float64 if it is that.

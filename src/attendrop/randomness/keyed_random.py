@@ -72,20 +72,17 @@ def sample_mask(
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
     Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
-    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on
-    padding, on how the global batch is split, or on the device. (The numbers of a random generator depend on how many
-    are sampled.)
+    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on padding, on how
+    the global batch is split, or on the device.
 
     Args:
         p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
         key: Key of the samples.
         name: Name of the samples, such as the key of an attention layer.
         shape: ``(batch, heads, rows, columns)``.
-        origins: ``(batch, 2)``, the first row and column of each sequence that are not padding.
+        origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
+            undefined.
         device: Where to put the mask.
-
-    Returns:
-        The mask. Its values before the origins are undefined.
     """
     return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
 
@@ -137,15 +134,8 @@ def sample_parameter_mask(
 ) -> Tensor:
     """Sample a boolean mask of a parameter, elements True with probability ``p``.
 
-    One mask serves a whole optimizer step, and all processes: it depends on seed, step and name only.
-
-    Args:
-        p: Probability, kept to within 2**-17.
-        seed: Seed of the run.
-        step: Optimizer steps taken so far.
-        name: Name of the parameter.
-        shape: Shape of the parameter.
-        device: Where to put the mask.
+    One mask serves a whole optimizer step, and all processes: it depends on seed, step and name only. ``p`` is kept to
+    within 2**-17.
     """
     chunks, rest = divmod(math.prod(shape), _CHUNK)
     sampled = []
@@ -158,15 +148,9 @@ def sample_parameter_mask(
 
 
 def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:
-    """Sample a boolean mask of some rows of a matrix, ``(rows, columns)``, each row independently of the others.
+    """Sample a boolean mask of the ``rows`` of a matrix with these indices, ``(rows, columns)``, each independently.
 
-    Args:
-        p: Probability, kept to within 2**-17.
-        seed: Seed of the run.
-        step: Optimizer steps taken so far.
-        name: Name of the matrix.
-        rows: Indices of the rows, less than 2**31.
-        columns: Number of columns of the matrix.
+    Indices are less than 2**31; ``p`` is kept to within 2**-17.
     """
     key = _hash(f"{seed}/{step}/{name}")
     bound = round(p * _LEVELS) - _LEVELS // 2

@@ -2,134 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from helpers import zoo
-from helpers.table import TABLE, TERMS, given
-from torch import Tensor, nn
+from torch import Tensor
 
 from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
-from attendrop.methods.attend_out.actions import Decide
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
-from attendrop.methods.cutoff import Cut
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import Batch
-from attendrop.training.regularization import Regularization
-
-ROWS = {row: method for row, method in (TABLE | TERMS).items() if row != "finetune"}
-
-
-class Watch:
-    """What plans and methods do in a run, and what they declare.
-
-    Attributes:
-        declared: By the class of a plan, what it declares that it acts on.
-        acted: By the class of a plan, what it acted on.
-        passes: How often each micro-batch was passed through a model to train on.
-        did: What else happened, of ``"penalty"`` and ``"gradients"``.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.declared: dict[type, set[str]] = defaultdict(set)
-        self.acted: dict[type, set[str]] = defaultdict(set)
-        self.passes: list[int] = []
-        self.did: set[str] = set()
-        self.patch = monkeypatch
-        bind, compute = ModelAdapter.bind, Regularization.compute
-        monkeypatch.setattr(ModelAdapter, "bind", lambda adapter, plan: bind(adapter, self.watched(plan)))
-        monkeypatch.setattr(Regularization, "compute", lambda reg, batch, run: compute(reg, batch, self.counted(run)))
-
-    def watched(self, plan: Plan) -> Plan:
-        for part in plan.plans if isinstance(plan, CombinedPlan) else [plan]:
-            self.declared[type(part)] |= part.acts_on
-            for place, name in FUNCTIONS.items():
-                if getattr(type(part), name) is not getattr(Plan, name):
-                    setattr(part, name, self.noting(type(part), place, getattr(part, name)))
-        return plan
-
-    def noting(self, kind: type, place: str, function: Any) -> Any:
-        def called(given: Any) -> Any:
-            found = function(given)
-            if found is not None or kind in (Cut, Decide):  # these look at the call, and change nothing
-                self.acted[kind].add(place)
-            return found
-
-        return called
-
-    def counted(self, run: ComputeLoss) -> ComputeLoss:
-        self.passes.append(0)
-
-        def counting(*args: Any) -> tuple[Tensor, Any]:
-            self.passes[-1] += 1
-            return run(*args)
-
-        return counting
-
-    def method_state(self, state: MethodState) -> None:
-        """Note what the penalty and the gradients of a state are, once it has begun."""
-        penalty, edit = state.penalty, state.edit_gradients
-
-        def noted(context: StepContext, outputs: Any) -> Tensor | None:
-            found = penalty(context, outputs)
-            self.did |= {"penalty"} if found is not None and float(found.detach()) != 0 else set()
-            return found
-
-        def edited(parameters: Mapping[str, nn.Parameter]) -> None:
-            before = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-            edit(parameters)
-            if any(not before[name].equal(p.grad) for name, p in parameters.items() if p.grad is not None):
-                self.did.add("gradients")
-
-        self.patch.setattr(state, "penalty", noted)
-        self.patch.setattr(state, "edit_gradients", edited)
-
-
-@pytest.fixture(scope="module")
-def watched() -> dict[str, Watch]:
-    """Four steps of each row of the table."""
-    found = {}
-    for row, method in ROWS.items():
-        model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
-        needed = given(model, batch)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            watch = found[row] = Watch(monkeypatch)
-            with regularize(model, method, **needed) as reg:
-                for state in reg.method_state.parts:
-                    watch.method_state(state)
-                for _ in range(4):
-                    reg.loss(batch).backward()
-                    needed["optimizer"].step()
-                    needed["optimizer"].zero_grad()
-                    reg.step()
-    return found
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_what_a_method_declares_happens_and_nothing_else(row: str, watched: Mapping[str, Watch]) -> None:
-    method, watch = ROWS[row], watched[row]
-    assert ("penalty" in watch.did) == method.info.adds_penalty
-    assert ("gradients" in watch.did) == method.info.edits_gradients
-    assert (max(watch.passes) > 1) == any(part.decides_passes for part in method.parts)
-    assert all(watch.acted[kind] <= declared for kind, declared in watch.declared.items())
-
-
-def test_what_a_plan_declares_happens_with_some_options(watched: Mapping[str, Watch]) -> None:
-    declared: dict[type, set[str]] = defaultdict(set)
-    acted: dict[type, set[str]] = defaultdict(set)
-    for watch in watched.values():
-        for kind in watch.declared:
-            declared[kind] |= watch.declared[kind]
-            acted[kind] |= watch.acted[kind]
-    assert acted == declared
-
 
 # --- What is not true is refused in words
 

@@ -27,11 +27,8 @@ class AntitheticPlan(RandomMaskPlan):
 
     Weights that are kept are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``.
 
-    Args:
-        method: The method.
-        context: The micro-batch.
-        keys: Keys of the layers to act on, or their log-odds by key; a subclass may compute these in :meth:`log_odds`.
-        antithetic: Whether this is the antithetic pass.
+    ``keys`` are those of the layers to act on, or their log-odds by key; a subclass may compute these in
+    :meth:`log_odds`.
 
     Attributes:
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
@@ -83,10 +80,8 @@ def with_antithetic_pass(
     """Run a batch with a plan's dropout, and attach the gradient of the log-odds to its loss.
 
     The antithetic pass comes first, without gradients, and with the same sample of the model's own dropout.
-    ``make_plan`` makes its plan (True), and that of the training pass (False).
-
-    Returns:
-        The loss, the outputs of the model, and the plan of the training pass.
+    ``make_plan`` makes its plan (True), and that of the training pass (False). Returns the loss, the outputs of the
+    model, and the plan of the training pass.
     """
     other = make_plan(True)
     with forked_rng(context.model), torch.no_grad():

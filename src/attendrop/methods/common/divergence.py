@@ -121,13 +121,8 @@ def with_views(
 ) -> tuple[Tensor, Any]:
     """Run the views of a batch, and add their terms to its loss. Returns it, and the outputs of the unchanged batch.
 
-    Args:
-        context: The micro-batch.
-        compute_loss: Runs the model.
-        clean: Loss and outputs of the unchanged batch.
-        plans: The plan of each view; each view samples its own dropout.
-        gamma: Weight of the mean loss of the views.
-        eta: Weight of the :func:`mean_spread` of the predictions of all passes.
+    ``clean`` are loss and outputs of the unchanged batch. Each view, given by its plan, samples its own dropout.
+    ``gamma`` weighs the mean loss of the views, ``eta`` the :func:`mean_spread` of the predictions of all passes.
     """
     loss, outputs = clean
     with forked_rng(context.model):

@@ -18,10 +18,6 @@ from attendrop.model_support.trained_tensors import trained_tensors
 class InitialState:
     """Copy of the initial weights of a model that training changes, on the CPU, and of the state of its optimizer.
 
-    Args:
-        method: The method, for messages.
-        training: The model and its optimizer.
-
     Raises:
         AttendropError: The optimizer or the number of planned steps is unknown.
     """

@@ -23,11 +23,6 @@ from attendrop.model_support.batches import Batch
 class OwnParameters(MethodState):
     """State with parameters that the gradient of the training loss reaches, and their Adam optimizer.
 
-    Args:
-        method: The method.
-        training: The model and the processes.
-        learning_rate: Learning rate of the parameters.
-
     Attributes:
         parameters: The parameters, by name; empty until :meth:`create`.
         optimizer: Their optimizer; None until :meth:`create`.
@@ -78,10 +73,7 @@ class OwnParameters(MethodState):
 class ValuePerLayer(OwnParameters):
     """State with one learnt number per selected attention layer, created at the first pass.
 
-    Args:
-        method: The method; ``num_train_rows`` and ``learning_rate`` are among its options.
-        training: The model and its training rows.
-        initial: Value at the start.
+    Among the method's options are ``num_train_rows`` and ``learning_rate``; ``initial`` is the value at the start.
 
     Attributes:
         note: Name of the numbers in the log.
@@ -159,11 +151,8 @@ class LearntProbabilities(ValuePerLayer):
     """State with the log-odds of a drop probability per layer, and the penalty of their prior.
 
     The penalty is ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, where ``W`` is the weight of the
-    layer's value projection, and ``H`` the entropy of a Bernoulli variable.
-
-    Args:
-        method: The method; ``p``, ``length_scale``, ``entropy_weight`` and ``num_train_rows`` are among its options.
-        training: The model and its training rows.
+    layer's value projection, and ``H`` the entropy of a Bernoulli variable. Among the method's options are ``p``,
+    ``length_scale``, ``entropy_weight`` and ``num_train_rows``.
     """
 
     def __init__(self, method: Any, training: TrainingContext) -> None:

@@ -27,12 +27,11 @@ class ParameterOverride:
     Args:
         model: The model.
         names: Names of the parameters.
-        function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a
-            step: under activation checkpointing it is called again in the backward pass.
-        throughout: Whether to override the parameters while the whole model runs, so that modules that read parameters
-            of others do so, too (DeBERTa reads the weights of its embedding of relative positions). Activation
-            checkpointing runs blocks again by themselves: of these, all that is below them is overridden. The function
-            must then save nothing for the backward pass, as a sum.
+        function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a step:
+            under activation checkpointing it is called again in the backward pass.
+        throughout: Whether to override the parameters while the whole model runs, for modules that read parameters of
+            others (DeBERTa), and while activation checkpointing runs a block again. The function must then save nothing
+            for the backward pass, as a sum.
     """
 
     def __init__(
@@ -86,13 +85,8 @@ class WeightMixing(MethodState):
     """State of a method that replaces random elements of weights by fixed values, with unchanged expectation.
 
     An element of ``W`` becomes its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)``
-    otherwise. One sample is used for all passes, micro-batches and processes of an optimizer step.
-
-    Args:
-        method: The method.
-        training: The model.
-        p: Probability of replacement, in (0, 1).
-        by_neuron: Whether all weights of one input neuron are replaced together.
+    otherwise; all weights of an input neuron together if ``by_neuron``. One sample is used for all passes,
+    micro-batches and processes of an optimizer step.
     """
 
     def __init__(self, method: Method, training: TrainingContext, p: float, *, by_neuron: bool = False) -> None:
@@ -189,10 +183,7 @@ def projection_weights(model: nn.Module) -> list[str]:
 
 
 def layer_parameters(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of the model's layers, without embeddings and head.
-
-    For a model whose layers are not in a ``ModuleList``, all parameters except those of the head.
-    """
+    """Return the names of the layers' parameters; of layers that are not in a ``ModuleList``, of all but the head's."""
     names = [name for name, _ in model.named_parameters()]
     lists = [f"{name}." for name, module in _below_the_head(model) if isinstance(module, nn.ModuleList)]
     found = [name for name in names if any(name.startswith(prefix) for prefix in lists)]

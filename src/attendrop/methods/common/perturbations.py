@@ -10,17 +10,14 @@ from torch import Tensor, nn
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.context import StepContext
-from attendrop.model_support.batches import Batch
 from attendrop.randomness.keyed_random import SampleKey, normal, uniform
 
 
 class WordPlan(Plan):
     """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
 
-    Args:
-        context: The micro-batch.
-        change: Function of the embeddings, ``(batch, n, width)``, and of the tokens that are not padding, ``(batch,
-            n)``, that returns the changed embeddings.
+    ``change`` returns the changed embeddings, given these, ``(batch, n, width)``, and which tokens are not padding,
+    ``(batch, n)``.
     """
 
     acts_on = frozenset({"embeddings"})
@@ -35,27 +32,18 @@ class WordPlan(Plan):
         if self._changed:  # the decoder shares the embedding
             return embedded
         self._changed = True
-        return self.change(embedded, valid_tokens(self.context.batch, embedded))
-
-
-def valid_tokens(batch: Batch, embedded: Tensor) -> Tensor:
-    """Return which tokens of ``embedded``, ``(batch, n, width)``, are not padding, ``(batch, n)``."""
-    mask = batch.get("attention_mask")
-    if mask is None or mask.numel() != embedded.shape[0] * embedded.shape[1]:
-        return torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
-    valid: Tensor = mask.reshape(embedded.shape[:2]).bool()  # several choices per row are a dimension of the mask
-    return valid
+        valid = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
+        mask = self.context.batch.get("attention_mask")
+        if mask is not None and mask.numel() == valid.numel():
+            valid = mask.reshape(valid.shape).bool()  # several choices per row are a dimension of the mask
+        return self.change(embedded, valid)
 
 
 def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:
     """Sample noise for each element of word embeddings, ``(batch, n, width)``, in float32; zero at padding.
 
-    Args:
-        kind: ``"uniform"``, from (-1, 1); or ``"normal"``, with a standard deviation of 1.
-        key: Key of the samples, completed by ``name``.
-        name: Name of the samples.
-        valid: Tokens that are not padding, ``(batch, n)``.
-        width: Width of the embeddings.
+    It is ``"uniform"``, from (-1, 1), or ``"normal"``, with a standard deviation of 1. ``valid`` are the tokens that
+    are not padding, ``(batch, n)``; ``name`` completes the key.
     """
     batch, length = valid.shape
     first = valid.int().argmax(-1)
@@ -77,15 +65,9 @@ def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
 
 
 def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Differentiate a loss whose graph is needed again, without overflow in float16.
+    """Differentiate a model's loss, whose graph is needed again, by ``units``, without overflow in float16.
 
-    Args:
-        loss: The loss, a scalar.
-        units: What to differentiate by, by name; zero where the loss does not depend on it.
-        model: The model that computed the loss.
-
-    Raises:
-        AttendropError: The gradients are not finite.
+    Zero where the loss does not depend on a unit. Raises AttendropError if the gradients are not finite.
     """
     keys, tensors = list(units), list(units.values())
     return finite_gradients(lambda factor: gradients_of(loss * factor, keys, tensors, keep_graph=True), model)

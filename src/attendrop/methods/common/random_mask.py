@@ -106,25 +106,13 @@ class RandomMaskPlan(Plan):
     # Edits, which report the dropped fraction.
 
     def drop_scores(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> AttentionEdit:
-        """Drop scores at valid keys.
-
-        Args:
-            call: The layer.
-            drop: True at dropped positions, broadcastable to ``(batch, heads, query, key)``.
-            rows: The queries that the fraction is relative to; see :meth:`report`.
-        """
+        """Drop scores at valid keys where ``drop``, broadcastable to ``call.shape``; ``rows`` as in :meth:`report`."""
         drop = self._at_valid_keys(call, drop)
         self._report(call, drop, call.valid, rows)
         return AttentionEdit(drop=drop)
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
-        """Drop whole heads, and multiply the others by ``scale``.
-
-        Args:
-            call: The layer.
-            drop: Mask ``(batch, heads, 1, 1)``, True at dropped heads.
-            scale: Factor, broadcastable to ``drop``.
-        """
+        """Drop whole heads, ``(batch, heads, 1, 1)``, and multiply the others by ``scale``, broadcastable to these."""
         self.context.report(call.layer.key, drop.sum(), torch.full((), drop.numel(), device=drop.device))
         return scaled_heads(drop, scale)
 
@@ -139,11 +127,11 @@ class RandomMaskPlan(Plan):
 
         Args:
             call: The layer.
-            sample: Called once with the number of units per token; returns a mask ``(batch, 1, query, units)``, True
-                at dropped units.
-            act: Called with the hidden units and the mask, both ``(batch, query, heads, dim)``; returns the
-                replacement of the hidden units.
-            rows: The queries that the fraction is relative to; see :meth:`report`.
+            sample: Called once with the number of units per token; returns the mask of dropped units, ``(batch, 1,
+                query, units)``.
+            act: Called with the hidden units and the mask, both ``(batch, query, heads, dim)``; returns the replacement
+                of the hidden units.
+            rows: See :meth:`report`.
         """
         sampled: list[Tensor] = []
 
@@ -157,13 +145,10 @@ class RandomMaskPlan(Plan):
         return AttentionEdit(output=output)
 
     def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> None:
-        """Count the dropped valid positions.
+        """Count the valid positions where ``drop``, broadcastable to ``call.shape``.
 
-        Args:
-            call: The layer.
-            drop: True at dropped positions, broadcastable to ``call.shape``.
-            rows: The queries that have candidates, ``(batch, 1 or heads, query, 1)``: the fraction is relative to their
-                positions. None: those that are not padding.
+        The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
+        query, 1)``; None: those that are not padding.
         """
         self._report(call, self._at_valid_keys(call, drop), call.valid, rows)
 

@@ -32,11 +32,10 @@ from attendrop.model_support.batches import Batch
 class Method:
     """Base class of regularisation methods. Subclasses are frozen dataclasses; their fields are the method's options.
 
-    Options are declared with their ranges by :func:`attendrop.methods.core.options.option`, and checked when the
-    object is created; a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`,
-    :meth:`plan` or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that
-    has state, or acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`. The other
-    members have defaults that few methods override.
+    Options are declared with their ranges by :func:`attendrop.methods.core.options.option`, and checked when the object
+    is created; a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`, :meth:`plan`
+    or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that has state, or
+    acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`.
 
     Attributes:
         info: Facts of the method. What it declares is checked when training starts.
@@ -76,10 +75,7 @@ class Method:
         return MethodState(self)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
-        """Change a model before its head starts from the features; a method that does so repeats it in its first step.
-
-        Not called where a run resumes.
-        """
+        """Change a model before its head starts from the features; in the first step again. Not where a run resumes."""
 
     # When and where it acts.
 
@@ -100,11 +96,7 @@ class Method:
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """Select the layers to act on by the option ``layers``; all without one.
-
-        Raises:
-            AttendropError: The options do not match the model's layers.
-        """
+        """Select the layers to act on by the option ``layers``; AttendropError if the model has no such layers."""
         select = select_self_attention if self.info.self_attention_only else select_layers
         return select(attention_layers, getattr(self, "layers", "all"))
 
@@ -116,8 +108,8 @@ class Method:
 
         ``"numbers"``: one number per token; ``"positions"``: the position of another token, -1 for none (recomputed
         when a text is truncated to the model's maximum length); ``"matrix"``: one number per pair of tokens. They are
-        passed in :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are the
-        rows of the batch before any method repeats them.
+        passed in :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1, of the rows before
+        any method repeats them.
         """
         return {}
 
@@ -129,15 +121,14 @@ class Method:
     def rewarded_on(self) -> str | None:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
-        ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out from the training
-        data for this purpose only; ``"eval"``: the development set; ``"rotating"``: training rows that are not trained
-        on at the time, which the method finds itself; None: no rows are needed, as the method does not
-        have the trait ``SCORES_ROWS``.
+        ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out from the training data
+        for this purpose only; ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at
+        the time, which the method finds itself; None, without the trait ``SCORES_ROWS``: none.
         """
         return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
 
     def rewarded_fraction(self) -> float:
-        """Return the fraction of the training rows to hold out if :meth:`rewarded_on` returns ``"split"``."""
+        """Return the fraction of the training rows to hold out for ``"split"``."""
         return getattr(self, "reward_fraction", 0.0)
 
     @property
@@ -149,12 +140,7 @@ class Method:
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """Look up the options of this method in a published setting.
-
-        Args:
-            name: Name of the setting; ``"paper"`` for that of the method's own paper.
-            task: Name of the task; None for custom files.
-        """
+        """Look up the options in a published setting (``"paper"``) for a named ``task``; None for custom files."""
         return Preset()
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -224,15 +210,12 @@ class MethodState:
         return (self,)
 
     def batch(self, context: StepContext) -> Batch:
-        """See :meth:`Method.batch`."""
         return self.method.batch(context)
 
     def plan(self, context: StepContext) -> Plan | None:
-        """See :meth:`Method.plan`."""
         return self.method.plan(context)
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
-        """See :meth:`Method.penalty`."""
         return self.method.penalty(context, outputs)
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -240,8 +223,7 @@ class MethodState:
 
         A method that does not run exactly one pass overrides this, or :meth:`Method.loss` if it needs no state, and has
         the trait ``DECIDES_PASSES``. ``compute_loss`` then applies the other methods of a composition, and
-        :meth:`batch`, :meth:`plan` and :meth:`penalty` of this method are not called. A composition has at most one
-        such method.
+        :meth:`batch`, :meth:`plan` and :meth:`penalty` of this method are not called.
         """
         found = self.method.loss(context, compute_loss)
         if found is not None:
@@ -294,11 +276,7 @@ class MethodState:
         """Restore a :meth:`state_dict` and a :meth:`rank_state_dict`."""
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report on a finished run, as plain values for ``metrics.json``.
-
-        Args:
-            batches: Held-out data, if any; otherwise the training data.
-        """
+        """Report on a finished run for ``metrics.json``; ``batches`` are held-out data, or else the training data."""
         return {}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -306,15 +284,7 @@ class MethodState:
         return {}
 
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what a finished run learnt, to show what it drops; training cannot go on from there.
-
-        Args:
-            metrics: The run's ``metrics.json``.
-            tensors: What :meth:`tensors` returned, as far as it was saved.
-
-        Raises:
-            AttendropError: What was learnt was not saved.
-        """
+        """Restore what a finished run learnt from its ``metrics.json`` and :meth:`tensors`, to show what it drops."""
 
     def close(self) -> None:
         """Remove hooks, and free resources used only in training."""
@@ -327,14 +297,9 @@ def run_pass(
     plan: Plan | None = None,
     model: nn.Module | None = None,
 ) -> tuple[Tensor, Any]:
-    """Run the model once, with the plans and penalties of all ``parts``.
+    """Run the model once on a batch, with the plans and penalties of all ``parts``, and an additional ``plan``.
 
-    Args:
-        parts: The states of the methods, each with its own context.
-        compute_loss: Runs the model.
-        batch: The batch to run it on.
-        plan: An additional plan.
-        model: A model to run in place of the trained one; it gets the penalties, and of the plans ``plan`` alone.
+    A ``model`` to run in place of the trained one gets the penalties, and of the plans ``plan`` alone.
     """
     parts = [(state, dataclasses.replace(context, batch=batch)) for state, context in parts]
     plans = [plan, *(state.plan(context) for state, context in parts if model is None)]

@@ -24,8 +24,8 @@ class Compose(Method):
     """Composition of several methods.
 
     At each attention layer the drop masks of all methods are combined; penalties are summed; edits of parameters,
-    gradients and the batch are all applied. Each method samples independently, follows its own epoch schedule, and
-    logs under its own name. Methods that change the same thing are applied in their declared order
+    gradients and the batch are all applied. Each method samples independently, follows its own epoch schedule, and logs
+    under its own name. Methods that change the same thing are applied in their declared order
     (:attr:`MethodInfo.order`), so that ``a+b`` and ``b+a`` are equal. On the command line: ``--method ad-drop+r-drop
     --set ad-drop.p=0.3``.
 

@@ -20,15 +20,13 @@ from attendrop.randomness.keyed_random import SampleKey
 class ComputeLoss(Protocol):
     """Forward pass: returns ``(loss, outputs)`` of a batch, under an optional plan.
 
-    The loss is a mean over the micro-batch. The loss that a method returns is weighted afterwards for gradient
-    accumulation and DDP, including the method's penalties.
-
-    ``model`` is an unwrapped copy to run in place of the trained model.
+    The loss is a mean over the micro-batch. The loss that a method returns, with its penalties, is weighted afterwards
+    for gradient accumulation and DDP. ``model`` is an unwrapped copy to run in place of the trained model.
     """
 
-    def __call__(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
-        """Run the model."""
-        ...
+    def __call__(
+        self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /
+    ) -> tuple[Tensor, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class Processes:
 class LabelledData(Protocol):
     """Labelled rows that a method may read beside the training batches."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
+    def __len__(self) -> int: ...
 
     def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> Sequence[Batch]:
         """Sample ``count`` batches of ``size`` rows each, but ``without`` some, on the model's device."""
@@ -116,8 +112,8 @@ class StepContext:
         source: The method's name in logs.
         epoch: Number of the epoch, from 0, if known.
         progress: Fraction of the planned optimizer steps taken so far, in [0, 1]; None if their number is unknown.
-        micro_batches: Size of the global batch in units of this micro-batch, measured in the items over which losses
-            average. A sum over the micro-batch times this estimates a sum over the global batch.
+        micro_batches: Size of the global batch in units of this micro-batch, in the items over which losses average: a
+            sum over the micro-batch times this estimates a sum over the global batch.
         loss_scale: Factor by which gradients are multiplied under float16, for methods that declare
             ``needs_loss_scale``; otherwise 1.
         model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is

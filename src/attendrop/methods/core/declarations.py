@@ -8,11 +8,7 @@ from attendrop.methods.core.base import Method, MethodState
 
 
 def check_declarations(state: MethodState) -> None:
-    """Check that a method declares exactly the capabilities that it and its state define.
-
-    Raises:
-        AttendropError: A declaration does not match the definitions.
-    """
+    """Raise AttendropError unless a method declares exactly the capabilities that it and its state define."""
     method = state.method
     for name, declaration, declared in (
         ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),

@@ -27,10 +27,7 @@ SECOND_MODEL = "trains a second model"
 class Rule:
     """Compatibility rule: a method with trait ``one`` cannot be combined with a method with trait ``other``.
 
-    Attributes:
-        one: A trait, or the name of a method.
-        other: A trait or name of the other method; may equal ``one``.
-        reason: Reason, as a sentence.
+    Both are traits or names of methods, and may be equal; ``reason`` is a sentence.
     """
 
     one: str
@@ -58,8 +55,7 @@ class MethodInfo:
         tasks: Supported tasks.
         units: The units whose dropped fraction is logged.
         order: Position among several methods that change or read the same thing, such as the batch, the outputs of
-            heads or weights. Lower numbers come first; ties are resolved by name. The order within a composition has
-            no effect.
+            heads or weights: lower numbers come first, then names. The order within a composition has no effect.
         traits: Traits that restrict combinations, mapped to the option value under which the method has them:
             ``"where=weights"``, ``"structure above 0"``; empty if always.
         rules: The method's own compatibility rules.

@@ -37,10 +37,7 @@ class Range:
 def option(default: Any, allowed: Range, search: Sequence[Any] = ()) -> Any:
     """Declare an option of a method, as a dataclass field that is checked when the method is created.
 
-    Args:
-        default: The default.
-        allowed: Allowed values.
-        search: Other values that are worth trying, for searches; none: the option is not searched.
+    ``search`` holds other values that are worth trying; an option without any is not searched.
     """
     return dataclasses.field(default=default, metadata={"range": allowed, "search": tuple(search)})
 
@@ -117,15 +114,10 @@ def described(method: type[Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_options(kind: type[Any], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Convert options, given as text or JSON values by name, to their declared types.
-
-    Args:
-        kind: Class whose dataclass fields are the options.
-        given: The options.
-        owner: What has these options, for errors.
+    """Convert options of ``kind``, given as text or JSON values by name, to their declared types.
 
     Raises:
-        AttendropError: A name is unknown, or a value is not of its type.
+        AttendropError: A name is unknown to their ``owner``, or a value is not of its type.
     """
     names = tuple(field.name for field in dataclasses.fields(kind) if "range" in field.metadata)
     for name in given:
@@ -183,11 +175,7 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def read_option(method: type[Any], name: str, value: object) -> object:
-    """Convert an option, given as text or a JSON value, to its declared type.
-
-    Raises:
-        AttendropError: The value is not of that type.
-    """
+    """Convert an option, text or a JSON value, to its declared type; AttendropError if it is not of that type."""
     kinds = option_types(method)[name]  # type: ignore[arg-type] # mypy takes no type for hashable
     if NoneType in kinds and (value is None or str(value).lower() == "none"):
         return None

@@ -75,11 +75,7 @@ def method_names() -> list[str]:
 
 
 def get_method(name: str) -> type[Method]:
-    """Return the class of a method, by name.
-
-    Raises:
-        AttendropError: The name is unknown; the message suggests the nearest one.
-    """
+    """Return the class of a method; raises AttendropError, which suggests the nearest name, if there is none."""
     names = tuple(method_names())
     if name not in names:
         raise AttendropError(f"There is no method '{name}'.{suggestion(name, names)}")
@@ -107,12 +103,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a method has to be given: not its defaults, nor what follows from the other options.
 
-    Args:
-        name: Name of a method, or several names joined by ``+``.
-        options: Options of the method, see :func:`build_method`.
-
-    Raises:
-        AttendropError: They are not options of the method.
+    Names and options are those of :func:`build_method`, which raises AttendropError for others.
     """
     options = flat_options(build_method(name, options).options())
     defaults = flat_options(build_method(name).options())
@@ -152,7 +143,8 @@ def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the options of a method; those of several methods become ``METHOD.OPTION``."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        found |= (
-            {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{own}": inner for own, inner in value.items()}
+        else:
+            found[name] = value
     return found

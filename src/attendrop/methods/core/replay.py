@@ -14,10 +14,7 @@ from attendrop.model_support.batches import Batch, refuse_graph, to_device
 
 
 class Replay:
-    """Recorder of the micro-batches of the first steps, which replace those of later steps.
-
-    Args:
-        length: Number of optimizer steps to record and then repeat.
+    """Recorder of the micro-batches of the first ``length`` steps, which replace those of later steps.
 
     Attributes:
         steps: Micro-batches of each recorded step: the batch, on the CPU; the number of items in the global batch, if
@@ -36,19 +33,12 @@ class Replay:
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
         """Return the micro-batches to train on in place of ``batch``, and their number in the step.
 
-        Args:
-            steps_taken: Number of optimizer steps so far.
-            batch: The micro-batch passed by the training loop.
-            items: Number of items in the global batch, if known.
-            calls: Number of micro-batches in the step, if known. If it is lower than in the recorded step, as in the
-                last step of an epoch, several recorded micro-batches are returned at once; if it is higher, the first
-                calls return none.
-
-        Returns:
-            Micro-batches, each with the number of items in its global batch; and ``calls`` of the recorded step.
+        Each has the number of ``items`` in its global batch, if known. If the step has fewer ``calls`` than the
+        recorded one, as the last of an epoch, several recorded micro-batches are returned at once; if it has more, the
+        first calls return none.
 
         Raises:
-            AttendropError: The step has more calls than the recorded one.
+            AttendropError: There are more calls than that, or than in the recorded step.
         """
         if steps_taken != self._step:
             self._step, self._calls, self._next = steps_taken, 0, 0
@@ -73,8 +63,7 @@ class Replay:
     def one_pass(self, model: nn.Module, steps_taken: int, epoch: int | None) -> Iterator[tuple[int, int | None]]:
         """Run the model on the next micro-batch within the block, with the random state of the recorded pass.
 
-        Yields:
-            Step and epoch numbers of the recorded pass.
+        Yields its step and epoch numbers.
         """
         entry = self.steps[steps_taken % self.length][self._next]
         self._next += 1
@@ -90,11 +79,7 @@ class Replay:
             set_random_state(model, before)
 
     def check(self, steps_taken: int) -> None:
-        """Check, after the step that follows ``steps_taken`` steps, that all its micro-batches have run.
-
-        Raises:
-            AttendropError: Some micro-batches have not run, or none has.
-        """
+        """Raise AttendropError unless all micro-batches of the step that follows ``steps_taken`` steps have run."""
         if steps_taken != self._step:
             raise AttendropError("reg.step was called without reg.loss; call reg.loss before each optimizer step.")
         recorded = self.steps[steps_taken % self.length]

@@ -12,11 +12,8 @@ from torch import Tensor
 class RunningStatistics:
     """Counts of passes and dropped units, and sums of metrics, kept on their device to avoid synchronization.
 
-    Args:
-        passes: Number of passes so far.
-        active: Number of passes in which each source was active.
-        counts: Numbers of dropped and of possible units, by ``source/layer``.
-        notes: Sum and number of values, by ``source/name``.
+    ``active`` is the number of ``passes`` in which each source was active, ``counts`` the numbers of dropped and of
+    possible units by ``source/layer``, ``notes`` sum and number of values by ``source/name``.
     """
 
     def __init__(
