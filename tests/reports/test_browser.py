@@ -33,13 +33,3 @@ def test_a_hostile_page_is_harmless(browser: Any, tmp_path: Path, dark: bool) ->
         background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(255, 255, 255)") is not dark
         opened.check()
-
-
-def test_errors_and_requests_are_seen(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text("<img src='http://example.org/x.png'><script>missing()</script>")
-    with open_page(browser, tmp_path / "page.html") as opened:
-        opened.page.wait_for_load_state("load")
-        assert opened.requests == ["http://example.org/x.png"]
-        assert any("missing is not defined" in error for error in opened.errors)
-        with pytest.raises(AssertionError):
-            opened.check()
