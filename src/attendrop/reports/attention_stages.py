@@ -44,7 +44,6 @@ class Stage:
     Attributes:
         name: Heading, such as "After training".
         note: What else is to be known of it; may be empty.
-        model: The model, in evaluation mode.
         drops: What its method drops; None: no method drops anything in attention.
     """
 
@@ -59,9 +58,6 @@ class Stages:
     """Models that are shown beside one another.
 
     Attributes:
-        stages: The models, in their order.
-        tokenizer: Their tokenizer.
-        head: Their head.
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         method: The method whose drops are shown; None: no method drops anything in attention.
@@ -145,16 +141,9 @@ def _of_run(
     after = Stage("After training", "", _placed(model, device), None if last is None else replace(last, learnt=learnt))
     before = _before(config, task, first, device, fitted_head=bool(metrics.get("head_start")))
     stages = (after,) if before is None else (before, after)
-    return Stages(
-        stages,
-        tokenizer,
-        head,
-        len(task.text_columns),
-        config.max_length,
-        None if last is None else last.method,
-        of_run=of_run,
-        long_texts=config.long_texts or HEAD,
-    )
+    method = None if last is None else last.method
+    count, cut = len(task.text_columns), config.long_texts or HEAD
+    return Stages(stages, tokenizer, head, count, config.max_length, method, of_run=of_run, long_texts=cut)
 
 
 def _before(

@@ -32,11 +32,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShownText:
-    """One input with its maps.
+    """One input with its maps in each model.
 
     Attributes:
         text: The text; of a pair both.
-        stages: Its maps in each model.
         label: Its label in the data; None: unknown.
         note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
     """

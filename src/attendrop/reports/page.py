@@ -61,12 +61,7 @@ class Section:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill a template; values are escaped, unless they are ``Markup``.
-
-    Args:
-        template: Name of a file in ``templates/``.
-        values: Its variables. All that it uses must be given.
-    """
+    """Fill a template of ``templates/`` with all its variables; they are escaped, unless they are ``Markup``."""
     from markupsafe import Markup
 
     return Markup(_environment().get_template(template).render(values))
@@ -93,14 +88,16 @@ def render_page(
     Returns:
         The HTML.
     """
-    content = [_source(name) for name in _names(scripts, [each.scripts for each in sections])]
+    names = dict.fromkeys([*scripts, *chain.from_iterable(each.scripts for each in sections)])
+    content = [_source(name) for name in names]
+    style_names = dict.fromkeys(["page.css", *styles, *chain.from_iterable(each.styles for each in sections)])
     page = str(
         render(
             "base.html",
             title=title,
             summary=summary,
             sections=sections,
-            styles=[_source(name) for name in _names(("page.css", *styles), [each.styles for each in sections])],
+            styles=[_source(name) for name in style_names],
             scripts=content,
             hashes=[_hash(script) for script in content],
             data={name: script_json(value) for section in sections for name, value in section.data.items()},
@@ -108,11 +105,6 @@ def render_page(
     )
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
-
-
-def _names(of_page: Sequence[str], of_sections: Sequence[Sequence[str]]) -> list[str]:
-    """List the files of a page and of its sections, each once."""
-    return list(dict.fromkeys([*of_page, *chain(*of_sections)]))
 
 
 def script_json(value: Any) -> Markup:

@@ -52,7 +52,6 @@ class ProbeResult:
     """What dropping in one layer does.
 
     Attributes:
-        layer: Key of the layer.
         rate: Fraction of each row of attention that is dropped.
         direction: ``"high"``, ``"low"`` or ``"random"``.
         loss: Mean loss of the rows.
@@ -76,7 +75,6 @@ class Probe:
     """Results of a probe.
 
     Attributes:
-        rows: Number of rows.
         windows: Number of encoded rows; where texts are read in windows, there are more than rows.
         loss: Mean loss without dropping; the loss of a row is the mean over its windows.
         logits: Logits without dropping, an array for each batch.
@@ -98,12 +96,7 @@ class Probe:
         return {(each.layer, each.rate, each.direction): each for each in self.results}
 
     def csv(self, scores: Sequence[float], name: str) -> str:
-        """Write the results as CSV.
-
-        Args:
-            scores: The score of each result.
-            name: Name of the score.
-        """
+        """Write the results as CSV, with a score of each and its name."""
         rows = []
         for result, score in zip(self.results, scores, strict=True):
             numbers = (score, result.loss, result.change, result.low, result.high)
@@ -197,16 +190,7 @@ def _probe(
 
 
 class _DropRegion(Plan):
-    """Plan that drops a region of one layer.
-
-    Args:
-        layer: The layer.
-        attribution: Attribution of its positions.
-        rate: Fraction of each row.
-        direction: One of ``DIRECTIONS``.
-        key: Key of the random numbers.
-        signal: Collects, by layer, how many rows of attention have signal, of how many.
-    """
+    """Plan that drops a region of one layer, and collects how many rows of attention have signal, of how many."""
 
     acts_on = frozenset({"attention"})
 
@@ -271,10 +255,7 @@ class RunProbe:
     Attributes:
         run: What was trained on what, for a title.
         rows: Name of the set of rows.
-        metric: Name of the score.
-        score: The score without dropping.
-        scores: The score of each result.
-        probe: The results.
+        score, scores: The score without dropping, and of each result.
     """
 
     run: str
@@ -337,11 +318,7 @@ def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
 
 
 def plot_probe(found: RunProbe, path: Path) -> None:
-    """Draw the change of the loss over the rate, for each layer and direction with its 95 % interval, as a PNG file.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw the change of the loss over the rate, for each layer and direction with its 95 % interval, as a PNG file."""
     layers = list(dict.fromkeys(each.layer for each in found.probe.results))
     rates = sorted({each.rate for each in found.probe.results})
     columns = min(_COLUMNS, len(layers))

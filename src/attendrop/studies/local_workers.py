@@ -193,11 +193,9 @@ def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in environment:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:

@@ -114,14 +114,10 @@ class RayWorkers:
 
 
 def share_of_job(machines: Sequence[Mapping[str, float]], asked: int | None = None) -> tuple[int, dict[str, float]]:
-    """Divide a cluster among the jobs that run at the same time.
+    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among the jobs that run at the same time.
 
     No job gets more cores than the smallest machine has, so that all machines can run it. If there are GPUs, only
-    machines that have some run jobs.
-
-    Args:
-        machines: What each machine has: numbers of ``"CPU"`` and ``"GPU"``.
-        asked: Number of jobs at the same time; None: one for each GPU, otherwise one for each core.
+    machines that have some run jobs. If no number is ``asked``, there is a job for each GPU, otherwise for each core.
 
     Returns:
         The number of jobs at the same time, and what each gets: ``num_cpus`` and ``num_gpus``, which may be fractions.
@@ -141,11 +137,7 @@ def run_on_machine(request: dict[str, Any], current: str) -> Message:
     """Run a job in this process, and return the message about its end, with its ``warnings`` and ``files``.
 
     If this machine has not the folder of the study, the run takes place in a temporary one, and all files of a finished
-    run are sent.
-
-    Args:
-        request: See :func:`attendrop.studies.worker.perform`.
-        current: Current folder of the study, for relative paths; ignored where it does not exist.
+    run are sent. Paths are relative to the folder ``current``, where it exists.
     """
     warned: list[str] = []
     with suppress(OSError):
@@ -184,11 +176,7 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def _connect(address: str) -> None:
-    """Connect this process to a cluster, or start one.
-
-    Raises:
-        AttendropError: There is no such cluster.
-    """
+    """Connect this process to a cluster, or start one."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -44,16 +44,10 @@ def run_unit(
     """
     _wait_until_free(job.folder)
     config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
+    keep_model = job.unit.keep_model
     if job.unit.baseline is not None:
-        return run_baseline(config, job.unit.baseline, keep_model=job.unit.keep_model)
-
-    return train(
-        config,
-        resume=True,
-        callbacks=callbacks,
-        keep_model=job.unit.keep_model,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+        return run_baseline(config, job.unit.baseline, keep_model=keep_model)
+    return train(config, resume=True, callbacks=callbacks, keep_model=keep_model, checkpoint_seconds=checkpoint_seconds)
 
 
 def _wait_until_free(folder: Path) -> None:
