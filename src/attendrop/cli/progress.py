@@ -21,6 +21,11 @@ from attendrop.studies.units import Event, duration
 logger = logging.getLogger(__name__)
 
 
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
 class TrainingProgress(TrainerCallback):
     """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
 
@@ -68,8 +73,7 @@ class TrainingProgress(TrainerCallback):
         if not self.console.is_terminal or self.console.quiet:
             return
         if self.bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar = _bar(self.console)
             self.bar.add_task(what)
             self.bar.start()
         self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
@@ -97,8 +101,7 @@ def row_progress(
         yield None
         return
     if console.is_terminal:
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
+        with _bar(console) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
@@ -117,17 +120,10 @@ class StudyProgress:
     """Progress of all units of a study: one line where stderr is a terminal, otherwise a line for each finished run.
 
     The time left is estimated from the runs that finished, and the finished parts of those that run.
-
-    Args:
-        console: The console.
-        units: Number of different units.
-        quiet: Show warnings only.
     """
 
     def __init__(self, console: Console, units: int, *, quiet: bool = False) -> None:
-        self.console = console
-        self.quiet = quiet
-        self.units = units
+        self.console, self.units, self.quiet = console, units, quiet
         self.kept = self.finished = self.failed = 0
         self.running: dict[Path, float] = {}
         self.start = time.monotonic()

@@ -79,15 +79,8 @@ def load_stages(name: str, method: Method | None, default: Method, *, seed: int 
     """Load what is shown for a model.
 
     Of the folder of a run: its base model, with the head with which training began where that was random, and the
-    trained model.
-
-    Args:
-        name: Folder of a finished run, another folder of a model, a hub id or ``"minilm"``.
-        method: The method whose drops are shown. None: that of the run; where the run has none that drops anything in
-            attention, ``default``.
-        default: See ``method``.
-        seed: Seed of the drops, and of the head of a model that has none.
-        device: ``"auto"`` or ``"cpu"``.
+    trained model. The drops are those of the ``method``, or of the run's, or if that drops nothing in attention of the
+    ``default``; ``seed`` is theirs, and that of the head of a model that has none.
 
     Raises:
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded.

@@ -150,13 +150,7 @@ def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
 def picture_file(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[Any]:
-    """Draw panels, ``(rows, columns)``, and write them as a PNG file of a size in inches.
-
-    The ``options`` are further arguments of ``Figure.subplots``.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw panels of ``Figure.subplots``, ``(rows, columns)``, and write them as a PNG file of a size in inches."""
     figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
     yield figure.subplots(rows, columns, squeeze=False, **options)
     save_figure(figure, path, format="png", dpi=150)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.reports.figures import picture_file, run_title
@@ -174,11 +173,6 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     layers = options.get(AttendOut.name, options).get("layers", "all")
     knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
     return Scheduler(progress=knots, probabilities=curves, layers=layers)
-
-
-def write_options(path: Path, method: Scheduler) -> None:
-    """Write a method's options as `attendrop train --options` reads them."""
-    write_json(path, {"method": method.name, "options": method.options()})
 
 
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:

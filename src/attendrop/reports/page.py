@@ -75,18 +75,10 @@ def render_page(
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
 ) -> str:
-    """Make a page of sections.
+    """Make the HTML of a page of sections, with a title and a sentence below it.
 
-    Args:
-        title: Title, also the heading of the page.
-        sections: Sections, in their order.
-        summary: A sentence below the heading.
-        styles: Names of CSS files in ``templates/``, after ``page.css``, which every page has.
-        scripts: Names of JavaScript files in ``templates/``, which run in their order when the page is complete.
-            Styles and scripts of sections follow, each once.
-
-    Returns:
-        The HTML.
+    Styles and scripts are names of files in ``templates/``. The page has ``page.css``, its own, and those of its
+    sections, each once; scripts run in this order when the page is complete.
     """
     names = dict.fromkeys([*scripts, *chain.from_iterable(each.scripts for each in sections)])
     content = [_source(name) for name in names]

@@ -35,6 +35,7 @@ from attendrop.reports.figures import picture_file, run_title
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
+from attendrop.studies.statistics import mean_interval
 from attendrop.tasks.long_texts import DOCUMENT, document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import subset
@@ -234,14 +235,9 @@ def _row_losses(model: torch.nn.Module, outputs: Any, batch: Batch) -> Tensor:
 
 
 def _result(entry: tuple[str, float, str], values: Numbers, plain: Numbers, logits: list[Any]) -> ProbeResult:
-    from scipy.stats import t
-
-    differences = values - plain
-    change, count = float(differences.mean()), len(differences)
-    width = math.nan
-    if count > 1:
-        width = float(t.ppf(0.975, count - 1) * differences.std(ddof=1) / math.sqrt(count))
-    return ProbeResult(*entry, float(values.mean()), change, change - width, change + width, logits)
+    change = mean_interval(values - plain)
+    low, high = (end if math.isfinite(end) else math.nan for end in (change.low, change.high))
+    return ProbeResult(*entry, float(values.mean()), change.value, low, high, logits)
 
 
 _BATCH_SIZE = 16
@@ -276,13 +272,8 @@ def probe_run(
 ) -> RunProbe:
     """Probe the model of a run on its development rows; without any on its selection split.
 
-    Texts that the run reads in windows are read in all their windows, and scored as in the run.
-
-    Args:
-        run_dir: Folder of the run.
-        source: How many rows, sampled by the run's seed, and where; no file.
-        rates: Fractions of each row of attention to drop, in (0, 1).
-        on_pass: See :func:`probe`.
+    Texts that the run reads in windows are read in all their windows, and scored as in the run. The rows are sampled by
+    the run's seed. See :func:`probe` for the other options.
 
     Raises:
         AttendropError: There is no finished run, it kept no model, its data changed, or it has no rows that it was not

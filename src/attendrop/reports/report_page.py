@@ -267,12 +267,9 @@ class RunDetails(NamedTuple):
 
     Attributes:
         identifier: Its id in the page.
-        setting: Name of its setting.
-        run: The run.
         score, selection_score: None if not known. A run whose epoch was chosen on the rows of its score has no
             selection score.
         values: Names and texts: its folder, all scores, and the options that not all runs have in common.
-        curves: Its curves over epochs.
     """
 
     identifier: str

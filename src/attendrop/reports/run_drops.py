@@ -91,12 +91,8 @@ def record_run_drops(
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
     steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
-    that is active in some epochs only, these are seen.
-
-    Args:
-        run_dir: Folder of the run.
-        source: The rows.
-        on_batch: Called before each step with the number of steps done, and of all.
+    that is active in some epochs only, these are seen. Before each step, ``on_batch`` is called with the number of
+    steps done, and of all.
 
     Raises:
         AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.

@@ -38,10 +38,7 @@ class RayWorkers:
     again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
     are sent to this machine. There are no reports of progress.
 
-    Args:
-        address: Address of a cluster, ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
-        count: Number of jobs at the same time; None: one for each GPU, otherwise one for each core.
-        checkpoint_seconds: Seconds between the checkpoints of a run.
+    The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
 
     Raises:
         AttendropError: Ray is not installed, or there is no such cluster.

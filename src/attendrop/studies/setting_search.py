@@ -113,13 +113,7 @@ def search_settings(
     number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are given
     are not searched, also those of the other settings of the same method: each remains what it is compared as.
 
-    Args:
-        config: The run, without method.
-        defaults: The settings to begin with, all with different labels.
-        trials: Settings to try for each of them, itself included; fewer if a method has no more.
-        folds: Number of splits.
-        learning_rate: Learning rate of the default.
-        run_units: Runs units and returns their results.
+    For each default, at most so many ``trials`` are made, itself included; ``learning_rate`` is its learning rate.
 
     Returns:
         The trials by label of the default, which comes first.
