@@ -26,20 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attend")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    for name, method in (("ad-drop", "ad-drop"), ("plain", "finetune"), ("learnt", "attendout")):
-        train(folder, name, method)
+    for name, method, seed in (("ad-drop", "ad-drop", 0), ("plain", "finetune", 1)):
+        train_run(tiny.config(folder, name, method=method, seed=seed, learning_rate=0.02))
     return folder
-
-
-def train(folder: Path, name: str, method: str) -> None:
-    more = {
-        "attendout": ["--set", "learner=policy_gradient", "--set", "dropout_step=2"],
-        "finetune": ["--seed", "1"],
-    }.get(method, [])
-    arguments = ["train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv", "--quiet"]
-    arguments += ["--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"]
-    arguments += ["--output-dir", f"{folder}/{name}", "--epochs", "2", "--batch-size", "8", "--learning-rate", "0.02"]
-    assert cli.main([*arguments, "--device", "cpu", "--method", method, *more]) == 0
 
 
 def attend(captured: Captured, *arguments: str) -> dict[str, Any]:
@@ -90,13 +79,6 @@ def test_before_training_is_the_model_with_the_head_that_the_run_began_with(fold
     }
     # A run without drops shows those of the default method.
     assert found["method"] == "ad-drop"
-
-
-def test_a_learnt_generator_is_used_after_training(folder: Path, capsys: Captured) -> None:
-    found = attend(capsys, f"{folder}/learnt", PAIR[0], "--text-pair", PAIR[1])
-    assert found["method"] == "attendout"
-    before, after = data_of(folder / "learnt" / "attention.html")["texts"][0]["stages"]
-    assert before["layers"][0]["dropped"] != after["layers"][0]["dropped"]
 
 
 def test_options_choose_what_is_shown(folder: Path, capsys: Captured, tmp_path: Path) -> None:
@@ -204,14 +186,6 @@ def test_a_long_text_is_cut_as_in_the_run_and_said_to_be(
         assert (
             f"label {predicted['label']}, probability {predicted['probability']:.3g}" == long["stages"][1]["prediction"]
         )
-
-
-def test_a_pair_that_is_cut_is_said_to_be(folder: Path, capsys: Captured, tmp_path: Path) -> None:
-    arguments = (PAIR[0], "--text-pair", PAIR[1], "--max-length", "9", "--output", f"{tmp_path}/page.html")
-    found = attend(capsys, f"{folder}/plain", *arguments)
-    assert found["texts"][0]["note"] == (
-        "9 of 15 tokens (the first of each text) are shown; the run's prediction is over all 15 tokens."
-    )
 
 
 @pytest.mark.parametrize(

@@ -119,29 +119,7 @@ def test_shift_and_arrow_keys_move_the_chosen_position(opened: OpenPage) -> None
     assert ", dropped." in readouts(opened)[0]
 
 
-def test_the_chosen_position_of_a_long_text_stays_in_view(opened: OpenPage) -> None:
-    opened.page.select_option("[data-role=text]", "1")
-    opened.page.set_viewport_size({"width": 360, "height": 740})
-    opened.page.focus("canvas.map")
-    for _ in range(59):
-        opened.page.keyboard.press("Shift+ArrowRight")
-    assert opened.page.locator("canvas.map").first.evaluate(SCROLLED) == [True, False]
-    for _ in range(59):
-        opened.page.keyboard.press("Shift+ArrowDown")
-    assert opened.page.locator("canvas.map").first.evaluate(SCROLLED) == [True, True]
-    for _ in range(59):
-        opened.page.keyboard.press("Shift+ArrowLeft")
-    assert opened.page.locator("canvas.map").first.evaluate(SCROLLED) == [False, True]
-
-
 # Whether the box of a map is scrolled to its right end, and to its lower one.
-SCROLLED = """canvas => {
-  const box = canvas.parentElement;
-  const right = box.scrollWidth - box.scrollLeft - box.clientWidth;
-  return [right < 12, box.scrollHeight - box.scrollTop - box.clientHeight < 12];
-}"""
-
-
 def test_choices_change_what_is_drawn(opened: OpenPage) -> None:
     attention = pixels(opened)
     opened.page.click("text=Attribution")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -125,21 +122,6 @@ def test_tokens_that_are_not_known_are_left_out(types: TokenTypes) -> None:
     images = DropPatterns()
     images.add([PassDrops({}, drops.layers)], types)
     assert not {("from", "encoder.0"), ("to", "encoder.0")} & {entry[:2] for entry in images.counts}
-
-
-def test_csv_has_every_share(types: TokenTypes) -> None:
-    patterns = DropPatterns()
-    for seed in range(2):
-        patterns.add([made(seed)], types)
-    rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(patterns.csv())))
-    assert {row["grouping"] for row in rows} == {"layer", "head", "distance", "from", "to"}
-    assert [row["layer"] for row in rows if row["grouping"] == "layer"] == ["all", "encoder.0", "encoder.1"]
-    row = next(row for row in rows if (row["grouping"], row["layer"], row["group"]) == ("distance", "encoder.1", "33+"))
-    share = patterns.share("distance", "33+", "encoder.1")
-    assert share is not None
-    assert float(row["dropped_share"]) == pytest.approx(share.share, abs=1e-6)
-    assert float(row["low"]) == pytest.approx(share.low, abs=1e-6)
-    assert int(row["positions"]) == share.positions
 
 
 def test_the_figure_is_drawn(types: TokenTypes, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attendrop import AttendropError, Scheduler, cli
+from attendrop import AttendropError, cli
 from attendrop.methods.core.registry import build_method
 from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
@@ -57,20 +57,6 @@ def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) ->
 
 
 # --- Fitting
-
-
-def test_a_curve_of_such_pieces_is_found_again() -> None:
-    pieces = 4
-    knots = np.linspace(0, 1, pieces + 1)
-    values = np.random.default_rng(pieces).uniform(0.05, 0.9, (pieces + 1, 3))
-    progress = np.linspace(0.02, 1, 50)
-    curves = np.stack([np.interp(progress, knots, column) for column in values.T], axis=1)
-    fitted = patterns.fit(learnt(progress, curves), pieces)
-    np.testing.assert_allclose(fitted.knots, knots, atol=1e-6)
-    np.testing.assert_allclose(fitted.values, values, atol=1e-5)
-    assert fitted.rms.max() < 1e-5
-    method = Scheduler(tuple(fitted.knots), tuple(map(tuple, fitted.values.T)))
-    assert method.probabilities_at(0.37) == pytest.approx([np.interp(0.37, knots, v) for v in values.T], abs=1e-5)
 
 
 def test_no_other_values_at_the_knots_fit_better() -> None:

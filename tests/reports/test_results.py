@@ -112,12 +112,3 @@ def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:
     results = read_results(tmp_path)
     assert (results.settings[0].name, results.settings[0].runs) == ("mine", ())
     assert results.notes == ("The folder has the answer, but not its runs: there are no curves.",)
-
-
-@pytest.mark.parametrize("make", [True, False])
-def test_a_folder_without_runs_is_refused(tmp_path: Path, make: bool) -> None:
-    folder = tmp_path / "study"
-    if make:
-        folder.mkdir()
-    with pytest.raises(AttendropError, match="no finished run" if make else "There is no folder"):
-        read_results(folder)

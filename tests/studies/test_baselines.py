@@ -133,21 +133,6 @@ def test_baselines_are_fitted_and_scored_on_the_targets_of_the_head(
         assert found[key] == expected[key]
 
 
-def test_tf_idf_reads_the_texts_of_the_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its inputs may be anything, such as lists of words."""
-    expected = run_baseline(config(folder, "texts"), "tfidf")
-    tokenize = Classification.tokenize
-
-    def joined(self: Classification, columns: Any, *others: Any) -> Any:
-        return tokenize(self, {**columns, "text": [" ".join(words) for words in columns["text"]]}, *others)
-
-    monkeypatch.setattr(Classification, "read_texts", classmethod(lambda cls, texts: [texts[0].split(), *texts[1:]]))
-    monkeypatch.setattr(Classification, "tokenize", joined)
-    monkeypatch.setattr(Classification, "texts", lambda self, rows: [(" ".join(words),) for words in rows["text"][:]])
-    found = run_baseline(config(folder, "words"), "tfidf")
-    assert found["all_scores"] == expected["all_scores"]
-
-
 # Folders -------------------------------------------------------------------------------------------------------------
 
 
