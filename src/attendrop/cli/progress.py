@@ -26,12 +26,21 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-class TrainingProgress(TrainerCallback):
+class _WithBar:
+    bar: Progress | None = None
+
+    def close(self) -> None:
+        """Remove the bar, also after an exception."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class TrainingProgress(_WithBar, TrainerCallback):
     """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar: Progress | None = None
         self.line = ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -78,12 +87,6 @@ class TrainingProgress(TrainerCallback):
             self.bar.start()
         self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
 
-    def close(self) -> None:
-        """Remove the bar, also after an exception."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
 
 # Seconds between lines of progress if stderr is not a terminal.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -116,7 +119,7 @@ def row_progress(
     yield line
 
 
-class StudyProgress:
+class StudyProgress(_WithBar):
     """Progress of all units of a study: one line where stderr is a terminal, otherwise a line for each finished run.
 
     The time left is estimated from the runs that finished, and the finished parts of those that run.
@@ -128,7 +131,6 @@ class StudyProgress:
         self.running: dict[Path, float] = {}
         self.start = time.monotonic()
         self.warned: set[str] = set()
-        self.bar: Progress | None = None
         if console.is_terminal and not quiet:
             self.bar = Progress(
                 TextColumn("runs"), BarColumn(), TextColumn("{task.description}"), console=console, transient=True
@@ -173,12 +175,6 @@ class StudyProgress:
         self.units = units
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], total=units)
-
-    def close(self) -> None:
-        """Remove the bar, also after an exception."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
     def _show(self, event: Event) -> None:
         if self.bar is not None:

@@ -248,11 +248,7 @@ class WatchedPlan(CombinedPlan):
             note(gone.transpose(1, 2).unsqueeze(-1))
             return after
 
-        return dataclasses.replace(
-            edit,
-            weights=weights and watched_weights,
-            output=output and watched_output,
-        )
+        return dataclasses.replace(edit, weights=weights and watched_weights, output=output and watched_output)
 
     def block(self, block: Block) -> BlockEdit | None:
         edit = super().block(block)

@@ -237,10 +237,7 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
 
 
 def _notes(
-    runs: Sequence[Mapping[str, Any]],
-    failed: Sequence[Mapping[str, Any]],
-    rows: Sequence[MethodRow],
-    verdict: Verdict,
+    runs: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], rows: Sequence[MethodRow], verdict: Verdict
 ) -> Iterator[str]:
     """Say what limits an answer."""
     missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]

@@ -199,10 +199,7 @@ class _Fits:
         return self._on_encoder(train, (model, tokenizer), self._features_of(model, tokenizer))
 
     def _on_encoder(
-        self,
-        train: Dataset,
-        loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase],
-        features: Callable[..., Array],
+        self, train: Dataset, loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase], features: Callable[..., Array]
     ) -> _Fit:
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
         encoder, tokenizer = loaded

@@ -32,10 +32,7 @@ Send = Callable[[Message], None]
 
 
 def run_unit(
-    job: Job,
-    *,
-    callbacks: Sequence[TrainerCallback] = (),
-    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+    job: Job, *, callbacks: Sequence[TrainerCallback] = (), checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS
 ) -> dict[str, Any]:
     """Run a unit in this process, from its last checkpoint if there is one; return its ``metrics.json``.
 
