@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -36,14 +37,13 @@ def command(folder: Path, *options: str) -> list[str]:
 def test_one_command_answers_and_keeps_a_model_that_predicts(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = command(folder, "--methods", "mixout,vanilla", "--seeds", "1")
+    asked = command(folder, "--methods", "vanilla", "--seeds", "1", "--baselines", "tfidf,frozen")
     asked += ["--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("No recommendation yet.")
     assert {line.split("  ")[0] for line in shown.splitlines()} >= {
         "finetune",
-        "mixout",
         "vanilla p=0.3",
         "vanilla p=0.4",
         "tfidf",
@@ -64,14 +64,14 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
 def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [f"{'good' if n % 2 else 'bad'} {tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in range(400)]
+    rows = [f"{'good' if n % 2 else 'bad'} {tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in range(320)]
     for name, own in (("train", rows[:80]), ("dev", rows[80:])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *own]) + "\n", encoding="utf-8")
     answer, dev = tmp_path / "answer", str(tmp_path / "dev.csv")
     asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-start", "random")]
     asked += ["--train-file", str(tmp_path / "train.csv"), "--eval-file", dev, "--output-dir", str(answer)]
     assert main([*asked, "--baselines", "none"]) == 0  # another model is there first
-    assert main([*asked, "--baselines", "tfidf,frozen"]) == 0
+    assert main([*asked, "--baselines", "tfidf"]) == 0
     assert "The model is in" in capsys.readouterr().out
     found = json.loads((answer / "answer.json").read_text(encoding="utf-8"))
     assert found["use"] == found["kept"] == "tfidf"
@@ -81,7 +81,7 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     (run,) = (answer / "runs").glob("*-tfidf-seed0-*")
     assert predicted == pyarrow.parquet.read_table(run / PREDICTIONS)["prediction"].to_pylist()
     before = (answer / "best" / "metrics.json").stat().st_mtime_ns
-    assert main([*asked, "--baselines", "tfidf,frozen"]) == 0
+    assert main([*asked, "--baselines", "tfidf"]) == 0
     assert (answer / "best" / "metrics.json").stat().st_mtime_ns == before
     assert "In the comparison" in (answer / "best" / "README.md").read_text(encoding="utf-8")
 
@@ -91,19 +91,42 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     [
         (["--set", "p=0.3"], "--set 'p=0.3' is not of the form METHOD.NAME=VALUE"),
         (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
-        (["--methods", "mixuot"], "There is no method 'mixuot'. Did you mean 'mixout'?"),
         (["--budget", "soon"], "budget 'soon' is not a duration; write 30m, 2h or 90s."),
         (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
         (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen, setfit."),
-        (["--seeds", "0"], "seeds"),
+        (["--output-dir", "model"], "holds other files"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(
-    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(folder)
     assert main(command(folder, *options)) == 2
     told = capsys.readouterr().err
     assert message in told and "Traceback" not in told
+
+
+def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def stop(comparison: Any, **how: Any) -> None:
+        asked.update(vars(comparison) | how)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
+    options = {"seeds": 7, "trials": 5, "folds": 2, "budget": "1.5h", "baselines": "tfidf", "ray": "host:1"}
+    given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    assert main(command(folder, *given)) == 2
+    expected = {"seeds": 7, "trials": 5, "folds": 2, "budget": 5400, "baselines": ("tfidf",), "workers": 0}
+    assert asked.items() >= (expected | {"backend": "ray:host:1"}).items()
+    assert [read_duration(text) for text in ("30m", "90s", "45", " 2 h ")] == [1800, 90, 45, 7200]
+    for text in ("", "m", "-3m", "1h30m"):
+        with pytest.raises(AttendropError, match="is not a duration"):
+            read_duration(text)
 
 
 def test_bad_data_are_refused_once_before_any_run(
@@ -114,20 +137,3 @@ def test_bad_data_are_refused_once_before_any_run(
     output = tmp_path / "answer"
     asked = command(folder, "--train-file", str(bad), "--output-dir", str(output))
     assert_refused(asked, output, "line 42, column 'label': the label is empty", capsys)
-    assert main([*asked, "--skip-bad-rows", "--seeds", "1", "--methods", "finetune", "--baselines", "none"]) == 0
-
-
-def test_a_folder_of_other_files_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(folder, "--output-dir", str(folder / "model"))) == 2
-    assert "holds other files" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("1.5h", 5400), ("90s", 90), ("45", 45), (" 2 h ", 7200)])
-def test_durations_are_read(text: str, seconds: float) -> None:
-    assert read_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "-3m", "3 days", "1h30m"])
-def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(AttendropError, match="is not a duration"):
-        read_duration(text)

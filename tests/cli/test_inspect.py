@@ -76,12 +76,6 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
     assert set(merged.labels) == set(TOPICS) and not merged.variants
 
 
-def test_json_holds_the_report(ugly: str, capsys: Captured) -> None:
-    assert cli.main(["inspect", ugly, "--label-column", "hours", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["label_type"], found["text_columns"]) == ("number", ["message"]) and "skipped" in found["doubts"]
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "kind", "texts", "label"),
     [
@@ -112,15 +106,6 @@ def test_kinds_of_labels(
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = inspect_files(tmp_path / "a.jsonl", **options)
     assert (found.label_type, len(found.text_columns), found.label_column) == (kind, texts, label)
-
-
-def test_other_formats_are_inspected(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a.conll").write_text("a X\nb Y\n\nc X\n")
-    assert cli.main(["inspect", str(tmp_path / "a.conll")]) == 0
-    assert "text 'tokens', label 'tags'." in capsys.readouterr().out
-    (tmp_path / "a.txt").write_text("one\ntwo\n")
-    assert cli.main(["inspect", str(tmp_path / "a.txt")]) == 0
-    assert "No column looks like labels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

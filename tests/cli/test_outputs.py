@@ -7,12 +7,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import tiny
-from transformers import TrainerCallback
 
 from attendrop import AttendropError, cli
 from attendrop.files.output_files import check_output
@@ -23,7 +21,6 @@ from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
-from attendrop.training.checkpoints import is_complete, last_checkpoint
 
 PLAIN = {"method": "finetune", "epochs": 1}
 Captured = pytest.CaptureFixture[str]
@@ -69,11 +66,9 @@ IS_READ = "which is read; name another."
     [
         ("mine.csv", [], "The file 'mine.csv' exists; --overwrite replaces it, or name another."),
         ("texts.csv", ["--overwrite"], IS_READ),
-        ("link.csv", ["--overwrite"], IS_READ),
         ("hard.csv", ["--overwrite"], IS_READ),
         ("train.csv", ["--overwrite"], IS_READ),
         ("RUN/metrics.json", ["--overwrite", "--output-format", "jsonl"], IS_READ),
-        ("out.csv", ["--skip-bad-rows", "--skipped-file", "mine.csv"], "The file 'mine.csv' exists"),
         ("out.csv", ["--skip-bad-rows", "--skipped-file", "texts.csv", "--overwrite"], IS_READ),
         ("sub", ["--output-format", "csv"], "The output 'sub' is a folder; name a file."),
     ],
@@ -125,70 +120,23 @@ def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkey
     assert default_output_dir("rte", None, "ad-drop", [0]) == "runs/rte-ad-drop-seed0"
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path: Path, umask: int) -> None:
-    before = os.umask(umask)
+def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
     try:
         train(tiny.config(folder, str(tmp_path / "run"), max_steps=1, **PLAIN))
     finally:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert modes == {0o666 & ~umask}
-
-
-class Stop(TrainerCallback):
-    """Interrupts training after eight steps."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 8:
-            raise KeyboardInterrupt
-
-
-def test_a_checkpoint_with_one_bit_flipped_is_not_complete(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny.config(folder, str(tmp_path / "run"), method="finetune", save_steps=3), callbacks=[Stop()])
-    newest = last_checkpoint(tmp_path / "run")
-    assert newest is not None
-    for file in [path for path in newest.rglob("*") if path.is_file() and path.name != "attendrop_manifest.json"]:
-        whole = file.read_bytes()
-        file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-        assert not is_complete(newest)
-        file.write_bytes(whole)
-        assert is_complete(newest)
-
-
-def test_loss_of_an_epoch_that_was_resumed_is_that_of_all_its_steps(folder: Path, tmp_path: Path) -> None:
-    options = {"method": "finetune", "epochs": 2, "save_steps": 3}
-    whole = train(tiny.config(folder, str(tmp_path / "whole"), **options))
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny.config(folder, str(tmp_path / "run"), **options), callbacks=[Stop()])
-    assert (last_checkpoint(tmp_path / "run") or Path()).name == "checkpoint-6"
-    resumed = train(tiny.config(folder, str(tmp_path / "run"), **options), resume=True)
-    losses = [[epoch["train_loss"] for epoch in metrics["history"]] for metrics in (whole, resumed)]
-    assert losses[0] == losses[1]
+    assert modes == {0o600}
 
 
 # What cannot be trained -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fraction", "options", "advice"),
-    [
-        (0.0, {"eval_file": None, "learning_rate": 1e30}, "Much lower values are usual: learning-rate is 1e+30."),
-        (
-            0.1,
-            {"learning_rate": 1e30, "method": "r-drop", "options": {"alpha": 1e3}},
-            "Much lower values are usual: learning-rate is 1e+30 and alpha is 1000.",
-        ),
-    ],
-)
-def test_advice_names_what_made_training_diverge(
-    folder: Path, tmp_path: Path, fraction: float, options: dict[str, Any], advice: str
-) -> None:
-    config = tiny.config(folder, str(tmp_path / "run"), selection_fraction=fraction, **(PLAIN | options))
-    with pytest.raises(AttendropError) as raised:
-        train(config)
-    assert str(raised.value) == f"Training diverged: the model's numbers are NaN or infinite. {advice}"
+def test_advice_names_what_made_training_diverge(folder: Path, tmp_path: Path) -> None:
+    options = {"learning_rate": 1e30, "method": "r-drop", "options": {"alpha": 1e3}}
+    with pytest.raises(AttendropError, match=r"Training diverged: .* learning-rate is 1e\+30 and alpha is 1000\.$"):
+        train(tiny.config(folder, str(tmp_path / "run"), **options))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 from helpers import tiny
 
 from attendrop import cli
+from attendrop.reports import run_drops
+from attendrop.reports.drops import DropMoment
 from attendrop.runs.train import train
 
 Captured = pytest.CaptureFixture[str]
 RUNS: dict[str, dict[str, Any]] = {
     "ad-drop": {"options": {"p": 0.4, "q": 0.9}},
-    "finetune": {},
-    "alpha-dropout": {},
-    "ad-drop+mixout": {"options": {"ad-drop.cross_tuning": False}},
+    "finetune": {"epochs": 1},
+    "alpha-dropout": {"epochs": 1},
     "attendout": {"options": {"learner": "policy_gradient", "dropout_step": 2}},
     "concrete-dropout": {"options": {"p": 0.4}, "epochs": 1},
 }
@@ -44,8 +46,19 @@ def patterns(captured: Captured, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_what_a_run_drops_is_shown_by_layer_distance_and_type(folder: Path, capsys: Captured) -> None:
+def test_what_a_run_drops_is_shown_by_layer_distance_and_type(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[tuple[int, int]] = []
+    record = run_drops.record_drops
+
+    def watched(model: Any, method: Any, batch: Any, moment: DropMoment, **how: Any) -> Any:
+        moments.append((moment.step, moment.epoch))
+        return record(model, method, batch, moment, **how)
+
+    monkeypatch.setattr(run_drops, "record_drops", watched)
     found = patterns(capsys, f"{folder}/ad-drop", "--rows", "32")
+    assert moments == [(1, 0), (3, 0), (6, 1), (8, 1)]  # of ten steps in two epochs
     assert (found["method"], found["rows"], found["steps"]) == ("ad-drop", 32, 4)
     # p = 0.4 and q = 0.9 drop at most 0.36 of a row, and nothing of rows without signal.
     assert 0.1 < found["dropped"]["share"] < 0.4
@@ -105,10 +118,6 @@ def test_a_method_that_drops_nothing_in_attention_is_said_to(
     assert sorted(path.name for path in (folder / method).iterdir()) == before
 
 
-def test_of_a_composition_the_methods_that_act_in_attention_are_shown(folder: Path, capsys: Captured) -> None:
-    assert patterns(capsys, f"{folder}/ad-drop+mixout", "--rows", "16")["method"] == "ad-drop"
-
-
 def test_learnt_probabilities_are_used_and_short_runs_are_told(folder: Path, capsys: Captured) -> None:
     found = patterns(capsys, f"{folder}/concrete-dropout", "--rows", "40")
     learnt = tiny.read_metrics(folder / "concrete-dropout")["concrete_dropout"]
@@ -127,6 +136,11 @@ def test_what_attendout_learnt_is_shown_with_what_it_drops(folder: Path, capsys:
     drops = found["drops"]
     assert [share["share"] for share in drops["by_layer"].values()] == pytest.approx(last, abs=0.1)
     assert drops["picture"] == f"{folder}/attendout/drops.png"
+    _, *command = shlex.split(patterns(capsys, f"{folder}/attendout", "--rows", "8", "--fit", "1")["fit"]["command"])
+    followed = ["--output-dir", f"{folder}/followed", "--max-steps", "2", "--quiet"]
+    assert cli.main([*command, *followed]) == 0
+    schedule = json.loads((folder / "attendout" / "scheduler.json").read_text())
+    assert tiny.read_metrics(folder / "followed")["options"] == schedule["options"]
     generator = folder / "attendout" / "generator.safetensors"
     kept = generator.read_bytes()
     generator.unlink()
@@ -152,12 +166,12 @@ def test_the_probe_compares_high_low_and_random_attributions(folder: Path, capsy
     assert [float(row["loss"]) for row in rows] == pytest.approx([each["loss"] for each in found["results"]], abs=1e-6)
     assert Path(found["picture"]).stat().st_size > 10_000
     assert (
-        cli.main(["patterns", f"{folder}/finetune", "--probe", "--rows", "10", "--rates", "0.9", "--device", "cpu"])
+        cli.main(["patterns", f"{folder}/finetune", "--probe", "--rows", "4", "--rates", "0.9,0.2", "--device", "cpu"])
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Probe of model on files, seed 0, on 10 rows of dev"
-    assert any("drops 90% of each row" in line for line in lines)
+    assert lines[0] == "Probe of model on files, seed 0, on 4 rows of dev"
+    assert any("drops 20% of each row" in line for line in lines)
 
 
 @pytest.fixture(scope="module")

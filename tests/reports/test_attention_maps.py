@@ -103,14 +103,9 @@ def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> Non
                     assert attribution[dropped].min() > attribution[kept].max()
         shares.append(layer.dropped.mean())
     assert max(shares) > 0.1
-
-
-def test_layers_without_the_method_drop_nothing(folder: Path) -> None:
-    first, second = maps_of(
-        folder, MapSettings(drops=DropSettings(Vanilla(p=0.5, layers="first"), DropMoment()))
-    ).layers.values()
-    assert first.dropped is not None
-    assert second.dropped is not None
+    only_first = DropSettings(Vanilla(p=0.5, layers="first"), DropMoment())
+    first, second = maps_of(folder, MapSettings(drops=only_first)).layers.values()
+    assert first.dropped is not None and second.dropped is not None
     assert (first.dropped.any(), second.dropped.any()) == (True, False)
 
 
@@ -173,10 +168,3 @@ def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
                 assert np.array_equal(read.dropped, layer.dropped)
             sizes = [len(value) for value in written.values() if isinstance(value, str)]
             assert sum(sizes) < 3.2 * layer.attention.size + 60
-
-
-def test_a_head_without_any_attribution_is_zero() -> None:
-    nothing = np.zeros((2, 3, 3), dtype=np.float32)
-    layer = LayerMaps(nothing, nothing, np.ones((3, 3), dtype=bool))
-    (written,) = compact(TextMaps(("a", "b", "c"), {}, {"encoder.0": layer}))["layers"]
-    assert not expand(written, 3).attribution.any()

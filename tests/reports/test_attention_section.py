@@ -28,9 +28,7 @@ from attendrop.reports.attention_section import (
     typical_rows,
 )
 from attendrop.reports.page import Section
-from attendrop.reports.report import write_report
 from attendrop.reports.results import read_results
-from attendrop.reports.tables import make_result_table
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 
@@ -128,6 +126,11 @@ def test_a_small_page_has_fewer_layers_then_fewer_texts_then_none(folder: Path) 
     one = make(len(html_page.render_page("", [fewer]).encode()) - 1).section
     assert len(data(one)["texts"]) == 2
     assert "only 1 of 2 layers and 2 of 3 texts" in one.content
+    given = attention_part(read_results(folder), ViewerOptions(("the cat", "the bird"), ("a dog", "a cat"), "cpu"))
+    whole_of_given = given(10**7)
+    assert not whole_of_given.missing  # of given texts, what is left out is told outside of the page, too
+    smaller = given(len(html_page.render_page("", [whole_of_given.section]).encode()) - 1)
+    assert smaller.missing == "To keep the page small, it has only 1 of 2 layers."
     none = make(0)
     assert not none.section.data
     assert none.missing.startswith("The page has no room left")
@@ -153,34 +156,11 @@ def test_given_texts_that_do_not_fit_are_told_with_a_length_that_does(
     assert cli.main([*followed, "--device", "cpu", "--quiet"]) == 0
 
 
-def test_given_texts_that_fit_in_part_are_told(folder: Path) -> None:
-    make = attention_part(read_results(folder), ViewerOptions(("the cat", "the bird"), ("a dog", "a cat"), "cpu"))
-    whole = make(10**7)
-    assert not whole.missing
-    smaller = make(len(html_page.render_page("", [whole.section]).encode()) - 1)
-    assert smaller.missing == "To keep the page small, it has only 1 of 2 layers."
-
-
-def test_a_page_with_a_viewer_stays_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = read_results(folder)
-    of_results: Any = (results, make_result_table(results), [], [])
-    without = report_page.report_page(*of_results).html
-    assert 'id="attention"' not in without
-    most = len(without.encode()) + 45_000
-    monkeypatch.setattr(report_page, "MOST_BYTES", most)
-    small = report_page.report_page(*of_results, attention_part(results, DEFAULT_VIEWER)).html
-    assert len(small.encode()) <= most
-    assert "To keep the page small" in small
-
-
-def test_no_model_is_loaded_without_a_viewer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.reports.report.attention_part", None)
-    assert cli.main(["report", str(folder), "--no-viewer", "--output-dir", str(tmp_path / "out"), "--quiet"]) == 0
-
-
 def test_runs_without_a_kept_model_tell_how_to_get_one(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, "finetune", (0.5, 0.52, 0.51, 0.53))
     assert '`attendrop attend RUN "TEXT"` shows that of a run that kept its model' in part(tmp_path).missing
+    with pytest.raises(AttendropError, match="whose attention could be shown"):
+        part(tmp_path, ViewerOptions(("the cat",)))
     for run in runs + write_runs(tmp_path, "r-drop", (0.6, 0.63, 0.61, 0.62)):
         (run / "run.yaml").write_text("model: minilm")
     told = part(tmp_path)
@@ -216,14 +196,3 @@ def test_texts_that_cannot_be_shown_are_refused(
 ) -> None:
     out = tmp_path / "out"
     assert_refused(["report", str(folder), "--quiet", "--output-dir", str(out), *arguments], out, message, capsys)
-
-
-def test_texts_without_a_model_are_refused(tmp_path: Path) -> None:
-    write_runs(tmp_path, "finetune", (0.5,))
-    with pytest.raises(AttendropError, match="whose attention could be shown"):
-        write_report(tmp_path, viewer=ViewerOptions(("the cat",)))
-
-
-def test_the_same_model_makes_the_same_page(folder: Path) -> None:
-    first, second = (part(folder).section for _ in range(2))
-    assert first == second

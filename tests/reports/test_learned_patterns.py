@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
-from helpers import tiny
 
-from attendrop import AttendropError, Scheduler, cli
+from attendrop import AttendropError, cli
 from attendrop.methods.core.registry import build_method
 from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
@@ -60,33 +56,7 @@ def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) ->
     return folder
 
 
-# --- Reading
-
-
-def test_a_run_is_read_in_the_order_of_its_layers(tmp_path: Path) -> None:
-    found = patterns.read(write_run(tmp_path / "run", layers=12, count=5))
-    assert found.layers == tuple(f"encoder.{i}" for i in range(12))
-    assert found.run == "some model on cola, seed 4"
-    assert found.progress.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert found.probabilities[-1].tolist() == pytest.approx([0.1 * (i + 1) for i in range(12)])
-    assert found.attacker_survived == (True, False, True, False, True)
-
-
 # --- Fitting
-
-
-@pytest.mark.parametrize("pieces", [1, 2, 4])
-def test_a_curve_of_such_pieces_is_found_again(pieces: int) -> None:
-    knots = np.linspace(0, 1, pieces + 1)
-    values = np.random.default_rng(pieces).uniform(0.05, 0.9, (pieces + 1, 3))
-    progress = np.linspace(0.02, 1, 50)
-    curves = np.stack([np.interp(progress, knots, column) for column in values.T], axis=1)
-    fitted = patterns.fit(learnt(progress, curves), pieces)
-    np.testing.assert_allclose(fitted.knots, knots, atol=1e-6)
-    np.testing.assert_allclose(fitted.values, values, atol=1e-5)
-    assert fitted.rms.max() < 1e-5
-    method = Scheduler(tuple(fitted.knots), tuple(map(tuple, fitted.values.T)))
-    assert method.probabilities_at(0.37) == pytest.approx([np.interp(0.37, knots, v) for v in values.T], abs=1e-5)
 
 
 def test_no_other_values_at_the_knots_fit_better() -> None:
@@ -146,33 +116,21 @@ def test_what_cannot_be_fitted_is_refused(progress: list[float], pieces: int, me
 # --- Drawing
 
 
-@pytest.mark.parametrize(("layers", "count", "pieces"), [(12, 60, 4), (1, 1, None)])
-def test_a_picture_is_written(tmp_path: Path, layers: int, count: int, pieces: int | None) -> None:
-    found = patterns.read(write_run(tmp_path / "run", layers, count))
-    patterns.plot(found, tmp_path / "p.png", None if pieces is None else patterns.fit(found, pieces))
-    image = matplotlib.image.imread(tmp_path / "p.png")
-    assert image.shape == (675, 1200, 4)
-    colors = np.unique((image * 255).astype(np.uint8).view(np.uint32))
-    assert len(colors) > 20 * layers
-
-
-@pytest.mark.parametrize("last", [1.0, 0.5])
-def test_a_partial_period_is_drawn_as_an_open_circle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_periods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics: list[Any] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: metrics.append(figure))
-    patterns.plot(learnt([0.2, 0.4, 0.5], [0.5, 0.4, 0.3], shares=[1, 1, last]), tmp_path / "p.png")
-    (axes,) = metrics[0].axes
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, *_, **__: drawn.append(figure))
+    found = learnt([0.2, 0.4, 0.5], [[0.5, 0.4], [0.4, 0.3], [0.3, 0.2]], shares=[1, 1, 0.5])
+    patterns.plot(found, tmp_path / "p.png", patterns.fit(found, 1))
+    axes = drawn[0].axes[0]
     circles = [line.get_xydata().tolist() for line in axes.lines if str(line.get_markerfacecolor()) == "white"]
-    assert [points for points in circles if points] == ([[[500.0, 0.3]]] if last < 1 else [])
-    assert ("partial period" in axes.get_legend_handles_labels()[1]) == (last < 1)
-
-
-def test_without_matplotlib(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["patterns", str(write_run(tmp_path / "run"))]) == 2
-    assert "A picture needs matplotlib; run `pip install attendrop[plots]`" in capsys.readouterr().err
+    assert [points for points in circles if points] == [[[500, 0.3]], [[500, 0.2]]]
+    names = [*found.layers, "fit", "partial period"]
+    assert axes.get_legend_handles_labels()[1] == names
+    assert [line.get_xydata().tolist() for line in axes.lines if line.get_label() == "encoder.1"] == [
+        [[200, 0.4], [400, 0.3], [500, 0.2]]
+    ]
 
 
 # --- The command
@@ -216,11 +174,6 @@ def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> No
     assert found["largest_deviation"]["encoder.0"] <= 0.1
     assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
     assert "A fit of 1 piece is far off the curves; 2 were taken." in capsys.readouterr().out
-
-
-def test_a_fit_that_stays_far_off_says_so(tmp_path: Path, capsys: Captured) -> None:
-    run = write_run(tmp_path / "run", count=6)
-    metrics = json.loads((run / "metrics.json").read_text())
     for t, step in enumerate(metrics["dropout_steps"]):
         step["drop_probability"]["encoder.0"] = 0.1 + 0.8 * (t % 2)
     (run / "metrics.json").write_text(json.dumps(metrics))
@@ -261,7 +214,13 @@ def test_partial_periods_and_skipped_layers_are_marked(tmp_path: Path, capsys: C
 
 
 def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: Captured) -> None:
-    run = write_run(tmp_path / "run")
+    run, picture, fit = write_run(tmp_path / "run"), tmp_path / "p.png", tmp_path / "f.json"
+    arguments = ["--fit", "1", "--output", str(picture), "--options", str(fit), "--json"]
+    assert cli.main(["patterns", str(run), *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["picture"], found["fit"]["file"], picture.exists()) == (str(picture), str(fit), True)
+    assert json.loads(fit.read_text())["options"]["probabilities"] == found["fit"]["probabilities"]
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
     assert cli.main(["patterns", str(run), "--fit", "2"]) == 0
     shown = capsys.readouterr().out
     found = json.loads((run / "scheduler.json").read_text())
@@ -273,19 +232,6 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     assert shown.splitlines()[-1] == (
         f"attendrop train --config {run}/run.yaml --method scheduler --options {run}/scheduler.json"
     )
-
-
-def test_json_and_files_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
-    run, picture, fit = write_run(tmp_path / "run"), tmp_path / "p.png", tmp_path / "f.json"
-    arguments = ["--fit", "1", "--output", str(picture), "--options", str(fit), "--json"]
-    assert cli.main(["patterns", str(run), *arguments]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["picture"], found["fit"]["file"]) == (str(picture), str(fit))
-    assert found["steps"][-1] == 200
-    assert found["drop_probability"]["encoder.0"][-1] == pytest.approx(0.1)
-    assert found["fit"]["rms"]["encoder.1"] == pytest.approx(0, abs=1e-5)
-    assert json.loads(fit.read_text())["options"]["probabilities"] == found["fit"]["probabilities"]
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
 
 
 def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
@@ -304,7 +250,6 @@ def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
         ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
         ({}, ["--fit", "x"], "Invalid value for '--fit'"),
         ({}, ["--options", "f.json"], "give the number of pieces with --fit"),
-        ({}, ["--output", "/nowhere/p.png"], "'/nowhere/p.png' cannot be written"),
         ({}, ["--fit", "1", "--options", "/nowhere/f.json"], "'/nowhere/f.json' cannot be written"),
     ],
 )
@@ -317,102 +262,3 @@ def test_mistakes_are_one_sentence(
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
     assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
-
-
-def test_no_run(tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main(["patterns", str(tmp_path)]) == 2
-    assert "holds no finished run; name the folder of one" in capsys.readouterr().err
-
-
-# --- Options from a file
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers and data."""
-    folder = tmp_path_factory.mktemp("options")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
-def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
-    return [
-        *("train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv", "--quiet"),
-        *("--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"),
-        *("--output-dir", f"{folder}/{output}", "--epochs", "1", "--batch-size", "8", "--device", "cpu", *more),
-    ]
-
-
-def test_from_attendout_to_its_schedule(folder: Path, capsys: Captured) -> None:
-    learning = ["--method", "attendout", "--set", "learner=policy_gradient"]
-    learning += ["--set", "dropout_step=1", "--set", "generator_learning_rate=0.05"]
-    assert cli.main(train_arguments(folder, "learnt", *learning)) == 0
-    run = folder / "learnt"
-    assert cli.main(["patterns", str(run), "--fit", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found["drop_probability"]) == ["encoder.0", "encoder.1"]
-    _, *command = shlex.split(found["fit"]["command"])
-    assert cli.main([*command, "--output-dir", f"{folder}/followed", "--quiet"]) == 0
-    learnt, followed = tiny.read_metrics(run), tiny.read_metrics(folder / "followed")
-    assert followed["options"] == json.loads((run / "scheduler.json").read_text())["options"]
-    assert 0.1 < followed["history"][0]["dropped"]["scheduler"] < 0.95
-    same = set(learnt["config"]) - {"method", "options", "output_dir"}
-    assert {k: learnt["config"][k] for k in same} == {k: followed["config"][k] for k in same}
-    # The options, which hold lists of lists, are those of the run that goes on.
-    assert cli.main([*command, "--output-dir", f"{folder}/followed", "--quiet", "--resume"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments", "expected"),
-    [
-        ({"method": "attention-layerdrop", "options": {"p": 0.4}}, [], {"p": 0.4, "layers": "all"}),
-        ({"p": 0.4, "layers": [1]}, [], {"p": 0.4, "layers": [1]}),
-        ({"p": "0.4"}, ["--set", "layers=0"], {"p": 0.4, "layers": "0"}),
-        ({"p": 0.4}, ["--set", "p=0.5"], {"p": 0.5, "layers": "all"}),
-        ({}, [], {"p": 0.2, "layers": "all"}),
-    ],
-)
-def test_options_come_from_a_file_and_set_goes_over_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, content: Any, arguments: list[str], expected: dict[str, Any]
-) -> None:
-    (folder / "options.json").write_text(json.dumps(content))
-    configs: list[Any] = []
-
-    def seen(config: Any, **_: Any) -> None:
-        configs.append(config)
-        raise AttendropError("stop here")
-
-    monkeypatch.setattr("attendrop.runs.train.train", seen)
-    more = ["--method", "attention-layerdrop", "--options", f"{folder}/options.json", *arguments]
-    assert cli.main(train_arguments(folder, "unused", *more)) == 2
-    assert configs[0].options == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "There is no options file"),
-        ("{p: 0.3}", "is not valid JSON"),
-        ("[1]", "must hold an object such as"),
-        ('{"method": "scheduler", "options": {}}', "is for method 'scheduler'; add --method scheduler"),
-        ('{"method": "ad-drop", "options": 3}', "must hold an object such as"),
-        ('{"pp": 1}', "Method 'ad-drop' has no option 'pp'"),
-        ('{"p": [0.3]}', "p=[0.3] is not a number"),
-    ],
-)
-def test_a_bad_options_file_is_one_sentence(folder: Path, capsys: Captured, content: str | None, message: str) -> None:
-    file = folder / "bad.json"
-    file.unlink(missing_ok=True)
-    if content is not None:
-        file.write_text(content)
-    assert cli.main(train_arguments(folder, "refused", "--options", str(file))) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
-    assert not (folder / "refused").exists()
-
-
-def test_a_folder_is_no_options_file(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train_arguments(folder, "refused", "--options", str(folder))) == 2
-    assert "is a folder; name a JSON file" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,21 @@ from helpers.finished_runs import history, write_run, write_runs
 
 from attendrop import cli
 from attendrop.reports import report_page
+from attendrop.reports.figures import Chart, Picture
 from attendrop.reports.report import write_report
+from attendrop.reports.report_page import methods_table
+from attendrop.reports.results import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028|$\\frac{"
+
+
+@pytest.fixture(autouse=True)
+def _without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures be empty files, for they take time; ``monkeypatch.undo`` has them drawn."""
+    for name in ("png", "svg"):
+        monkeypatch.setattr(Chart, name, lambda self: b"")
+    monkeypatch.setattr(Chart, "picture", lambda self: Picture("data:image/svg+xml;base64,", 1.0, 1.0, []))
 
 
 @pytest.fixture
@@ -31,7 +43,8 @@ def text(page: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", page)).split())
 
 
-def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> None:
+def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     assert cli.main(["report", str(study)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Use r-drop. It gets 10 more of 100 right than plain fine-tuning.")
@@ -40,6 +53,13 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     kinds = ("scores", "cost_gain", "learning_curves", "convergence", "losses")
     figures = {f"{kind}.{end}" for kind in kinds for end in ("png", "svg")}
     assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
+    first = {name: (study / "report" / name).read_bytes() for name in names}
+    assert cli.main(["report", str(study), "--json"]) == 0  # the same runs make the same files
+    found = json.loads(capsys.readouterr().out)
+    assert {name: (study / "report" / name).read_bytes() for name in names} == first
+    assert found["page"] == str(study / "report" / "report.html")
+    assert sorted([*found["files"], "report.json"]) == sorted(names)
+    assert found["answers"]["cola"][0] == "Use r-drop. It gets 10 more of 100 right than plain fine-tuning."
     page = text((study / "report" / "report.html").read_text())
     assert "Use r-drop. It gets 10 more of 100 right than plain fine-tuning." in page
     assert "Compared: 2 fine-tuning methods (finetune, r-drop), with 4 seeds each, by their accuracy on cola" in page
@@ -53,7 +73,10 @@ def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> 
     error = {"row": 3, "text": HOSTILE, "class": "no", "predicted": "yes", "probability": 0.97}
     scores = {"rows": 4, "predicted": 5, "precision": 0.6, "recall": 0.75, "f1": 2 / 3}
     report = {
-        "classes": [{"class": HOSTILE, **scores}, {"class": "none of it", **scores, "rows": 0}],
+        "classes": [
+            *({"class": name, **scores, "f1": f1} for name, f1 in (("good", 0.9), (HOSTILE, 2 / 3), ("poor", 0.1))),
+            {"class": "none of it", **scores, "rows": 0},
+        ],
         "confusions": [{"class": "no", "predicted": "yes", "rows": 7}],
         "calibration": {
             "error": 0.123,
@@ -73,77 +96,34 @@ def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> 
     assert "Of 9 predictions with a probability above 0.9, 80.0% are right; probabilities are off by 0.123" in page
     assert "The text of 1 error is that of a training row with another label" in page
     assert "none of it" not in page
-
-
-def test_the_result_can_be_read_by_programs(study: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main(["report", str(study), "--output-dir", str(tmp_path / "out"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["page"] == str(tmp_path / "out" / "report.html")
-    assert sorted(found["files"]) == sorted(
-        path.name for path in (tmp_path / "out").iterdir() if path.name != "report.json"
-    )
-    assert found["answers"]["cola"][0] == "Use r-drop. It gets 10 more of 100 right than plain fine-tuning."
-
-
-def test_each_run_tells_its_options_and_curves(study: Path) -> None:
-    write_run(study, "mixout", 0.4, options={"p": 0.7}, config={"learning_rate": 0.01}, history=history(0.4))
-    write_report(study)
-    page = text((study / "report" / "report.html").read_text())
-    assert "cola, learning_rate=0.01" in page
-    assert "training loss: 1.000 to 0.333 in 3 epochs" in page
-    assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
+    assert page.index(" poor 4 5") < page.index("&lt;script") < page.index(" good 4 5")  # the worst classes first
 
 
 def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> None:
     write_run(tmp_path, "finetune", 0.5, selection_score=0.5, protocol="paper")
     write_run(tmp_path, "r-drop", 0.4, selection_score=0.7)
     write_run(tmp_path, "majority", 0.3, selection_score=0.3, protocol="paper")
-    write_report(tmp_path)
+    assert cli.main(["report", str(tmp_path), "--reference", "r-drop", "--quiet"]) == 0
     page = text((tmp_path / "report" / "report.html").read_text())
-    assert "run seed score held-out score steps seconds finetune 0 0.500 - 12 20" in page
-    assert "r-drop 0 0.400 0.700 12 35" in page
+    assert "run seed score held-out score steps seconds r-drop 0 0.400 0.700 12 35" in page
+    assert "finetune 0 0.500 - 12 20" in page
     assert "majority 0 0.300 - - 0.5" in page
+    assert "difference from r-drop, seed by seed" in page
+    assert "training loss: 1.000 to 0.333 in 3 epochs" in page
     assert "accuracy on evaluation rows: 0.167 to 0.500" in page
     assert "accuracy on held-out rows: 0.133 to 0.400" in page
 
 
-def test_a_pruned_copy_beside_its_run_is_no_second_run(tmp_path: Path, capsys: Captured) -> None:
-    place = write_run(tmp_path, "finetune", 0.5)
-    light = tmp_path / "runs" / "light"
-    light.mkdir()
-    metrics = json.loads((place / "metrics.json").read_text(encoding="utf-8")) | {"pruned": {"layers": [1]}}
-    (light / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
-    assert cli.main(["report", str(tmp_path)]) == 0
-    assert "Two runs" not in capsys.readouterr().err
-
-
-def test_three_seeds_are_too_few_to_count_settings(tmp_path: Path) -> None:
-    for task in ("cola", "rte"):
-        write_runs(tmp_path, "finetune", PLAIN[:3], config={"task": task})
-        write_runs(tmp_path, "r-drop", AHEAD[:3], config={"task": task})
-    write_report(tmp_path)
+def test_settings_have_files_of_their_own_and_three_seeds_are_too_few_to_count_them(tmp_path: Path) -> None:
+    for count in (16, 32):
+        write_runs(tmp_path, "finetune", PLAIN[:3], config={"max_train_samples": count})
+        write_runs(tmp_path, "r-drop", AHEAD[:3], config={"max_train_samples": count})
+    write_run(tmp_path, "mixout", None, config={"max_train_samples": 16})
+    curves = {f"learning_curves-cola_max_train_samples_{count}.svg" for count in (16, 32)}
+    assert {*curves, "data_size-cola.svg"} <= set(write_report(tmp_path).files)
     page = text((tmp_path / "report" / "report.html").read_text())
     assert "too few seeds" in page.partition("Over all settings")[2].partition("Methods")[0]
-
-
-def test_a_study_without_the_reference_has_scores_and_curves(tmp_path: Path) -> None:
-    write_runs(tmp_path, "r-drop", AHEAD)
-    files = write_report(tmp_path).files
-    assert "learning_curves.png" in files
-    assert "cost_gain.png" not in files
-    page = text((tmp_path / "report" / "report.html").read_text())
-    assert "difference from the reference, which has no score here" in page
-    assert "r-drop 4 0.615 ± 0.013 - - - -" in page
-
-
-def test_settings_have_files_of_their_own(tmp_path: Path) -> None:
-    for count in (16, 32):
-        write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})
-    files = write_report(tmp_path).files
-    assert {"learning_curves-cola_max_train_samples_16.svg", "learning_curves-cola_max_train_samples_32.svg"} <= set(
-        files
-    )
-    assert "data_size-cola.svg" in files
+    assert "Without a result: mixout with seed 0 (no score)." in page
 
 
 def test_files_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
@@ -174,20 +154,24 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
     write_report(study, out)
     assert not (out / "losses.png").exists()
     assert (out / "notes.txt").read_text() == "mine"
-    (out / "table.tex").write_text("edited")
+    for name in ("table.tex", "scores.svg"):
+        (out / name).write_text("edited")
     assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
-    assert "changed since: table.tex" in capsys.readouterr().err
+    assert "changed since: scores.svg, table.tex" in capsys.readouterr().err
     assert (out / "table.tex").read_text() == "edited"
-    assert cli.main(["report", str(study), "--output-dir", str(out), "--overwrite", "--quiet"]) == 0
-    assert r"\toprule" in (out / "table.tex").read_text()
-
-
-def test_files_that_no_report_wrote_are_not_replaced(study: Path, capsys: Captured) -> None:
-    (study / "report").mkdir()
-    (study / "report" / "table.csv").write_text("mine")
-    assert cli.main(["report", str(study)]) == 2
+    (out / "report.json").write_text("{}")  # a report that wrote none of them
+    assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
     assert "no report wrote" in capsys.readouterr().err
-    assert [path.name for path in (study / "report").iterdir()] == ["table.csv"]
+    write_report(study, out, overwrite=True)
+    assert r"\toprule" in (out / "table.tex").read_text()
+    shutil.rmtree(study / "runs")  # without the reference there are no scores beside it
+    write_runs(study, "r-drop", AHEAD)
+    (out / "scores.svg").write_text("edited")
+    assert "scores.svg" not in write_report(study, out, overwrite=True).files
+    assert (out / "scores.svg").read_text() == "edited" and not (out / "scores.png").exists()
+    page = text((out / "report.html").read_text())
+    assert "difference from the reference, which has no score here" in page
+    assert "r-drop 4 0.615 ± 0.013 - - - -" in page
 
 
 def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -201,36 +185,23 @@ def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured
     assert "is a file; name a folder." in capsys.readouterr().err
 
 
-def test_the_same_runs_make_the_same_files(study: Path, tmp_path: Path) -> None:
-    first, second = write_report(study, tmp_path / "a"), write_report(study, tmp_path / "b")
-    for name in first.files:
-        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes(), name
-
-
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """Runs whose names, options and texts are all markup."""
     folder = tmp_path / "hostile"
     for method in ("finetune", HOSTILE):
-        for seed, score in enumerate(PLAIN):
-            write_run(
-                folder,
-                method,
-                score,
-                seed=seed,
-                options={HOSTILE: HOSTILE},
-                config={"task": HOSTILE, HOSTILE: HOSTILE},
-                model=HOSTILE,
-                metric=HOSTILE,
-                all_scores={HOSTILE: {HOSTILE: 0.5}},
-                history=[entry | {"selection": {HOSTILE: 0.5}} for entry in history(0.5)],
-                dropout_steps=[{"step": step, "drop_probability": {HOSTILE: 0.1}} for step in (1, 2)],
-                train_fit={"rows": 1, "loss": 0.1, "metric": HOSTILE, "score": 0.5, "fitted": True},
-            )
+        write_runs(
+            folder, method, PLAIN[:2], options={HOSTILE: HOSTILE}, config={"task": HOSTILE, HOSTILE: HOSTILE},
+            model=HOSTILE, metric=HOSTILE, all_scores={HOSTILE: {HOSTILE: 0.5}},
+            history=[entry | {"selection": {HOSTILE: 0.5}} for entry in history(0.5)],
+            dropout_steps=[{"step": step, "drop_probability": {HOSTILE: 0.1}} for step in (1, 2)],
+            train_fit={"rows": 1, "loss": 0.1, "metric": HOSTILE, "score": 0.5, "fitted": True},
+        )  # fmt: skip
     return folder
 
 
-def test_markup_in_data_is_shown_and_not_obeyed(hostile: Path) -> None:
+def test_markup_in_data_is_shown_and_not_obeyed(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     write_report(hostile, reference=f"finetune {HOSTILE}={HOSTILE}")
     page = (hostile / "report" / "report.html").read_text()
     assert "&lt;script&gt;alert(1)" in page
@@ -272,9 +243,10 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
     assert "r-drop 1 - 0.800 12 35" in text(page)
 
 
-def test_a_method_without_a_score_is_drawn_beside_the_others(study: Path) -> None:
-    write_run(study, "mixout", None, seed=0)
-    write_report(study)
-    page = text((study / "report" / "report.html").read_text())
-    assert "mixout, epoch 3: accuracy 0.000" in page or "mixout 3 accuracy 0.000" in page
-    assert "Without a result: mixout with seed 0 (no score)." in page
+def test_columns_are_sorted_by_what_they_show(study: Path) -> None:
+    write_runs(study, "mixout", (0.6, 0.4, 0.5, 0.55))
+    for row in methods_table(read_results(study)).rows:
+        for cell in row[1:]:
+            shown = re.search(r"[-+]?[\d.]+", cell.text.removeprefix("<"))
+            assert (shown is None) == (cell.value is None)
+            assert shown is None or float(shown[0]) == pytest.approx(cell.value, rel=0.05, abs=0.01)

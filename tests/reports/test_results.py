@@ -26,6 +26,9 @@ def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_
     write_runs(tmp_path, "finetune", PLAIN)
     write_runs(tmp_path, "r-drop", AHEAD, options={"alpha": 0.5})
     write_runs(tmp_path, "majority", PLAIN)
+    write_run(tmp_path / "best", "finetune", 0.9, seed=9)  # the model beside the runs, and a file of another program
+    (tmp_path / "runs" / "other").mkdir()
+    write_text(tmp_path / "runs" / "other" / "metrics.json", "{}")
     (setting,) = read_results(tmp_path).settings
     assert setting.name == "cola"
     assert setting.answer.use == "r-drop alpha=0.5"
@@ -69,12 +72,14 @@ def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert results.notes == ("1 other finished runs, such as those of a search, are no part of the answer.",)
 
 
-def test_runs_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
+def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
     write_run(tmp_path, "r-drop", 0.1, seed=4)
     write_run(tmp_path, "mixout", 0.1)  # of another study in the same folder
+    shutil.rmtree(own[0])
     assert read_results(tmp_path).notes == (
+        "1 of 8 runs of the answer are not in the folder: figures lack their curves.",
         "The answer is without 1 other finished runs of its methods and settings: run the study again, or the "
         "comparison.",
         "1 other finished runs, such as those of a search, are no part of the answer.",
@@ -107,29 +112,3 @@ def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:
     results = read_results(tmp_path)
     assert (results.settings[0].name, results.settings[0].runs) == ("mine", ())
     assert results.notes == ("The folder has the answer, but not its runs: there are no curves.",)
-
-
-def test_missing_runs_are_told(tmp_path: Path) -> None:
-    own = write_runs(tmp_path, "finetune", PLAIN)
-    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
-    shutil.rmtree(own[0])
-    notes = read_results(tmp_path).notes
-    assert notes == ("1 of 4 runs of the answer are not in the folder: figures lack their curves.",)
-
-
-def test_models_beside_the_runs_and_files_of_other_programs_are_left_out(tmp_path: Path) -> None:
-    write_runs(tmp_path, "finetune", PLAIN)
-    write_run(tmp_path / "best", "finetune", 0.9, seed=9)
-    (tmp_path / "runs" / "other").mkdir()
-    write_text(tmp_path / "runs" / "other" / "metrics.json", "{}")
-    (setting,) = read_results(tmp_path).settings
-    assert [run.seed for run in setting.runs] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("make", [True, False])
-def test_a_folder_without_runs_is_refused(tmp_path: Path, make: bool) -> None:
-    folder = tmp_path / "study"
-    if make:
-        folder.mkdir()
-    with pytest.raises(AttendropError, match="no finished run" if make else "There is no folder"):
-        read_results(folder)

@@ -8,14 +8,15 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import build_method
 from attendrop.studies.answer import Answer, answer
+from attendrop.studies.study import read_answers
 from attendrop.tasks.row_scores import RowScores
 
 Run = dict[str, Any]
@@ -25,8 +26,7 @@ SLIGHTLY = (0.7630, 0.7572, 0.7551, 0.7821, 0.7591)  # by 0.0011
 LITTLE = (0.7680, 0.7590, 0.7585, 0.7865, 0.7625)  # of every seed, by 0.0045 on average
 UNCLEAR = (0.790, 0.740, 0.770, 0.770, 0.770)
 BEHIND = (0.746, 0.744, 0.741, 0.760, 0.745)
-HIGH, MIDDLE, LOW = (0.81,) * 5, (0.7629, 0.7581, 0.7572, 0.7779, 0.7589), (0.55, 0.56, 0.54, 0.55, 0.56)
-
+HIGH, LOW = (0.81,) * 5, (0.55, 0.56, 0.54, 0.55, 0.56)
 # Behind PLAIN by 0.001 on average, by 0.0044, and by 0.018 with much noise.
 EQUAL = (0.761, 0.754, 0.753, 0.780, 0.758)
 CLOSE = (0.756, 0.754, 0.748, 0.775, 0.756)
@@ -80,7 +80,6 @@ def row(found: Answer, label: str) -> Any:
          "Use plain fine-tuning. No other method here is told apart from it; the best of them: r-drop gets 6 more of "
          "1,000 right, which may be chance. About 79 more seeds (runs of each) would probably settle it; no number of "
          "rows alone would."),
-        (runs("r-drop", UNCLEAR) + runs("mixout", BEHIND), "tie", "finetune", "No other method here is shown to be"),
         (runs("r-drop", SLIGHTLY, 200), "tie", "finetune",
          "Use plain fine-tuning. The differences are practically nothing, and it is the cheapest."),
         (runs("drophead", SLIGHTLY, 50), "tie", "drophead",
@@ -89,12 +88,9 @@ def row(found: Answer, label: str) -> Any:
         (runs("ad-drop", AHEAD[:3]), "too few seeds", None,
          "No recommendation yet. 3 runs of each are too few to tell: take 4 seeds or more. About 2 more seeds (runs of "
          "each) would probably settle it; no number of rows alone would."),
-        (runs("ad-drop", AHEAD[:1]), "too few seeds", None,
-         "No recommendation yet. 1 run of each is too few to tell: take 4 seeds or more."),
         (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "baseline", "frozen",
          "Use the linear model on the frozen encoder (frozen). Fine-tuning does not pay here: it would have to get 3 "
          "more of 100 right to be level."),
-        (runs("frozen", MIDDLE, 1), "baseline", "frozen", "Fine-tuning does not pay here: it would have to get "),
         (runs("frozen", EQUAL), "baseline", "frozen",
          "Fine-tuning does not pay here: plain fine-tuning gets 1 more of 1,000 right, which is practically nothing."),
         (runs("frozen", NOISY), "baseline", "frozen",
@@ -103,8 +99,6 @@ def row(found: Answer, label: str) -> Any:
         (runs("frozen", CLOSE), "reference", "finetune",
          "Use plain fine-tuning. No other method was run. It gets 4 more of 1,000 right than the best baseline, the "
          "linear model on the frozen encoder (frozen): little, but more than chance."),
-        (runs("drophead", SLIGHTLY, 50) + runs("tfidf", LOW), "tie", "drophead",
-         "and it is the cheapest. It gets 21 more of 100 right than the best baseline, the TF-IDF model (tfidf)."),
         (runs("ad-drop", AHEAD) + runs("majority", LOW), "method", "ad-drop",
          "Use ad-drop. It gets 13 more of 1,000 right than plain fine-tuning, and 22 more of 100 than the best "
          "baseline, the constant answer (majority)."),
@@ -112,8 +106,6 @@ def row(found: Answer, label: str) -> Any:
          "No recommendation yet. So far fine-tuning is not ahead of the TF-IDF model (tfidf): it would have to get 5 "
          "more of 100 right to be level. 3 runs of plain fine-tuning and the TF-IDF model (tfidf) are too few to tell: "
          "take 4 seeds or more."),
-        (runs("tfidf", LOW[:3]), "too few seeds", None,
-         "No recommendation yet. 3 runs of plain fine-tuning and the TF-IDF model (tfidf) are too few to tell"),
     ],
 )  # fmt: skip
 def test_what_is_recommended(others: list[Run], kind: str, use: str | None, decision: str) -> None:
@@ -126,7 +118,6 @@ def test_what_is_recommended(others: list[Run], kind: str, use: str | None, deci
     ("metric", "others", "decision"),
     [
         ("f1", runs("ad-drop", AHEAD), "Use ad-drop. Its f1 is 0.013 higher than that of plain fine-tuning."),
-        ("f1", runs("tfidf", HIGH), "its f1 would have to be 0.048 higher to be level."),
         ("neg_mean_squared_error", runs("mixout", BEHIND),
          "the best of them: the mean_squared_error of mixout is 0.015 higher."),
         ("neg_mean_squared_error", runs("ad-drop", AHEAD) + runs("majority", LOW),
@@ -195,11 +186,8 @@ def test_a_difference_that_rests_on_a_few_rows_is_not_shown_on_new_ones() -> Non
     assert difference.these_rows.low > 0.006
     assert difference.mean.low < 0 < difference.mean.value
     assert (found.verdict.kind, found.use) == ("tie", "finetune")
-
-
-def test_the_same_difference_on_many_rows_is() -> None:
-    found = answer(of_rows("finetune", right_on(9000, 0.7)) + of_rows("ad-drop", right_on(9000, 0.7067)))
-    assert found.use == "ad-drop"
+    many = answer(of_rows("finetune", right_on(9000, 0.7)) + of_rows("ad-drop", right_on(9000, 0.7067)))
+    assert many.use == "ad-drop"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +229,6 @@ def test_a_plan_is_for_as_many_methods_as_were_compared() -> None:
     ("plain", "other", "says"),
     [
         ((1.0,) * 2, (1.0,) * 2, "All are within 0.005 of 1.000, the best possible score"),
-        ((1.0, 0.998, 0.999, 1.0), (0.999, 1.0, 1.0, 1.0), "All are within 0.005 of 1.000"),
         ((0.8, 0.9), (0.8, 0.9), "All have the same scores"),
     ],
 )
@@ -269,23 +256,6 @@ def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None
         assert found.use == "finetune" and says in " ".join(found.sentences)
 
 
-def test_methods_that_cannot_be_judged_are_not_said_to_be_behind() -> None:
-    found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])])
-    assert found.sentences[0].startswith("Use plain fine-tuning. Every other method here but ad-drop (+0.014 [")
-
-
-def test_one_seed_of_a_baseline_beside_methods_gives_one_recommendation() -> None:
-    found = answer(runs("finetune", PLAIN[:1]) + runs("ad-drop", AHEAD[:1]) + runs("tfidf", HIGH[:1]))
-    assert found.use is None and sum(line.startswith("Use ") for line in found.sentences) == 0
-    alone = answer(runs("finetune", PLAIN[:1]) + runs("tfidf", HIGH[:1]))
-    assert alone.use is None and not any(line.startswith("Use ") for line in alone.sentences)
-
-
-def test_equal_scores_are_no_half_lead() -> None:
-    lines = answer(runs("finetune", PLAIN) + runs("r-drop", PLAIN)).lines()
-    assert [line.split()[-2] for line in lines[-3:-1]] == ["-", "equal"]
-
-
 def sentences(*more: list[Run]) -> tuple[str, ...]:
     return answer([*FINETUNE, *(run for each in more for run in each)]).sentences
 
@@ -303,12 +273,6 @@ def test_the_figures_follow_the_decision() -> None:
     )
 
 
-def test_a_small_lead_over_a_cheaper_baseline_names_the_baseline_beside_its_price() -> None:
-    *_, last = sentences(runs("frozen", CLOSE, 5))
-    assert last == "Where the time of training counts for more than 0.005, use frozen."
-    assert not any("Where the time" in line for line in sentences(runs("frozen", CLOSE, 150)))
-
-
 def test_a_method_that_alone_is_ahead_of_the_baseline_is_recommended() -> None:
     """It is not shown to be ahead of plain fine-tuning, which is not shown to be ahead of the baseline."""
     ad_drop = [score + more for score, more in zip(PLAIN, (0.008, -0.001, 0.006, 0.010, 0.0), strict=True)]
@@ -323,21 +287,6 @@ def test_a_method_that_alone_is_ahead_of_the_baseline_is_recommended() -> None:
     assert others.endswith("; frozen takes 0.05x the time of plain fine-tuning.")
     assert among.startswith("Among the fine-tuned models it would be plain fine-tuning. No other method here is told")
     assert "About 5 more seeds (runs of each) would probably show a difference of 5 of 1,000" in among
-
-
-def test_a_method_with_too_few_seeds_does_not_take_the_place_of_the_others() -> None:
-    every = [*FINETUNE, *runs("r-drop", AHEAD), *runs("frozen", LOW, 5)]
-    assert answer(every).use == "r-drop"
-    assert answer([*every, *runs("mixout", [score + 0.05 for score in AHEAD[:2]])]).use == "r-drop"
-
-
-def test_methods_against_a_baseline_are_corrected_for_their_number_and_plain_fine_tuning_is_not() -> None:
-    close = runs("frozen", CLOSE)
-    crowd = [run for place in range(5) for run in runs("r-drop", NOISY, options={"alpha": 2.0 + place})]
-    assert answer([*FINETUNE, *crowd, *close]).use == "finetune"
-    renamed = runs("finetune", CLOSE) + runs("ad-drop", PLAIN) + runs("frozen", CLOSE)
-    assert answer(renamed).use == "ad-drop"
-    assert answer([*renamed, *crowd]).use == "frozen"
 
 
 def test_a_method_must_be_ahead_of_the_baseline_too() -> None:
@@ -379,14 +328,13 @@ def test_a_run_without_a_score_is_left_out_and_named(score: float | None) -> Non
 
 
 def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
-    found = answer([*FINETUNE, *runs("r-drop", UNCLEAR), *runs("ad-drop", AHEAD[:3])])
-    assert found.verdict.kind == "tie"
+    found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])])
+    assert found.sentences[0].startswith("Use plain fine-tuning. Every other method here but ad-drop (+0.014 [")
     assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
-
-
-def test_without_a_common_seed_nothing_is_compared() -> None:
-    found = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:], *runs("tfidf", LOW[:3])[2:]])
-    assert found.sentences == ("No recommendation yet. 0 runs of each are too few to tell: take 4 seeds or more.",)
+    none = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:]])
+    assert none.sentences == ("No recommendation yet. 0 runs of each are too few to tell: take 4 seeds or more.",)
+    every = [*FINETUNE, *runs("r-drop", AHEAD), *runs("frozen", LOW, 5)]
+    assert answer([*every, *runs("mixout", [score + 0.05 for score in AHEAD[:2]])]).use == "r-drop"
 
 
 def test_equal_scores_are_not_taken_for_certainty() -> None:
@@ -426,7 +374,6 @@ def test_runs_in_which_the_method_never_acted_are_told() -> None:
     [
         ({"train_file": "a/train.csv", "eval_file": "a/dev.csv"}, "dev.csv (3000 rows), trained on train.csv"),
         ({"train_file": "a/train.csv", "test_fraction": 0.25}, "25 % of train.csv, set aside (3000 rows)"),
-        ({"train_file": "a.tr,a.en", "eval_file": "b.tr,b.en"}, "b.tr, b.en (3000 rows), trained on a.tr, a.en"),
         ({"task": "cola", "train_file": None, "eval_file": None}, "cola (3000 rows)"),
     ],
 )
@@ -442,28 +389,16 @@ def test_what_is_practically_nothing_depends_on_the_metric(metric: str, scale: f
     assert found.margin == pytest.approx(margin, rel=0.01)
 
 
-def test_labels_name_the_options_that_are_not_defaults() -> None:
-    options = build_method("mixout", {"p": 0.9}).options()
-    found = answer(
-        [*FINETUNE, *runs("mixout", BEHIND, options=options), *runs("not-installed", PLAIN, options={"a": 1})]
-    )
-    assert [each.label for each in found.rows] == ["finetune", "not-installed a=1", "mixout p=0.9"]
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (runs("finetune", PLAIN[:1]), "Two runs of 'finetune' have seed 0: 'runs/finetune-0'"),
         (runs("ad-drop", AHEAD, task="cola"), r"differ in their task \(cola, files\)"),
-        (runs("ad-drop", AHEAD, metric="f1"), r"differ in their metric \(accuracy, f1\)"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(more: list[Run], says: str) -> None:
     with pytest.raises(AttendropError, match=says):
         answer(FINETUNE + more)
-
-
-def test_no_runs_are_refused() -> None:
     with pytest.raises(AttendropError, match="no finished run to compare"):
         answer([])
 
@@ -488,7 +423,6 @@ def test_scores_chosen_on_the_reported_rows_are_marked(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"train_file": "t", "eval_file": "d"}, "same training rows, and other evaluation rows like those of d"),
         ({"train_file": "t", "eval_file": "d", "shots": 5}, "other samples of 5 training rows per class, and other"),
         ({"train_file": "t", "max_train_samples": 256}, "256 training rows, and other evaluation rows like those of t"),
         ({"task": "cola"}, "other evaluation rows like those of cola"),
@@ -505,45 +439,39 @@ def test_an_answer_says_what_is_sampled(config: Run, says: str) -> None:
 FOUND = answer([*FINETUNE, *runs("ad-drop", AHEAD, 210), *runs("majority", [0.013] * 4, 0.001)])
 
 
-def test_the_answer_comes_first_on_a_console() -> None:
-    lines = FOUND.lines()
-    assert lines[0].startswith("Use ad-drop. It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100")
+def test_lines_and_markdown_have_the_answer_the_table_and_every_seed() -> None:
+    lines, text = FOUND.lines(), FOUND.markdown()
+    says = "It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100"
+    assert lines[0].startswith(f"Use ad-drop. {says}") and text.startswith(f"**Use ad-drop.** {says}")
     assert lines[lines.index("") + 1] == "accuracy of minilm on files (3000 rows):"
     (ad_drop,) = (line for line in lines if line.startswith("ad-drop  "))
     assert " ".join(ad_drop.split()) == (
         "ad-drop 5 0.775 ± 0.008 +0.013 [+0.004, +0.022] [+0.004, +0.022] 0.015 1.00 2.1x"
     )
-
-
-def test_markdown_has_the_answer_the_table_and_every_seed() -> None:
-    text = FOUND.markdown()
-    assert text.startswith(
-        "**Use ad-drop.** It gets 13 more of 1,000 right than plain fine-tuning, and 76 more of 100 than"
-    )
     assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
     assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text
 
 
-def test_names_cannot_break_a_markdown_table() -> None:
-    found = answer([*FINETUNE, *runs("own", AHEAD, options={"words": "a|b"})])
-    assert "| own words=a\\|b | 5 |" in found.markdown()
-
-
-def test_csv_and_json_hold_everything() -> None:
+def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     table = list(csv.DictReader(io.StringIO(FOUND.csv())))
     assert [line["label"] for line in table] == ["finetune", "ad-drop", "majority"]
     assert float(table[1]["difference"]) == pytest.approx(0.013) and table[2]["seed_4"] == ""
-    found = json.loads(json.dumps(FOUND.as_dict(), allow_nan=False))
-    assert (found["kind"], found["use"], found["metric"]) == ("method", "ad-drop", "accuracy")
-    assert (found["why"], found["challenger"], found["incumbent"]) == ("ahead", "ad-drop", "finetune")
-    assert found["lead"]["value"] == pytest.approx(0.013)
+    found = FOUND.as_dict()
+    assert (found["kind"], found["challenger"], found["incumbent"]) == ("method", "ad-drop", "finetune")
     method = found["methods"][1]
     assert method["differences"] == pytest.approx([0.007, 0.023, 0.012, 0.006, 0.017])
     assert (method["ahead"], method["pairs"], method["components"]["rows"]) == (1, 5, 3000)
-    assert method["these_rows_low"] == pytest.approx(method["difference_low"])
+    for count in (5, 1):  # an interval of one seed is infinite
+        each = answer(runs("finetune", PLAIN[:count]) + runs("ad-drop", AHEAD[:count]))
+        (tmp_path / "answer.json").write_text(json.dumps(each.as_dict(), allow_nan=False))
+        assert read_answers(tmp_path / "answer.json") == {"": each}
+    (tmp_path / "answer.json").write_text(json.dumps({"settings": {"a": found, "b": found}}))
+    assert list(read_answers(tmp_path / "answer.json") or {}) == ["a", "b"]
 
 
-def test_one_seed_has_no_interval_in_json() -> None:
-    found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:1])])
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["methods"][1]["difference_low"] is None
-    assert "(one seed)" in found.markdown()
+def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Path) -> None:
+    assert read_answers(tmp_path / "answer.json") is None
+    for content in ({"answer": 42}, {"settings": []}, {"settings": {"a": {"methods": []}}}):
+        (tmp_path / "answer.json").write_text(json.dumps(content))
+        with pytest.raises(AttendropError, match="not written by attendrop"):
+            read_answers(tmp_path / "answer.json")

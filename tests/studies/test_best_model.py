@@ -32,7 +32,8 @@ def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str
     results = []
     for name, of_seeds in scores.items():
         baseline = name if name in ("frozen", "tfidf", "setfit") else None
-        own = dataclasses.replace(config, method="finetune" if baseline else name)
+        options = {"reward_data": "eval"} if name == "attendout" else {}
+        own = dataclasses.replace(config, method="finetune" if baseline else name, options=options)
         for seed, score in enumerate(of_seeds):
             metrics: dict[str, Any] = {
                 "task": "files",
@@ -89,9 +90,10 @@ def test_what_is_no_model_of_transformers_is_kept_as_a_baseline(folder: Path, mo
         ("autodropout", {}),  # scores on a selection split
         ("mixout", {"patience": 2}),
         ("mixout", {"protocol": "paper"}),  # chooses the epoch on the evaluation rows
+        ("attendout", {}),  # is rewarded on them
     ],
 )
 def test_rows_that_a_run_needs_stay_held_out(folder: Path, method: str, options: dict[str, Any]) -> None:
     baseline, config = chosen(comparison_config(folder, **options), {"finetune": LOW, method: HIGH})
     assert (baseline, config.method) == (None, method)
-    assert config.test_fraction == (0.25 if options.get("protocol") == "paper" else 0.0)
+    assert config.test_fraction == (0.25 if method == "attendout" or "protocol" in options else 0.0)

@@ -41,13 +41,6 @@ def test_level_and_coverage(metric: str) -> None:
     assert min(each.covered for each in found.values()) >= 0.93
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", new_rows.METRICS)
-def test_intervals_cover_a_difference_too(metric: str) -> None:
-    cells = [new_rows.Cell(metric, rows, seeds, 2, 0.022, 0.02) for rows in (300, 3000) for seeds in (4, 10)]
-    assert min(new_rows.simulate(cell, 1000).covered for cell in cells) >= 0.93
-
-
 def test_seeds_alone_are_wrong_about_new_rows() -> None:
     """More seeds make it worse; with rows and seeds the same comparison holds its level."""
     found = new_rows.simulate(new_rows.Cell("accuracy", 1000, 10, 2, 0.022), 150)

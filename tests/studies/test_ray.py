@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -98,14 +97,6 @@ def test_a_run_on_the_disk_of_the_study_stays_as_it_is(folder: Path, tmp_path: P
     assert (run / "metrics.json").stat().st_mtime_ns == changed
 
 
-def test_a_run_that_fails_is_a_message_with_its_error(folder: Path, tmp_path: Path) -> None:
-    unit = Unit(tiny.config(folder, method="finetune", learning_rate=1e25))
-    message = run_on_machine(Job(unit, tmp_path / "run").request(60), "no such folder")
-    assert message["kind"] == "failed"
-    assert "Training diverged" in message["text"]
-    assert message["files"] == {}
-
-
 class RayError(Exception):
     pass
 
@@ -155,14 +146,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
 
 
 def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Path, ray: Ray) -> None:
-    units = [Unit(tiny.config(folder, method="finetune", seed=seed, epochs=1)) for seed in range(3)]
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed, max_steps=1)) for seed in range(2)]
     for losses, errors in ((3, []), (4, ["The run was lost (the machine died)."])):
         ray.lost.extend(RayError("the machine died.\nDetails") for _ in range(losses))
         events: list[Event] = []
         results = run_units(units, tmp_path / str(losses), backend="ray:local", on_event=events.append)
         assert [result.error for result in results if result.error] == errors
         kinds = Counter(event.kind for event in events)
-        assert (kinds["started"], kinds["lost"], kinds["finished"]) == (3 + 3, 3, 3 - len(errors))
+        assert (kinds["started"], kinds["lost"], kinds["finished"]) == (2 + 3, 3, 2 - len(errors))
 
 
 def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
@@ -324,27 +315,3 @@ def test_a_cluster_of_this_machine_ends_with_its_runs(folder: Path, tmp_path: Pa
     assert good.metrics is not None and "Training diverged" in str(bad.error)
     assert json.loads((bad.folder / "failed.json").read_text())["attempts"] == 1
     assert "lost" not in {event.kind for event in events}
-
-
-@pytest.mark.slow
-def test_a_machine_that_cannot_run_attendrop_is_one_sentence(folder: Path, tmp_path: Path, cluster: Any) -> None:
-    broken = tmp_path / "broken" / "attendrop"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("import package_that_is_missing", encoding="utf-8")
-    path = os.pathsep.join([str(broken.parent), *sys.path])
-    cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
-    units = [Unit(tiny.config(folder, method="finetune", seed=seed, epochs=100_000)) for seed in range(3)]
-    message = "A machine of the Ray cluster cannot run attendrop .*No module named 'package_that_is_missing'"
-    with pytest.raises(AttendropError, match=message):
-        run_units(units, tmp_path / "study", backend=f"ray:{cluster.address}")
-
-
-@pytest.mark.slow
-def test_an_address_without_a_cluster_is_one_sentence(files_of_ray: None) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(AttendropError, match=f"There is no Ray cluster at '{address}' "), RayWorkers(address):
-            pass
-    with pytest.raises(AttendropError, match="There is no Ray cluster at 'nowhere' "), RayWorkers("nowhere"):
-        pass

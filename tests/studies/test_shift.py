@@ -11,7 +11,6 @@ import pytest
 from helpers import tiny
 
 import attendrop
-from attendrop import AttendropError
 from attendrop.reports.report_page import methods_table
 from attendrop.reports.results import read_results
 from attendrop.runs.resolved_run import resolve_run
@@ -41,7 +40,7 @@ def outcome(folder: Path) -> Any:
     )  # fmt: skip
 
 
-def test_both_scores_stand_side_by_side_and_in_all_files(outcome: Any, folder: Path) -> None:
+def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: Any, folder: Path) -> None:
     text = "\n".join(outcome.lines())
     assert all(column in text for column in SHIFTED_COLUMNS)
     assert "On rows unlike the training rows (" in text and "scores 0." in text
@@ -58,14 +57,11 @@ def test_both_scores_stand_side_by_side_and_in_all_files(outcome: Any, folder: P
     read = read_answers(folder / "answer/answer.json")
     assert read is not None and read[""].shifted is not None
     assert read[""].shifted.as_dict() == outcome.answer.shifted.as_dict()
-
-
-def test_the_page_shows_both_scores(outcome: Any, folder: Path) -> None:
-    results = read_results(folder / "answer")
-    table = methods_table(results)
-    assert [name for name, _ in table.columns][-2:] == list(SHIFTED_COLUMNS)
-    shown = {cells[0].text: cells[-2].value for cells in table.rows}
-    assert shown == {row.label: row.mean for row in outcome.answer.shifted.rows}
+    page = methods_table(read_results(folder / "answer"))
+    assert [name for name, _ in page.columns][-2:] == list(SHIFTED_COLUMNS)
+    assert {cells[0].text: cells[-2].value for cells in page.rows} == {row["label"]: row["mean"] for row in shifted}
+    kept = tiny.read_metrics(outcome.best)
+    assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows
 
 
 def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> None:
@@ -78,11 +74,6 @@ def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> Non
             train, dev, shifted = (set(found.train["index"]), set(found.report["dev"]["index"]), set(one))
             assert not train & dev and not train & shifted and not dev & shifted
     assert one == list(range(2, 40, 4))  # the last month
-
-
-def test_the_model_that_is_kept_has_all_rows(outcome: Any) -> None:
-    config = json.loads((outcome.best / "metrics.json").read_text(encoding="utf-8"))
-    assert config["data"]["rows"]["train"] == 40 and config["shifted"] is None
 
 
 def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> None:
@@ -103,9 +94,3 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
-
-
-def test_a_column_of_a_task_is_refused(folder: Path) -> None:
-    with pytest.raises(AttendropError, match="for custom files"):
-        tiny.config(folder, train_file=None, eval_file=None, text_columns=(), label_column=None, task="sst2",
-                    shift_column="month")  # fmt: skip

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from attendrop.errors import AttendropError
-from attendrop.studies.statistics import CrossedMean, crossed_test, holm, mean_interval, paired_difference
+from attendrop.studies.statistics import CrossedMean, crossed_test, holm, paired_difference
 
 FIRST = [0.769, 0.779, 0.766, 0.787, 0.775]
 SECOND = [0.762, 0.756, 0.754, 0.781, 0.758]
-NORMAL, HEAVY, SKEWED = "normal", "heavy tails", "skewed"
-DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
-    NORMAL: lambda generator, size: generator.normal(size=size),
-    HEAVY: lambda generator, size: generator.standard_t(3, size=size),
-    SKEWED: lambda generator, size: generator.exponential(size=size) - 1,
-}
-
-
-def draws(kind: str, n: int, count: int = 1000) -> np.ndarray:
-    return DRAWS[kind](np.random.default_rng(n), (count, n))
-
-
 # Interval and p value of the mean ------------------------------------------------------------------------------------
 
 
@@ -36,21 +22,14 @@ def test_on_these_rows_the_interval_is_that_of_the_paired_t_test() -> None:
     assert (found.these_rows.low, found.these_rows.high) == pytest.approx((interval.low, interval.high))
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
-@pytest.mark.parametrize(("kind", "least"), [(NORMAL, 0.93), (HEAVY, 0.93), (SKEWED, 0.86)])
-def test_intervals_cover_the_truth_as_often_as_they_say(kind: str, least: float, n: int) -> None:
-    intervals = [mean_interval(values) for values in draws(kind, n)]
-    assert least < np.mean([each.low <= 0 <= each.high for each in intervals]) < 0.98
-
-
-def test_one_seed_says_nothing_of_chance() -> None:
+def test_one_seed_says_nothing_of_chance_and_equal_differences_neither() -> None:
     found = paired_difference([0.8], [0.7], np.full((1, 10), 0.1), 10)
     assert (found.mean.low, found.these_rows.high, found.p_value) == (-math.inf, math.inf, None)
+    assert crossed_test([CrossedMean.of(np.full((4, 30), 0.01), 0.01, 30)])[1] == 1
 
 
-@pytest.mark.parametrize(("differences", "ahead"), [([1, 2, 3, 4, 5], 1), ([1, -1, 0, 0], 0.5), ([-2, -1], 0)])
-def test_ties_count_half(differences: list[float], ahead: float) -> None:
-    assert paired_difference(differences, [0] * len(differences)).ahead == ahead
+def test_ties_count_half() -> None:
+    assert paired_difference([2, 1, -1, 0], [0] * 4).ahead == 0.625
 
 
 # Seeds and rows ------------------------------------------------------------------------------------------------------
@@ -87,7 +66,7 @@ def test_rows_that_add_no_noise_leave_the_t_test_of_seeds_and_the_reverse() -> N
 
 def test_few_blocks_are_no_more_certain_than_few_seeds() -> None:
     """Three texts that differ decide, however many seeds there are."""
-    drawn = (crossed(10, 3, of_seeds=0, of_rows=1, of_both=0.3, key=key) for key in range(600))
+    drawn = (crossed(10, 3, of_seeds=0, of_rows=1, of_both=0.3, key=key) for key in range(300))
     assert np.mean([crossed_test([CrossedMean.of(each, each.mean(), 30)])[1] <= 0.05 for each in drawn]) < 0.08
 
 
@@ -99,11 +78,9 @@ def test_several_means_are_added_by_weight() -> None:
     (one, _), (other, _) = (crossed_test([each]) for each in means)
     half, p = crossed_test(means, [0.5, 0.5])
     assert half.value == pytest.approx((one.value + other.value) / 2) and 0 < p < 1
-    assert half.high - half.low < max(one.high - one.low, other.high - other.low)
-
-
-def test_differences_without_spread_are_not_taken_for_certainty() -> None:
-    assert crossed_test([CrossedMean.of(np.full((4, 30), 0.01), 0.01, 30)])[1] == 1
+    mean, variance, freedom = means[0], means[0].variance(5, 50), means[0].freedom(5, 50)
+    twice, _ = crossed_test([mean, mean], [0.5, 0.5])  # half the variance, with twice the degrees of freedom
+    assert twice.high - twice.value == pytest.approx(stats.t.ppf(0.975, 2 * freedom) * (variance / 2) ** 0.5)
 
 
 # Correction and planning ---------------------------------------------------------------------------------------------
@@ -116,9 +93,9 @@ def test_holm_as_worked_by_hand() -> None:
     assert holm([0.04]) == [0.04] and holm([]) == []
 
 
-@pytest.mark.parametrize(("effect", "alpha"), [(0.5, 0.05), (1.0, 0.0125)])
-def test_so_many_seeds_show_the_effect_and_fewer_do_not(effect: float, alpha: float) -> None:
+def test_so_many_seeds_show_the_effect_and_fewer_do_not() -> None:
     """Rows add no noise: what is needed is what the paired t test needs."""
+    effect, alpha = 1.0, 0.0125
     plan = CrossedMean(0, of_seeds=1, of_rows=0, of_both=0, seeds=4, units=50, rows=50).plan(effect, alpha, 4)
     assert plan.more_seeds is not None
     n = 4 + plan.more_seeds
@@ -138,20 +115,7 @@ def test_so_many_rows_show_the_effect_and_some_seeds_alone_never_do() -> None:
     rows = 300 + more
 
     def power(rows: int) -> float:
-        drawn = (crossed(5, rows // 3, of_seeds=0.1, of_rows=0.1**0.5, of_both=1, key=key) + 0.2 for key in range(500))
+        drawn = (crossed(5, rows // 3, of_seeds=0.1, of_rows=0.1**0.5, of_both=1, key=key) + 0.2 for key in range(200))
         return float(np.mean([crossed_test([CrossedMean.of(each, each.mean(), rows)])[1] <= 0.05 for each in drawn]))
 
-    assert power(rows) == pytest.approx(0.8, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: paired_difference([1.0], [1.0, 2.0]), "1 scores cannot be paired with 2"),
-        (lambda: paired_difference([], []), "no two scores with the same seed"),
-        (lambda: paired_difference([math.nan], [1.0]), "NaN or infinite"),
-    ],
-)
-def test_what_cannot_be_computed_is_refused(call: Callable[[], object], says: str) -> None:
-    with pytest.raises(AttendropError, match=says):
-        call()
+    assert power(rows) == pytest.approx(0.8, abs=0.08)

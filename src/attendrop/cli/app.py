@@ -64,14 +64,7 @@ def split_columns(text: str | None) -> tuple[str, ...]:
 
 
 def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:
-    """Print a result in the main process.
-
-    Args:
-        found: The result as plain values, for ``as_json``.
-        shown: The result in readable form.
-        quiet: Do not print ``shown``.
-        as_json: Print JSON.
-    """
+    """Print a result in the main process: plain values as JSON, or else in readable form unless ``quiet``."""
     if not is_main_process():
         return
     if as_json:

@@ -34,16 +34,10 @@ _FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, Attribute
 def examine(name: str) -> dict[str, Any]:
     """Build a model from its configuration alone, without weights, and look for its attention layers.
 
-    Args:
-        name: A folder, a hub id or ``"minilm"``.
-
     Returns:
         ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
         classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``:
         the names of layers that the example input (text alone, one image, a sound) does not reach.
-
-    Raises:
-        AttendropError: There is no such model.
     """
     config = load_config(name)
     attention_layers: list[AttentionLayer] = []

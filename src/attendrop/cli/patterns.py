@@ -36,12 +36,10 @@ def patterns(
         typer.Option(help="Of attendout: least number of linear pieces of a schedule to fit.", show_default="none"),
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(help="Of attendout: picture of what it learnt, PNG.", show_default="RUN/patterns.png"),
+        str | None, typer.Option(help="Of attendout: picture of what it learnt, PNG.", show_default="RUN/patterns.png")
     ] = None,
     options: Annotated[
-        str | None,
-        typer.Option(help="Of attendout: where to write the fit, JSON.", show_default="RUN/scheduler.json"),
+        str | None, typer.Option(help="Of attendout: where to write the fit, JSON.", show_default="RUN/scheduler.json")
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.effects import learnt
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.reports import learned_patterns as patterns
@@ -57,7 +58,7 @@ def show_patterns(
     if pieces is not None and fitted is not None:
         method = patterns.scheduler(found, fitted)
         with adding(run, schedule):
-            patterns.write_options(schedule, method)
+            write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
         again = ["--config", f"{run}/{RUN_FILE}", "--method", method.name, "--options", str(schedule)]
         command = shlex.join(["attendrop", "train", *again])
         rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))

@@ -21,12 +21,26 @@ from attendrop.studies.units import Event, duration
 logger = logging.getLogger(__name__)
 
 
-class TrainingProgress(TrainerCallback):
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+class _WithBar:
+    bar: Progress | None = None
+
+    def close(self) -> None:
+        """Remove the bar, also after an exception."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class TrainingProgress(_WithBar, TrainerCallback):
     """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar: Progress | None = None
         self.line = ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -68,17 +82,10 @@ class TrainingProgress(TrainerCallback):
         if not self.console.is_terminal or self.console.quiet:
             return
         if self.bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar = _bar(self.console)
             self.bar.add_task(what)
             self.bar.start()
         self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
-
-    def close(self) -> None:
-        """Remove the bar, also after an exception."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
 
 # Seconds between lines of progress if stderr is not a terminal.
@@ -97,8 +104,7 @@ def row_progress(
         yield None
         return
     if console.is_terminal:
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
+        with _bar(console) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
@@ -113,26 +119,18 @@ def row_progress(
     yield line
 
 
-class StudyProgress:
+class StudyProgress(_WithBar):
     """Progress of all units of a study: one line where stderr is a terminal, otherwise a line for each finished run.
 
     The time left is estimated from the runs that finished, and the finished parts of those that run.
-
-    Args:
-        console: The console.
-        units: Number of different units.
-        quiet: Show warnings only.
     """
 
     def __init__(self, console: Console, units: int, *, quiet: bool = False) -> None:
-        self.console = console
-        self.quiet = quiet
-        self.units = units
+        self.console, self.units, self.quiet = console, units, quiet
         self.kept = self.finished = self.failed = 0
         self.running: dict[Path, float] = {}
         self.start = time.monotonic()
         self.warned: set[str] = set()
-        self.bar: Progress | None = None
         if console.is_terminal and not quiet:
             self.bar = Progress(
                 TextColumn("runs"), BarColumn(), TextColumn("{task.description}"), console=console, transient=True
@@ -177,12 +175,6 @@ class StudyProgress:
         self.units = units
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], total=units)
-
-    def close(self) -> None:
-        """Remove the bar, also after an exception."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
     def _show(self, event: Event) -> None:
         if self.bar is not None:

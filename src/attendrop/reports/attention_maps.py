@@ -35,16 +35,8 @@ def assumed_targets(
     """Make targets of a model's own outputs.
 
     A prediction is its own label; a predicted number gets the number one above, so that the score that is attributed,
-    minus the squared error, rises with the prediction.
-
-    Args:
-        head: The model's head.
-        outputs: The model's outputs, one row for each example.
-        encoded: The encoded rows, by column.
-        tokenizer: The model's tokenizer.
-
-    Returns:
-        A target for each encoded row; the windows of a text have the same.
+    minus the squared error, rises with the prediction. There is an output for each example, and a target for each
+    encoded row; the windows of a text have the same.
     """
     assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
     if DOCUMENT in encoded:
@@ -60,13 +52,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class DropSettings:
-    """Which method's drops are shown.
-
-    Attributes:
-        method: The method, from :func:`acting_in_attention`.
-        moment: When in a training.
-        learnt: What a finished run learnt; None: the method has learnt nothing yet.
-    """
+    """Drops of a method from :func:`acting_in_attention`, at a moment, with what a run learnt; None: nothing yet."""
 
     method: Method
     moment: DropMoment
@@ -124,7 +110,6 @@ class TextMaps:
     """Maps of one text in one model.
 
     Attributes:
-        tokens: The tokens, as text.
         prediction: The model's prediction, by column, as in a file of predictions.
         layers: By key of the layer, in the order of execution.
     """
@@ -150,15 +135,8 @@ def text_maps(
     """Compute the maps of one text.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`; for a text without a label, :func:`assumed_targets` tells what is
-    taken as its label.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        head: Its head.
-        row: The encoded text, with or without ``"labels"``.
-        settings: What to compute.
+    :func:`attendrop.attribution.targets.fix_target`; for an encoded text without ``"labels"``, :func:`assumed_targets`
+    tells what is taken as its label.
 
     Raises:
         AttendropError: The model is not supported, or the method cannot act on it.
@@ -173,11 +151,16 @@ def text_maps(
             (target,) = assumed_targets(head, outputs, columns, tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
         layers, weights, attributions, possible = _attention(model, batch, settings)
-    drops = {} if settings.drops is None else _drops(model, tokenizer, batch, settings.drops)
+    drops: dict[str, LayerDrops] = {}  # of the method's first pass
+    if (shown := settings.drops) is not None:
+        passes = record_drops(
+            model, shown.method, batch, shown.moment, learnt=shown.learnt, tokenizer=tokenizer, own_dropout=False
+        )
+        drops = passes[0].layers if passes else {}
     found = {}
     for key in (layer.key for layer in layers if layer.key in weights):
         dropped = None
-        if settings.drops is not None:
+        if shown is not None:
             dropped = drops[key].dropped[0].cpu().numpy() if key in drops else np.zeros(weights[key].shape[1:], bool)
         maps = _array(weights[key]), _array(attributions[key]), possible[key][0, 0].cpu().numpy()
         found[key] = LayerMaps(*maps, dropped)
@@ -211,22 +194,6 @@ def _attention(
     finally:
         adapter.detach()
     return layers, weights, attributions, {key: seen.possible for key, seen in every.seen.items()}
-
-
-def _drops(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, settings: DropSettings
-) -> dict[str, LayerDrops]:
-    """Record what a method drops in its first pass; by layer."""
-    passes = record_drops(
-        model,
-        settings.method,
-        batch,
-        settings.moment,
-        learnt=settings.learnt,
-        tokenizer=tokenizer,
-        own_dropout=False,
-    )
-    return passes[0].layers if passes else {}
 
 
 def _array(values: Tensor) -> Numbers:

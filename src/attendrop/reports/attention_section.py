@@ -44,16 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ViewerOptions:
-    """What the attention viewer of a report shows.
-
-    Attributes:
-        texts: Texts; none: rows of the evaluation data.
-        pairs: The second text of each, for a model of pairs.
-        device: ``"auto"`` or ``"cpu"``.
-
-    Raises:
-        AttendropError: There are second texts without first ones.
-    """
+    """What the attention viewer of a report shows: texts, and second ones of pairs; none: evaluation rows."""
 
     texts: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
@@ -152,16 +143,8 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
 def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
     """Choose rows that are short, but not the shortest: those whose length is nearest to 16 tokens.
 
-    Of equals, the first is chosen. Each label has its share, as far as there are rows of it.
-
-    Args:
-        rows: Labelled rows, of which the first 2,000 count.
-        task: Their task.
-        tokenizer: Tokenizer that measures them.
-        max_length: In tokens.
-
-    Returns:
-        Numbers of at most three rows.
+    Of equals, the first is chosen; of very many, the first 2,000 rows count. Each label has its share, as far as there
+    are rows of it. Returns the numbers of at most three rows.
     """
     first = rows.select(range(min(len(rows), MOST_ROWS)))
     encoded = columns_of(encode(first, task, tokenizer, max_length))

@@ -44,7 +44,6 @@ class Stage:
     Attributes:
         name: Heading, such as "After training".
         note: What else is to be known of it; may be empty.
-        model: The model, in evaluation mode.
         drops: What its method drops; None: no method drops anything in attention.
     """
 
@@ -59,9 +58,6 @@ class Stages:
     """Models that are shown beside one another.
 
     Attributes:
-        stages: The models, in their order.
-        tokenizer: Their tokenizer.
-        head: Their head.
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         method: The method whose drops are shown; None: no method drops anything in attention.
@@ -83,15 +79,8 @@ def load_stages(name: str, method: Method | None, default: Method, *, seed: int 
     """Load what is shown for a model.
 
     Of the folder of a run: its base model, with the head with which training began where that was random, and the
-    trained model.
-
-    Args:
-        name: Folder of a finished run, another folder of a model, a hub id or ``"minilm"``.
-        method: The method whose drops are shown. None: that of the run; where the run has none that drops anything in
-            attention, ``default``.
-        default: See ``method``.
-        seed: Seed of the drops, and of the head of a model that has none.
-        device: ``"auto"`` or ``"cpu"``.
+    trained model. The drops are those of the ``method``, or of the run's, or if that drops nothing in attention of the
+    ``default``; ``seed`` is theirs, and that of the head of a model that has none.
 
     Raises:
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded.
@@ -145,16 +134,9 @@ def _of_run(
     after = Stage("After training", "", _placed(model, device), None if last is None else replace(last, learnt=learnt))
     before = _before(config, task, first, device, fitted_head=bool(metrics.get("head_start")))
     stages = (after,) if before is None else (before, after)
-    return Stages(
-        stages,
-        tokenizer,
-        head,
-        len(task.text_columns),
-        config.max_length,
-        None if last is None else last.method,
-        of_run=of_run,
-        long_texts=config.long_texts or HEAD,
-    )
+    method = None if last is None else last.method
+    count, cut = len(task.text_columns), config.long_texts or HEAD
+    return Stages(stages, tokenizer, head, count, config.max_length, method, of_run=of_run, long_texts=cut)
 
 
 def _before(

@@ -32,11 +32,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShownText:
-    """One input with its maps.
+    """One input with its maps in each model.
 
     Attributes:
         text: The text; of a pair both.
-        stages: Its maps in each model.
         label: Its label in the data; None: unknown.
         note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
     """
@@ -73,15 +72,9 @@ def show_texts(
 ) -> list[ShownText]:
     """Compute the maps of texts; of one that is not shown as the run reads it, or not whole, a warning says so.
 
-    A long text is cut as in the run; of a text in windows, the beginning is shown.
-
-    Args:
-        stages: The models.
-        texts: One or more texts.
-        pairs: The second text of each, for a model of pairs.
-        attribution: See :class:`attendrop.reports.attention_maps.MapSettings`.
-        layers: As there.
-        max_length: Maximum length in tokens; None: that of the run, or 128.
+    A long text is cut as in the run; of a text in windows, the beginning is shown. For a model of pairs, each has a
+    second text. See :class:`attendrop.reports.attention_maps.MapSettings` for ``attribution`` and ``layers``; the
+    maximum length in tokens is that of the run, or 128, by default.
 
     Raises:
         AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not

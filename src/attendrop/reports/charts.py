@@ -271,27 +271,21 @@ Layers = Mapping[str, Sequence[tuple[float, float]]]
 def drop_probabilities(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed."""
     first = [runs[0] for runs in setting.by_label.values()]
-    charts = [_over_steps(setting, run, layers) for run in first if (layers := _by_period(run) or _by_epoch(run))]
+    charts = [_over_steps(setting, run, layers) for run in first if (layers := _layers(run))]
     return charts or "no method here learns a probability for each layer"
 
 
-def _by_period(run: ReportedRun) -> Layers:
-    """Read what a method reports at the end of each of its periods."""
+def _layers(run: ReportedRun) -> Layers:
+    """Read what a method reports at the end of each of its periods, or else of each epoch."""
+    reports = [(entry["step"], entry["drop_probability"]) for entry in run.metrics.get("dropout_steps") or ()]
+    for entry in () if reports else run.history:
+        figures = ((name.partition(_PROBABILITY), value) for name, value in entry["figures"].items())
+        of_layers = {layer: value for (_, is_layer, layer), value in figures if is_layer}
+        reports.append((entry.get("step", entry["epoch"]), of_layers))
     layers: dict[str, list[tuple[float, float]]] = {}
-    for entry in run.metrics.get("dropout_steps") or ():
-        for layer, probability in entry["drop_probability"].items():
-            layers.setdefault(layer, []).append((entry["step"], probability))
-    return layers
-
-
-def _by_epoch(run: ReportedRun) -> Layers:
-    """Read what a method reports of each epoch."""
-    layers: dict[str, list[tuple[float, float]]] = {}
-    for entry in run.history:
-        for name, value in entry["figures"].items():
-            if _PROBABILITY in name:
-                layer = name.partition(_PROBABILITY)[2]
-                layers.setdefault(layer, []).append((entry.get("step", entry["epoch"]), value))
+    for step, probabilities in reports:
+        for layer, probability in probabilities.items():
+            layers.setdefault(layer, []).append((step, probability))
     return layers
 
 

@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attendrop.model_support.batches import Batch
-from attendrop.reports.drops import (
-    LayerDrops,
-    PassDrops,
-)
+from attendrop.reports.drops import LayerDrops, PassDrops
 from attendrop.reports.figures import picture_file
 from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
 from attendrop.text_tables import csv_table
@@ -38,11 +35,9 @@ def distance_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """Share of positions that are dropped.
+    """Share of a number of positions that are dropped.
 
     Attributes:
-        positions: Number of positions.
-        share: Dropped ones among them.
         low, high: Ends of its 95 % interval, from the differences between batches; NaN for a single one.
     """
 
@@ -111,16 +106,10 @@ class DropPatterns:
         return [group for group in order if group in known]
 
     def share(self, grouping: str, group: str, layer: str | None = None) -> Share | None:
-        """Return the share that is dropped in a group, in one layer or in all that are active.
-
-        None if the group has no positions there.
-        """
+        """Return the share that is dropped in a group, in one layer or in all that are active; None: no positions."""
         layers = self.active_layers if layer is None else [layer]
-        found = [
-            each
-            for (kind, key, name), each in self.counts.items()
-            if (kind, name) == (grouping, group) and key in layers
-        ]
+        entries = [(grouping, key, group) for key in layers]
+        found = [self.counts[entry] for entry in entries if entry in self.counts]
         if not found:
             return None
         positions, dropped = np.array(found, dtype=np.float64).sum(0).T
@@ -197,13 +186,7 @@ _MOST_LABELS = 16
 
 
 def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
-    """Draw the dropped share by layer, by layer and distance, and by type of the tokens, as a PNG file.
-
-    Error bars are 95 % intervals.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw dropped shares, with 95 % intervals, by layer, layer and distance, and type of the tokens, as a PNG file."""
     with picture_file(path, (10, 7.5), 2, 2) as grid:
         grid[0, 0].figure.suptitle(title, fontsize="medium")
         _by_layer(grid[0, 0], patterns)
@@ -214,13 +197,12 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
 
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:
-    shares = [patterns.share("layer", "all", layer) for layer in patterns.layers]
-    places = [place for place, share in enumerate(shares) if share is not None]
-    known = [share for share in shares if share is not None]
-    heights = [share.share for share in known]
-    axes.errorbar(places, heights, yerr=_errors(known), fmt="o", capsize=3, color="tab:blue")
+    shares = [patterns.share("layer", ALL, layer) for layer in patterns.layers]
+    known = {place: share for place, share in enumerate(shares) if share is not None}
+    heights = [share.share for share in known.values()]
+    axes.errorbar([*known], heights, yerr=_errors([*known.values()]), fmt="o", capsize=3, color="tab:blue")
     _label_layers(axes.xaxis, patterns)
-    axes.set_ylim(0, 1.15 * np.nanmax([*heights, *(share.high for share in known)]) or 1.0)
+    axes.set_ylim(0, 1.15 * np.nanmax([*heights, *(share.high for share in known.values())]) or 1.0)
     axes.set(xlabel="attention layer", ylabel="dropped share")
     axes.grid(alpha=0.3)
 

@@ -39,9 +39,7 @@ class DropMoment:
     """The moment of a training at which a method decides.
 
     Attributes:
-        seed: Seed of the method's random numbers.
-        step: Number of optimizer steps taken before.
-        total_steps: Number of optimizer steps planned.
+        step, total_steps: Number of optimizer steps taken before, and planned.
         epoch: Number of the epoch, from 0; the method must be active in it.
     """
 
@@ -75,7 +73,6 @@ class LayerDrops:
     """Positions of one attention layer in one pass.
 
     Attributes:
-        layer: The layer.
         possible: Positions that are not padding and not hidden by the model's mask, ``(batch, 1, query, key)``.
         dropped: Those of them that were dropped, ``(batch, heads, query, key)``.
     """
@@ -135,7 +132,7 @@ def record_drops(
 
     Args:
         model: The model.
-        method: The method; from :func:`acting_in_attention`.
+        method: The method, from :func:`acting_in_attention`.
         batch: Inputs with labels, on the model's device, and the columns that the method reads.
         moment: When in a training.
         learnt: What a finished run learnt; None: the method has learnt nothing yet. One that searches before it trains
@@ -251,11 +248,7 @@ class WatchedPlan(CombinedPlan):
             note(gone.transpose(1, 2).unsqueeze(-1))
             return after
 
-        return dataclasses.replace(
-            edit,
-            weights=weights and watched_weights,
-            output=output and watched_output,
-        )
+        return dataclasses.replace(edit, weights=weights and watched_weights, output=output and watched_output)
 
     def block(self, block: Block) -> BlockEdit | None:
         edit = super().block(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,36 +46,30 @@ def _parts(results: Results) -> Iterator[ErrorPart]:
         title = f"{label}, seed {seed}" + (f", {setting.name}" if len(results.settings) > 1 else "")
         worst = sorted((each for each in report["classes"] if each["rows"]), key=lambda each: each["f1"])
         classes = [
-            (each["class"], *(str(each[name]) for name in ("rows", "predicted")), *_scores(each))
+            (
+                *(each["class"], str(each["rows"]), str(each["predicted"])),
+                *(f"{each[name]:.2f}" for name in ("precision", "recall", "f1")),
+            )
             for each in worst[:_CLASSES]
         ]
         confused: list[tuple[str, ...]] = [
             (e["class"], e["predicted"], str(e["rows"])) for e in report.get("confusions", ())[:_CONFUSIONS]
         ]
         hidden = len(worst) - len(classes)
-        yield ErrorPart(title, classes, hidden, confused, _sentences(report), list(map(_short, _errors(report))))
+        errors = [_short(error) for error in list(report.get("errors", ()))[:_ERRORS]]
+        yield ErrorPart(title, classes, hidden, confused, _sentences(report), errors)
 
 
 def _shown_run(setting: ReportedSetting) -> tuple[str, int, Mapping[str, Any]] | None:
     """Pick the first run of the method to use, otherwise of the best one that says what it gets wrong."""
-    labels = [setting.answer.verdict.use, *sorted(setting.by_label, key=lambda label: -_score(setting, label))]
+    scores = {row.label: row.mean for row in setting.answer.rows if row.n}
+    best = sorted(setting.by_label, key=lambda label: -scores.get(label, -math.inf))
+    labels = [setting.answer.use, *best]
     for label in labels:
         for run in setting.by_label.get(label or "", ()):
             if run.metrics.get("report"):
                 return run.label, run.seed, run.metrics["report"]
     return None
-
-
-def _score(setting: ReportedSetting, label: str) -> float:
-    return next((row.mean for row in setting.answer.rows if row.label == label and row.n), float("-inf"))
-
-
-def _scores(each: Mapping[str, Any]) -> list[str]:
-    return [f"{each[name]:.2f}" for name in ("precision", "recall", "f1")]
-
-
-def _errors(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(report.get("errors", ()))[:_ERRORS]
 
 
 def _sentences(report: Mapping[str, Any]) -> list[str]:

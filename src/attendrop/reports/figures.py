@@ -10,9 +10,10 @@ import textwrap
 import unicodedata
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError
@@ -82,7 +83,6 @@ class Chart:
         setting: Name of the setting that it is about; empty for several.
         title: Its title, which does not name the setting.
         caption: How to read it.
-        figure: The figure of matplotlib.
         header, rows: The values, as a table of texts.
         marks: Points to hover over.
         detail: In what it differs from others of its kind and setting, such as a method; it is part of the title.
@@ -139,18 +139,6 @@ class Chart:
         return file.getvalue()
 
 
-def require_matplotlib() -> None:
-    """Check that matplotlib is installed.
-
-    Raises:
-        AttendropError: It is not.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
-
-
 def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
     """Save a figure by ``Figure.savefig``, without a warning for each character that its font lacks."""
     with warnings.catch_warnings():
@@ -162,25 +150,8 @@ def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
 def picture_file(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[Any]:
-    """Draw panels, and write them as a PNG file.
-
-    Args:
-        path: The file.
-        size: Width and height in inches.
-        rows: Rows of panels.
-        columns: Columns of panels.
-        options: Further arguments of ``Figure.subplots``.
-
-    Yields:
-        The panels, ``(rows, columns)``; each has the ``figure``.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
+    """Draw panels of ``Figure.subplots``, ``(rows, columns)``, and write them as a PNG file of a size in inches."""
+    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
     yield figure.subplots(rows, columns, squeeze=False, **options)
     save_figure(figure, path, format="png", dpi=150)
 
@@ -190,18 +161,24 @@ def run_title(metrics: Mapping[str, Any]) -> str:
     return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Use the style of all charts.
+def _matplotlib() -> ModuleType:
+    """Import matplotlib.
 
     Raises:
-        AttendropError: matplotlib is not installed.
+        AttendropError: It is not installed.
     """
-    require_matplotlib()
-    import matplotlib
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError:
+        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
+    return matplotlib
 
-    with matplotlib.rc_context(_STYLE):
-        yield
+
+def styled() -> AbstractContextManager[None]:
+    """Use the style of all charts."""
+    found: AbstractContextManager[None] = _matplotlib().rc_context(_STYLE)
+    return found
 
 
 @dataclass(frozen=True)
@@ -209,7 +186,6 @@ class Drawing:
     """A chart in the making.
 
     Attributes:
-        figure: The figure.
         panels: Its axes, one above the other.
         entries: The artist of each label in the legend.
         marks, rows: What :meth:`tell` collected.
@@ -242,16 +218,11 @@ class Drawing:
 def drawing(height: float, labels: Sequence[str] = (), panels: int = 1) -> Iterator[Drawing]:
     """Draw a chart in the style of all of them; its legend is added in the end.
 
-    Args:
-        height: Height of a panel in inches.
-        labels: Entries of the legend below the panels, for which there must be space.
-        panels: Number of panels, with a common x axis.
+    The panels, each of a height in inches, have a common x axis. Below them is space for a legend of ``labels``.
     """
     with styled():
-        from matplotlib.figure import Figure
-
         rows = -(-len(labels) // _columns(labels))
-        figure = Figure(figsize=(WIDTH, height * panels + 0.2 * rows), layout="constrained")
+        figure = _matplotlib().figure.Figure(figsize=(WIDTH, height * panels + 0.2 * rows), layout="constrained")
         axes = figure.subplots(panels, sharex=True, squeeze=False)
         drawn = Drawing(figure, [row[0] for row in axes])
         yield drawn
@@ -324,13 +295,8 @@ def methods_shown(
 ) -> tuple[list[ShownMethod], str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 
-    Args:
-        setting: The setting.
-        labels: Labels of the methods that have what the figure shows.
-        every: From :func:`every_method`.
-
-    Returns:
-        The methods, in the order of ``every``, and a sentence that says how many are left out, or nothing.
+    The ``labels`` are of methods that have what the figure shows; ``every`` is from :func:`every_method`. A sentence
+    says how many are left out.
     """
     ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
     found = [label for label in every if label in labels]

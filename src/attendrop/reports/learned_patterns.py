@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.reports.figures import picture_file, run_title
@@ -32,7 +31,6 @@ class Patterns:
 
     Attributes:
         run: What was trained on what, for a title.
-        planned_steps: How many optimizer steps the run had planned.
         layers: Keys of the attention layers, such as ``encoder.0``.
         steps: ``(T,)``, the optimizer steps taken by the end of each period.
         period_shares: ``(T,)``, the length of each period as a share of a whole one: less than 1 where training ended
@@ -41,7 +39,6 @@ class Patterns:
             in all of it.
         rewards: ``(T,)``.
         attacker_survived: Of each period.
-        config: The options of the run.
     """
 
     run: str
@@ -178,22 +175,8 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     return Scheduler(progress=knots, probabilities=curves, layers=layers)
 
 
-def write_options(path: Path, method: Scheduler) -> None:
-    """Write a method's options as `attendrop train --options` reads them."""
-    write_json(path, {"method": method.name, "options": method.options()})
-
-
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
-    """Draw the probability of dropping over the training steps, a line for each layer, as a PNG file.
-
-    Args:
-        patterns: What to draw.
-        path: The file.
-        fitted: Drawn as dashed lines over it.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw the probability of dropping over the steps, a line for each layer, and dashed its fit, as a PNG file."""
     with picture_file(path, (8, 4.5)) as ((axes,),):
         _plot(axes, patterns, fitted)
 
@@ -230,16 +213,7 @@ def _plot(axes: Any, patterns: Patterns, fitted: Fit | None) -> None:
 
 
 def plot_effects(title: str, effects: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw the effect of dropping each layer on the reward with its 95 % interval, as a PNG file.
-
-    Args:
-        title: What was trained on what.
-        effects: ``layer_effects`` of a run's metrics. Layers without an estimate are left out.
-        path: The file.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw the effects of dropping layers, ``layer_effects`` of a run, with 95 % intervals, as a PNG file."""
     with picture_file(path, (6, 1.2 + 0.3 * len(effects))) as ((axes,),):
         for place, found in enumerate(effects.values()):
             if found["effect"] is not None:

@@ -61,12 +61,7 @@ class Section:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill a template; values are escaped, unless they are ``Markup``.
-
-    Args:
-        template: Name of a file in ``templates/``.
-        values: Its variables. All that it uses must be given.
-    """
+    """Fill a template of ``templates/`` with all its variables; they are escaped, unless they are ``Markup``."""
     from markupsafe import Markup
 
     return Markup(_environment().get_template(template).render(values))
@@ -80,27 +75,21 @@ def render_page(
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
 ) -> str:
-    """Make a page of sections.
+    """Make the HTML of a page of sections, with a title and a sentence below it.
 
-    Args:
-        title: Title, also the heading of the page.
-        sections: Sections, in their order.
-        summary: A sentence below the heading.
-        styles: Names of CSS files in ``templates/``, after ``page.css``, which every page has.
-        scripts: Names of JavaScript files in ``templates/``, which run in their order when the page is complete.
-            Styles and scripts of sections follow, each once.
-
-    Returns:
-        The HTML.
+    Styles and scripts are names of files in ``templates/``. The page has ``page.css``, its own, and those of its
+    sections, each once; scripts run in this order when the page is complete.
     """
-    content = [_source(name) for name in _names(scripts, [each.scripts for each in sections])]
+    names = dict.fromkeys([*scripts, *chain.from_iterable(each.scripts for each in sections)])
+    content = [_source(name) for name in names]
+    style_names = dict.fromkeys(["page.css", *styles, *chain.from_iterable(each.styles for each in sections)])
     page = str(
         render(
             "base.html",
             title=title,
             summary=summary,
             sections=sections,
-            styles=[_source(name) for name in _names(("page.css", *styles), [each.styles for each in sections])],
+            styles=[_source(name) for name in style_names],
             scripts=content,
             hashes=[_hash(script) for script in content],
             data={name: script_json(value) for section in sections for name, value in section.data.items()},
@@ -108,11 +97,6 @@ def render_page(
     )
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
-
-
-def _names(of_page: Sequence[str], of_sections: Sequence[Sequence[str]]) -> list[str]:
-    """List the files of a page and of its sections, each once."""
-    return list(dict.fromkeys([*of_page, *chain(*of_sections)]))
 
 
 def script_json(value: Any) -> Markup:

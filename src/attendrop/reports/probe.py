@@ -35,6 +35,7 @@ from attendrop.reports.figures import picture_file, run_title
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
+from attendrop.studies.statistics import mean_interval
 from attendrop.tasks.long_texts import DOCUMENT, document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import subset
@@ -52,7 +53,6 @@ class ProbeResult:
     """What dropping in one layer does.
 
     Attributes:
-        layer: Key of the layer.
         rate: Fraction of each row of attention that is dropped.
         direction: ``"high"``, ``"low"`` or ``"random"``.
         loss: Mean loss of the rows.
@@ -76,7 +76,6 @@ class Probe:
     """Results of a probe.
 
     Attributes:
-        rows: Number of rows.
         windows: Number of encoded rows; where texts are read in windows, there are more than rows.
         loss: Mean loss without dropping; the loss of a row is the mean over its windows.
         logits: Logits without dropping, an array for each batch.
@@ -98,12 +97,7 @@ class Probe:
         return {(each.layer, each.rate, each.direction): each for each in self.results}
 
     def csv(self, scores: Sequence[float], name: str) -> str:
-        """Write the results as CSV.
-
-        Args:
-            scores: The score of each result.
-            name: Name of the score.
-        """
+        """Write the results as CSV, with a score of each and its name."""
         rows = []
         for result, score in zip(self.results, scores, strict=True):
             numbers = (score, result.loss, result.change, result.low, result.high)
@@ -197,16 +191,7 @@ def _probe(
 
 
 class _DropRegion(Plan):
-    """Plan that drops a region of one layer.
-
-    Args:
-        layer: The layer.
-        attribution: Attribution of its positions.
-        rate: Fraction of each row.
-        direction: One of ``DIRECTIONS``.
-        key: Key of the random numbers.
-        signal: Collects, by layer, how many rows of attention have signal, of how many.
-    """
+    """Plan that drops a region of one layer, and collects how many rows of attention have signal, of how many."""
 
     acts_on = frozenset({"attention"})
 
@@ -250,14 +235,9 @@ def _row_losses(model: torch.nn.Module, outputs: Any, batch: Batch) -> Tensor:
 
 
 def _result(entry: tuple[str, float, str], values: Numbers, plain: Numbers, logits: list[Any]) -> ProbeResult:
-    from scipy.stats import t
-
-    differences = values - plain
-    change, count = float(differences.mean()), len(differences)
-    width = math.nan
-    if count > 1:
-        width = float(t.ppf(0.975, count - 1) * differences.std(ddof=1) / math.sqrt(count))
-    return ProbeResult(*entry, float(values.mean()), change, change - width, change + width, logits)
+    change = mean_interval(values - plain)
+    low, high = (end if math.isfinite(end) else math.nan for end in (change.low, change.high))
+    return ProbeResult(*entry, float(values.mean()), change.value, low, high, logits)
 
 
 _BATCH_SIZE = 16
@@ -271,10 +251,7 @@ class RunProbe:
     Attributes:
         run: What was trained on what, for a title.
         rows: Name of the set of rows.
-        metric: Name of the score.
-        score: The score without dropping.
-        scores: The score of each result.
-        probe: The results.
+        score, scores: The score without dropping, and of each result.
     """
 
     run: str
@@ -295,13 +272,8 @@ def probe_run(
 ) -> RunProbe:
     """Probe the model of a run on its development rows; without any on its selection split.
 
-    Texts that the run reads in windows are read in all their windows, and scored as in the run.
-
-    Args:
-        run_dir: Folder of the run.
-        source: How many rows, sampled by the run's seed, and where; no file.
-        rates: Fractions of each row of attention to drop, in (0, 1).
-        on_pass: See :func:`probe`.
+    Texts that the run reads in windows are read in all their windows, and scored as in the run. The rows are sampled by
+    the run's seed. See :func:`probe` for the other options.
 
     Raises:
         AttendropError: There is no finished run, it kept no model, its data changed, or it has no rows that it was not
@@ -337,11 +309,7 @@ def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
 
 
 def plot_probe(found: RunProbe, path: Path) -> None:
-    """Draw the change of the loss over the rate, for each layer and direction with its 95 % interval, as a PNG file.
-
-    Raises:
-        AttendropError: matplotlib is not installed.
-    """
+    """Draw the change of the loss over the rate, for each layer and direction with its 95 % interval, as a PNG file."""
     layers = list(dict.fromkeys(each.layer for each in found.probe.results))
     rates = sorted({each.rate for each in found.probe.results})
     columns = min(_COLUMNS, len(layers))

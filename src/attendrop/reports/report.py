@@ -31,8 +31,6 @@ class Report:
     """What was written.
 
     Attributes:
-        folder: Folder of the files.
-        results: What it reports.
         files: Names of the files, the page first.
         left_out: Which figures, tables or viewer were not made, and why: a line for each.
     """

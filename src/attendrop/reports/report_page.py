@@ -49,14 +49,8 @@ def report_page(
 ) -> ReportPage:
     """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
 
-    The section of attention gets what room the rest leaves.
-
-    Args:
-        results: The results.
-        table: The table of all settings; shown if there are several, and a method has a score.
-        charts: The figures.
-        left_out: Which figures were not made, and why.
-        attention: Makes the part on attention, which stands before that of the runs; None: there is none.
+    The table of all settings is shown if there are several, and a method has a score. The section of attention, before
+    that of the runs, gets what room the rest leaves.
     """
     drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
     above = [Section("answer", "Answer", _answer(results, drawn))]
@@ -115,16 +109,10 @@ class ShownAnswer(NamedTuple):
 def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Markup:
     # The name of a setting may be that of another with another metric, which is the second column of the values.
     scores = {(each[0].setting, each[0].header[1]): each for each in drawn if each[0].kind == SCORES}
-    shown = [
-        ShownAnswer(
-            each.name,
-            each.answer,
-            _compared(each.answer),
-            key_numbers(each.answer),
-            scores.get((each.name, each.answer.metric)),
-        )
-        for each in results.settings
-    ]
+    shown = []
+    for each in results.settings:
+        found, figure = each.answer, scores.get((each.name, each.answer.metric))
+        shown.append(ShownAnswer(each.name, found, _compared(found), key_numbers(found), figure))
     pairs = {(each.name, row.label): row.difference.n for each in shown for row in each.answer.rows if row.difference}
     overall = []
     for row in results.overall:
@@ -279,12 +267,9 @@ class RunDetails(NamedTuple):
 
     Attributes:
         identifier: Its id in the page.
-        setting: Name of its setting.
-        run: The run.
         score, selection_score: None if not known. A run whose epoch was chosen on the rows of its score has no
             selection score.
         values: Names and texts: its folder, all scores, and the options that not all runs have in common.
-        curves: Its curves over epochs.
     """
 
     identifier: str

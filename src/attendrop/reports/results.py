@@ -28,13 +28,7 @@ _SKIPPED_FOLDERS = (".", "checkpoint-")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A finished run.
-
-    Attributes:
-        folder: Its folder, relative to that of all runs.
-        label: Its method with the options that are not the defaults.
-        metrics: Its ``metrics.json``.
-    """
+    """A finished run: its folder, relative to that of all runs, the label of its method, and its ``metrics.json``."""
 
     folder: str
     label: str
@@ -70,7 +64,6 @@ class ReportedSetting:
 
     Attributes:
         name: Such as "mrpc, shots=5".
-        answer: The comparison of their methods.
         runs: The runs of the answer that are in the folder; those of a kept ``answer.json`` may be elsewhere.
     """
 
@@ -91,8 +84,6 @@ class Results:
     """Results of a study or a comparison.
 
     Attributes:
-        folder: Its folder.
-        settings: The settings.
         overall: Methods over all settings; empty for a single one.
         notes: What the reader must know of how the results were found.
     """

@@ -40,14 +40,12 @@ BATCH_SIZE = 8
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows to look at.
+    """How many rows to look at, and which.
 
     Attributes:
-        rows: How many.
         file: A file of texts; None: the run's training rows, sampled by its seed.
         text_columns: Its text columns; none: those of the run.
         data_dir: Folder of the run's task, if it was moved.
-        device: ``"auto"`` or ``"cpu"``.
 
     Raises:
         AttendropError: ``rows`` is less than 1.
@@ -72,10 +70,8 @@ class RecordedDrops:
         run: What was trained on what, for a title.
         method: The method of the run, or of a composition its methods that can drop positions of attention; None if
             there are none.
-        rows: Number of rows.
         windows: Number of encoded rows; where texts are read in windows, there are more than rows.
         source: Where they came from.
-        patterns: The counts.
         acted: Whether the method was active in an epoch of the run.
     """
 
@@ -95,12 +91,8 @@ def record_run_drops(
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
     steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
-    that is active in some epochs only, these are seen.
-
-    Args:
-        run_dir: Folder of the run.
-        source: The rows.
-        on_batch: Called before each step with the number of steps done, and of all.
+    that is active in some epochs only, these are seen. Before each step, ``on_batch`` is called with the number of
+    steps done, and of all.
 
     Raises:
         AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.

@@ -30,9 +30,7 @@ class Cell:
     """Score of a method on a task.
 
     Attributes:
-        mean: Mean over seeds.
         std: Standard deviation over seeds; None for one seed, and for an average.
-        seeds: Number of seeds.
         text: Mean and standard deviation as they are shown, with the number of seeds where others have more.
         is_partial: Whether other methods of the column have more seeds.
         is_best: Whether no other mean of the column is higher, of those with all seeds.
@@ -54,9 +52,7 @@ class ResultTable:
 
     Attributes:
         columns: Names of the settings, and "average" if they differ in the task alone and their scores are no errors.
-        metrics: Metric of each column.
         rows: Cells by column, by label of the method.
-        caption: What the scores and marks are.
     """
 
     columns: tuple[str, ...]

@@ -22,9 +22,6 @@ class TokenTypes:
     for unknown words), ``"punctuation"`` (punctuation marks and symbols), ``"word"`` (a whole word, or its first
     piece) and ``"word piece"`` (a further piece). A tokenizer whose vocabulary marks neither beginnings nor
     continuations of words has no pieces.
-
-    Args:
-        tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

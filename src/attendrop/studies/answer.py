@@ -20,7 +20,7 @@ from attendrop.studies.method_rows import (
     scored_unlike,
 )
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import cost, ends, in_words, interval, number, p_text
+from attendrop.studies.words import Words, cost, ends, interval, number, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
 from attendrop.wording import counted
 
@@ -39,13 +39,10 @@ class Answer:
 
     Attributes:
         task: Name of the task, or of the training file.
-        model: The model that was fine-tuned.
-        metric: Name of the score.
         scored_on: The rows of the scores, in words.
         margin: Differences below this are taken as practically nothing.
         rows: The reference, the other methods, and the baselines.
-        verdict: What to use.
-        sentences: The same in words: the decision with its reason, then the figures that it rests on.
+        sentences: The verdict in words: the decision with its reason, then the figures that it rests on.
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
@@ -79,18 +76,14 @@ class Answer:
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
         if self.shifted is not None:
             there = {row.label: cells(row) for row in self.shifted.rows}
-            beside = (
-                SHIFTED_COLUMNS,
-                *(there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows),
-            )
+            found = (there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows)
+            beside = (SHIFTED_COLUMNS, *found)
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
-        table = aligned(lines)
-        about = f"{self.metric} of {self.model} on {self.scored_on}:"
-        words = [*self.sentences, *self.notes]
+        about = [f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(lines), self.holds_for]
+        words = [*self.sentences, *self.notes, ""]
         if self.shifted is None:
-            return [*words, "", about, *table, self.holds_for]
-        there_too = [*self.shifted.sentences, *self.shifted.notes]
-        return [*words, "", *there_too, "", about, *table, self.holds_for, self.shifted.holds_for]
+            return [*words, *about]
+        return [*words, *self.shifted.sentences, *self.shifted.notes, "", *about, self.shifted.holds_for]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
@@ -100,23 +93,18 @@ class Answer:
             for row in self.rows
         ]
         decision, reason = self.decision
-        figures = " ".join(self.sentences[1:])
-        return (
-            "\n\n".join(
-                [
-                    f"**{decision}** {reason}".rstrip(),
-                    *([figures] if figures else []),
-                    *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
-                    f"{self.metric} of {self.model} on {self.scored_on}:",
-                    markdown_table(COLUMNS, [cells(row) for row in self.rows]),
-                    self.holds_for,
-                    "By seed:",
-                    markdown_table(("method", *map(str, every)), by_seed),
-                ]
-            )
-            + "\n"
-            + ("" if self.shifted is None else f"\n{self.shifted.markdown()}")
-        )
+        parts = [
+            f"**{decision}** {reason}".rstrip(),
+            " ".join(self.sentences[1:]),
+            "\n".join(f"- {note}" for note in self.notes),
+            f"{self.metric} of {self.model} on {self.scored_on}:",
+            markdown_table(COLUMNS, [cells(row) for row in self.rows]),
+            self.holds_for,
+            "By seed:",
+            markdown_table(("method", *map(str, every)), by_seed),
+        ]
+        text = "\n\n".join(part for part in parts if part) + "\n"
+        return text if self.shifted is None else f"{text}\n{self.shifted.markdown()}"
 
     def csv(self) -> str:
         """Return the table as CSV, in full precision, with a column for the score of each seed."""
@@ -196,20 +184,22 @@ def answer(
         if len(found) > 1:
             raise AttendropError(f"The runs differ in their {name} ({', '.join(found)}); compare those of one {name}.")
     rows = method_rows([run for run in metrics if has_score(run)], reference)
+    first, metric = metrics[0], metrics[0]["metric"]
+    is_error = metric.startswith("neg_")
     if margin is None:
-        margin = _margin(metrics[0]["metric"], rows)
-    metric, best = metrics[0]["metric"], 0.0 if metrics[0]["metric"].startswith("neg_") else 1.0
+        margin = ERROR_MARGIN * abs(rows[0].mean) if is_error and rows else MARGIN
+    best = 0.0 if is_error else 1.0
     verdict = judge(rows, margin, best)
-    first = metrics[0]
+    file = first.get("config", {}).get("train_file")
     usual = Answer(
-        task=_data(first),
+        task=first["task"] if file is None else Path(file).name,
         model=first["model"],
-        metric=first["metric"],
+        metric=metric,
         scored_on=scored_on(first),
         margin=margin,
         rows=tuple(rows),
         verdict=verdict,
-        sentences=in_words(verdict, rows, metric, margin, best),
+        sentences=Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict),
         notes=tuple(_notes(metrics, failed, rows, verdict)),
         holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
     )
@@ -243,24 +233,11 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     return sentences
 
 
-def _data(run: Mapping[str, Any]) -> str:
-    """Name the data of a run: its task, or its training file."""
-    file = run.get("config", {}).get("train_file")
-    return run["task"] if file is None else Path(file).name
-
-
-def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
-    return ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
-
-
 # Notes ---------------------------------------------------------------------------------------------------------------
 
 
 def _notes(
-    runs: Sequence[Mapping[str, Any]],
-    failed: Sequence[Mapping[str, Any]],
-    rows: Sequence[MethodRow],
-    verdict: Verdict,
+    runs: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], rows: Sequence[MethodRow], verdict: Verdict
 ) -> Iterator[str]:
     """Say what limits an answer."""
     missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]

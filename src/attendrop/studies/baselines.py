@@ -83,7 +83,10 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         if (finished := read_metrics(place)) is not None:
             return finished
         run = resolve_run(config)
-        _check_defined(name, run.task)
+        if name not in (found := defined_for(run.task)):
+            what = f"{run.task.kind} tasks such as {run.task.name}"
+            defined = f"choose from {', '.join(found)}" if found else "leave it out"
+            raise AttendropError(f"Baseline {name!r} is not defined for {what}; {defined}.")
         rows = fingerprint(run.parts)
         if overwrite:
             clear_unfinished(place)
@@ -107,12 +110,6 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
 def defined_for(task: Task) -> tuple[str, ...]:
     """Return the names of the baselines that are defined for a task."""
     return tuple(name for name in task.head.baselines if name != SETFIT or len(task.text_columns) == 1)
-
-
-def _check_defined(name: str, task: Task) -> None:
-    if name not in (found := defined_for(task)):
-        defined = f"choose from {', '.join(found)}" if found else "leave it out"
-        raise AttendropError(f"Baseline {name!r} is not defined for {task.kind} tasks such as {task.name}; {defined}.")
 
 
 def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
@@ -202,10 +199,7 @@ class _Fits:
         return self._on_encoder(train, (model, tokenizer), self._features_of(model, tokenizer))
 
     def _on_encoder(
-        self,
-        train: Dataset,
-        loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase],
-        features: Callable[..., Array],
+        self, train: Dataset, loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase], features: Callable[..., Array]
     ) -> _Fit:
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
         encoder, tokenizer = loaded

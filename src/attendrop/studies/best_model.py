@@ -29,13 +29,6 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
 
     A linear model on an encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
     baselines are models of :mod:`attendrop.runs.baseline_models`.
-
-    Args:
-        answer: The answer.
-        results: Results of the final runs.
-        config: Options of all runs.
-        head: Head of the task.
-        folder: Folder of the comparison.
     """
     units = {method_label(each.metrics): each.unit for each in results if each.metrics is not None}
     unit = units[answer.use or REFERENCE]
@@ -54,11 +47,6 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
     """Write into the card of the model that is kept the score that the comparison has of its row.
 
     It is of other models: the kept one may be trained on the rows of the score.
-
-    Args:
-        answer: The answer.
-        label: The label of the row.
-        folder: Folder of the model.
     """
     card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
     if row is None or not card.exists():  # without a finite score, there is no row

@@ -15,7 +15,7 @@ from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_preprocessor
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
@@ -47,7 +47,6 @@ class Outcome:
     """What a comparison ends with.
 
     Attributes:
-        answer: The table, and the answer in words.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         best: Folder of this model.
@@ -77,15 +76,13 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """Return the answer in words, and the table."""
-        tried = [
-            f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows."
-            for name, setting in self.chosen.items()
-        ]
-        lines = [*self.answer.lines(), *(["", *tried] if tried else [])]
-        if self.best is None:
-            return lines
-        model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # nothing is recommended
-        return [*lines, "", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
+        lines = [*self.answer.lines(), *([""] if self.trials else [])]
+        for name, setting in self.chosen.items():
+            lines.append(f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows.")
+        if self.best is not None:
+            model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
+            lines += ["", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
+        return lines
 
 
 def compare(
@@ -154,14 +151,8 @@ def run_comparison(
 
     All methods train on the same rows, in the same batches and with the same number of steps for the same seed. The
     evaluation rows are scored once for each run. Stopped at any moment and started again, it goes on: finished runs
-    are kept, and the answer is the same.
-
-    Args:
-        comparison: What to compare.
-        workers: Number of processes.
-        backend: See :func:`attendrop.studies.executor.run_units`.
-        on_event: Called with what happens to runs.
-        on_plan: Called with the number of runs, as far as it is known.
+    are kept, and the answer is the same. See :func:`attendrop.studies.executor.run_units` for the other options;
+    ``on_plan`` is called with the number of runs, as far as it is known.
 
     Raises:
         AttendropError: The data cannot be used, the folder holds the answer of another comparison, or no run of plain
@@ -172,25 +163,6 @@ def run_comparison(
     run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
     load_preprocessor(comparison.config.model, run.task)
     check_record(folder, comparison.config)
-    _announce_splits(run)
-    comparison = comparison.of_baselines(defined_for(run.task))
-    with open_runner(folder, workers=workers, backend=backend) as runner:
-        write_record(folder, comparison.config)
-        steps = Steps(comparison, runner, on_event, on_plan)
-        trials = steps.search()
-        found = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
-        outcome = Outcome(_answer(found), trials)
-        _write(outcome, folder)  # whatever becomes of the model
-        if comparison.keep_best:
-            runner.release()
-            kept, best = _keep_best(comparison.config, outcome.answer, found, folder)
-            outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            _write(outcome, folder)
-    return outcome
-
-
-def _announce_splits(run: ResolvedRun) -> None:
-    """Log how many rows there are to train on, and to score the final runs on."""
     parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
@@ -198,11 +170,21 @@ def _announce_splits(run: ResolvedRun) -> None:
         "%s: %s, %d rows to train on, %d for the final scores.",
         run.data.source, run.task.head.labels_are, len(parts.train), len(parts.report["dev"]),
     )  # fmt: skip
-
-
-def _answer(results: Sequence[Result]) -> Answer:
-    failed = [each.failure() for each in results if each.metrics is None]
-    return answer([each.metrics for each in results if each.metrics is not None], REFERENCE, failed=failed)
+    comparison = comparison.of_baselines(defined_for(run.task))
+    with open_runner(folder, workers=workers, backend=backend) as runner:
+        write_record(folder, comparison.config)
+        steps = Steps(comparison, runner, on_event, on_plan)
+        trials = steps.search()
+        found = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
+        failed = [each.failure() for each in found if each.metrics is None]
+        outcome = Outcome(answer([each.metrics for each in found if each.metrics is not None], failed=failed), trials)
+        _write(outcome, folder)  # whatever becomes of the model
+        if comparison.keep_best:
+            runner.release()
+            kept, best = _keep_best(comparison.config, outcome.answer, found, folder)
+            outcome = dataclasses.replace(outcome, kept=kept, best=best)
+            _write(outcome, folder)
+    return outcome
 
 
 def _write(outcome: Outcome, folder: Path) -> None:
@@ -214,7 +196,7 @@ def _write(outcome: Outcome, folder: Path) -> None:
 
 
 def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
-    """Train the recommended model on all rows, see :func:`best_model`; return the label of its row, and its folder."""
+    """Train the recommended model on all rows; return the label of its row, and its folder."""
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
     place, rows = Path(wanted.config.output_dir), fingerprint(resolve_run(wanted.config).parts)
     same = holds_run(place, wanted.config, rows, wanted.baseline)
@@ -238,10 +220,7 @@ class Steps:
     def __init__(
         self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: Callable[[int], None]
     ) -> None:
-        self.comparison = comparison
-        self.runner = runner
-        self.on_event = on_event
-        self.on_plan = on_plan
+        self.comparison, self.runner, self.on_event, self.on_plan = comparison, runner, on_event, on_plan
         self.defaults = {setting.label: setting for setting in comparison.methods}
         self.spent = 0.0
         self._counted: set[Path] = set()

@@ -43,12 +43,11 @@ class Comparison:
     Attributes:
         config: Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data,
             a quarter of the training rows is set aside.
-        output_dir: Folder of the answer, the runs and the chosen model.
         methods: Methods with options, one or several settings of each; plain fine-tuning is always compared. Default:
             :func:`default_methods`.
         seeds: Number of seeds of each method.
-        budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike, and what
-            time is left goes into the search of settings.
+        budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time
+            is left goes into the search of settings.
         trials: Settings to try of each method, its default included; None: as many as fit into the budget, and only
             the default without a budget.
         folds: Number of selection splits on which settings are scored.
@@ -107,11 +106,7 @@ def _with_reference(settings: Sequence[MethodSetting]) -> tuple[MethodSetting, .
 
 
 def check_record(folder: Path, config: RunConfig) -> None:
-    """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training.
-
-    Raises:
-        AttendropError: It holds one; the message says what differs.
-    """
+    """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
     before = read_json(folder / RECORD, {"config": dict, "data_sha256": str})
     if before is None or not ((folder / ANSWER).exists() or (folder / BEST).exists()):
         return

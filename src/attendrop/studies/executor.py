@@ -98,21 +98,12 @@ def open_runner(
 
 
 class Runner:
-    """Units in one folder, and the workers that run them.
-
-    Attributes:
-        folder: Folder of the study.
-    """
+    """Units in the folder of a study, and the workers that run them."""
 
     def __init__(self, folder: Path, workers: Workers) -> None:
-        self.folder = folder
-        self._workers = workers
+        self.folder, self._workers = folder, workers
+        self.workers = workers.count  # units that run at the same time
         self._digests: dict[str, str] = {}
-
-    @property
-    def workers(self) -> int:
-        """Number of units that run at the same time."""
-        return self._workers.count
 
     def place(self, unit: Unit) -> Job:
         """Find the folder of a unit."""
@@ -198,12 +189,16 @@ class InProcess:
 
     def wait(self, report: OnEvent) -> Event:
         """Run the job; see :meth:`Workers.wait`."""
-        job = self._job
+        job, logger = self._job, logging.getLogger("attendrop.runs")
         assert job is not None
         share_results()
-        with _without_announcements():
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # what a run says of data and method is the same for all runs of a study
+        try:
             request = json.loads(json.dumps(job.request(self.checkpoint_seconds)))
             message = perform(request, lambda message: report(Event(job=job, **message)))
+        finally:
+            logger.setLevel(level)
         unusable, event = message.pop("unusable", False), Event(job=job, **message)
         if unusable:
             report(event)
@@ -213,18 +208,6 @@ class InProcess:
     def release(self) -> None:
         """Forget the results that runs of this process share."""
         forget_results()
-
-
-@contextmanager
-def _without_announcements() -> Iterator[None]:
-    """Log only warnings of a run: what it says of data and method is the same for all runs of a study."""
-    logger = logging.getLogger("attendrop.runs")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _workers(backend: str, count: int | None, checkpoint_seconds: float) -> AbstractContextManager[Workers]:

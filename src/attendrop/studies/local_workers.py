@@ -31,12 +31,8 @@ _SPAWN = get_context("spawn")
 class LocalWorkers:
     """Worker processes that stay warm between jobs. Use as a context manager: at its end they are killed.
 
-    A process starts when the first job is there for it. It has ``cores / count`` threads; with GPUs, process ``i`` has
-    GPU ``i % n``.
-
-    Args:
-        count: Number of processes; None: one for each GPU, otherwise one for each core, 8 at most.
-        checkpoint_seconds: Seconds between the checkpoints of a run.
+    By default there is one for each GPU, otherwise for each core, 8 at most. A process starts when the first job is
+    there for it. It has ``cores / count`` threads; with GPUs, process ``i`` has GPU ``i % n``.
     """
 
     attempts = 2
@@ -193,11 +189,9 @@ def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in environment:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:

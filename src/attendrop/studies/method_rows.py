@@ -14,13 +14,7 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.studies.statistics import (
-    Array,
-    Estimate,
-    PairedDifference,
-    holm,
-    paired_difference,
-)
+from attendrop.studies.statistics import Array, Estimate, PairedDifference, holm, paired_difference
 from attendrop.studies.units import BASELINES
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.row_scores import RowScores
@@ -37,9 +31,7 @@ class MethodRow:
     Attributes:
         label: Name of the method with the options that are not its defaults, such as "METHOD p=0.9".
         method: Name of the method, or of the baseline.
-        options: All options.
-        scores: Scores by seed.
-        folders: Names of the folders of the runs by seed.
+        scores, folders: Scores, and names of the folders of the runs, by seed.
         is_reference: Whether the others are compared with it.
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
@@ -153,11 +145,7 @@ def method_label(metrics: Metrics) -> str:
 
 
 def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
-    """Make the rows of a comparison: the reference, then the other methods, then baselines, each by mean score.
-
-    Args:
-        runs: The ``metrics.json`` of runs with a finite score.
-        reference: Label of the method to compare with.
+    """Make the rows of a comparison of runs with finite scores: the reference, other methods, baselines, by mean score.
 
     Raises:
         AttendropError: Two runs have the same label and seed.
@@ -231,14 +219,14 @@ HOLDS_FOR_SHIFTED = (
 
 
 def scored_unlike(run: Metrics) -> str:
-    """Name the rows that are unlike the training rows, and how many they are, given the ``metrics.json`` of a run."""
+    """Name the rows of a run that are unlike the training rows, and how many they are."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
     held = "whole groups of like texts" if column is None else f"whole values of '{column}'"
     return f"rows unlike the training rows ({rows}, {held}, held out)"
 
 
 def scored_on(run: Metrics) -> str:
-    """Name the rows on which a run is scored, and how many they are, given its ``metrics.json``."""
+    """Name the rows on which a run is scored, and how many they are."""
     rows, trained = run["data"]["rows"].get("dev"), _trained_on(run)
     return _place(run) + ("" if rows is None else f" ({rows} rows)") + trained
 
@@ -249,12 +237,7 @@ def scored_data(run: Metrics) -> str:
 
 
 def holds_for(run: Metrics, *, new_rows: bool) -> str:
-    """Say what the intervals of a comparison hold for.
-
-    Args:
-        run: The ``metrics.json`` of a run.
-        new_rows: Whether there are intervals on new rows.
-    """
+    """Say what the intervals of a comparison hold for, given one of its runs, and if they are on ``new_rows``."""
     config = run.get("config", {})
     file = config.get("eval_file") or config.get("train_file")
     if config.get("shots"):

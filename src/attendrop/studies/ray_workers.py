@@ -38,10 +38,7 @@ class RayWorkers:
     again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
     are sent to this machine. There are no reports of progress.
 
-    Args:
-        address: Address of a cluster, ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
-        count: Number of jobs at the same time; None: one for each GPU, otherwise one for each core.
-        checkpoint_seconds: Seconds between the checkpoints of a run.
+    The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
 
     Raises:
         AttendropError: Ray is not installed, or there is no such cluster.
@@ -114,14 +111,10 @@ class RayWorkers:
 
 
 def share_of_job(machines: Sequence[Mapping[str, float]], asked: int | None = None) -> tuple[int, dict[str, float]]:
-    """Divide a cluster among the jobs that run at the same time.
+    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among the jobs that run at the same time.
 
     No job gets more cores than the smallest machine has, so that all machines can run it. If there are GPUs, only
-    machines that have some run jobs.
-
-    Args:
-        machines: What each machine has: numbers of ``"CPU"`` and ``"GPU"``.
-        asked: Number of jobs at the same time; None: one for each GPU, otherwise one for each core.
+    machines that have some run jobs. If no number is ``asked``, there is a job for each GPU, otherwise for each core.
 
     Returns:
         The number of jobs at the same time, and what each gets: ``num_cpus`` and ``num_gpus``, which may be fractions.
@@ -141,11 +134,7 @@ def run_on_machine(request: dict[str, Any], current: str) -> Message:
     """Run a job in this process, and return the message about its end, with its ``warnings`` and ``files``.
 
     If this machine has not the folder of the study, the run takes place in a temporary one, and all files of a finished
-    run are sent.
-
-    Args:
-        request: See :func:`attendrop.studies.worker.perform`.
-        current: Current folder of the study, for relative paths; ignored where it does not exist.
+    run are sent. Paths are relative to the folder ``current``, where it exists.
     """
     warned: list[str] = []
     with suppress(OSError):
@@ -184,11 +173,7 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def _connect(address: str) -> None:
-    """Connect this process to a cluster, or start one.
-
-    Raises:
-        AttendropError: There is no such cluster.
-    """
+    """Connect this process to a cluster, or start one."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

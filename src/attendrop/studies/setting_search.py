@@ -31,13 +31,7 @@ RunUnits = Callable[[Iterable[Unit]], list[Result]]
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """A method with options, and a learning rate.
-
-    Attributes:
-        method: Name of the method, or several joined by ``+``.
-        options: Options of the method; those that are not given have their defaults.
-        learning_rate: Learning rate; None: the run's own.
-    """
+    """A method, or several joined by ``+``, with options, and a learning rate; None: the run's own."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -119,13 +113,7 @@ def search_settings(
     number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are given
     are not searched, also those of the other settings of the same method: each remains what it is compared as.
 
-    Args:
-        config: The run, without method.
-        defaults: The settings to begin with, all with different labels.
-        trials: Settings to try for each of them, itself included; fewer if a method has no more.
-        folds: Number of splits.
-        learning_rate: Learning rate of the default.
-        run_units: Runs units and returns their results.
+    For each default, at most so many ``trials`` are made, itself included; ``learning_rate`` is its learning rate.
 
     Returns:
         The trials by label of the default, which comes first.
@@ -133,12 +121,10 @@ def search_settings(
     given: dict[str, set[str]] = {}
     for default in defaults:
         given.setdefault(default.method, set()).update(default.options)
-    found = {
-        default.label: [
-            Trial(setting) for setting in _settings(default, given[default.method], trials, learning_rate, config.seed)
-        ]
-        for default in defaults
-    }
+    found = {}
+    for default in defaults:
+        settings = _settings(default, given[default.method], trials, learning_rate, config.seed)
+        found[default.label] = [Trial(setting) for setting in settings]
     alive = dict(found)
     for fold in range(folds):
         asked = [trial for each in alive.values() for trial in each]
@@ -175,7 +161,13 @@ def _settings(
     default: MethodSetting, given: Collection[str], trials: int, learning_rate: float, seed: int
 ) -> list[MethodSetting]:
     """Propose settings, each once: the default, then others at random that keep the given options."""
-    optuna = _optuna()
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise AttendropError(
+            "A search of settings needs optuna, which is not installed; run `pip install attendrop[search]`."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {name: values for name, values in search_space(default.method).items() if name not in given}
     space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
     defaults = {name: values[0] for name, values in space.items()}
@@ -198,22 +190,10 @@ def _settings(
 def search_space(method: str) -> dict[str, tuple[Any, ...]]:
     """Return the values that are tried of each option of a method, the default first.
 
-    Args:
-        method: Name of the method, or several joined by ``+``; then options are called ``METHOD.OPTION``.
+    Options of a composition, several methods joined by ``+``, are called ``METHOD.OPTION``.
     """
     names = [name.strip() for name in method.split("+")]
     spaces = {name: searched_values(get_method(name)) for name in names}
     if len(names) == 1:
         return spaces[names[0]]
     return {f"{name}.{option}": values for name, space in spaces.items() for option, values in space.items()}
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        raise AttendropError(
-            "A search of settings needs optuna, which is not installed; run `pip install attendrop[search]`."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

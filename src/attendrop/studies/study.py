@@ -18,14 +18,7 @@ from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.method_rows import LABEL, MethodRow, p_value
-from attendrop.studies.statistics import (
-    Array,
-    CrossedMean,
-    PairedDifference,
-    crossed_test,
-    holm,
-    paired_difference,
-)
+from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
 from attendrop.studies.words import ends, interval
@@ -42,12 +35,7 @@ def run_study(
 ) -> StudyReport:
     """Run what is not finished of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
 
-    Args:
-        study: The study.
-        folder: Its folder; runs that are finished there are not run again.
-        workers: Number of worker processes.
-        backend: Where the runs take place, see :func:`attendrop.studies.executor.run_units`.
-        on_event: Called with what happens to the runs.
+    See :func:`attendrop.studies.executor.run_units` for the other options.
 
     Raises:
         AttendropError: The folder holds something else, or another process uses it.
@@ -159,10 +147,7 @@ class StudyReport:
 
 
 def read_answers(path: Path) -> dict[str, Answer] | None:
-    """Read the answer of each setting by its name; that of a comparison has the name ``""``.
-
-    Returns:
-        None if there is no file.
+    """Read the answer of each setting by its name; that of a comparison has the name ``""``; None if there is no file.
 
     Raises:
         AttendropError: attendrop did not write the file.
@@ -183,12 +168,7 @@ def read_overall(path: Path) -> tuple[OverallRow, ...] | None:
 
 
 def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
-    """Compare the methods in each setting and over all of them.
-
-    Args:
-        study: The study.
-        results: The results of each setting by its name.
-    """
+    """Compare the methods in each setting and over all of them, given the results of each setting by its name."""
     answers = {}
     for setting in study.settings:
         labelled = [(result, {LABEL: setting.labels.get(result.unit.key())}) for result in results[setting.name]]

@@ -101,11 +101,7 @@ class _MethodEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the content of a file.
-
-    Attributes:
-        path: The file, for errors.
-    """
+    """Reader of the content of a file, which errors name."""
 
     path: str
 

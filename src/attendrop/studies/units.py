@@ -26,13 +26,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 @dataclass(frozen=True)
 class Unit:
-    """One run of a study: training with a method, or a baseline.
-
-    Attributes:
-        config: Options of the run; ``output_dir`` is ignored.
-        baseline: Name of the baseline that runs instead of the method, see :mod:`attendrop.studies.baselines`.
-        keep_model: Keep the trained model beside the scores.
-    """
+    """One run of a study: training with a method, or a ``baseline`` instead of it; ``output_dir`` is ignored."""
 
     config: RunConfig
     baseline: str | None = None
@@ -49,13 +43,10 @@ class Unit:
         return {} if self.baseline else dict(self.config.options)
 
     def key(self, data_sha256: str = "") -> str:
-        """Hash the unit: SHA-256, in hexadecimal, of all its options and its data.
+        """Hash the unit: SHA-256, in hexadecimal, of all its options and of its data, see :func:`data_sha256`.
 
         Options that are None are left out, so that a new option of the library leaves the hashes of older runs as
         they are.
-
-        Args:
-            data_sha256: Hash of the data, see :func:`data_sha256`.
         """
         content = self.as_dict() | {"data": data_sha256}
         content["config"] = {name: value for name, value in content["config"].items() if value is not None}
@@ -97,7 +88,6 @@ class Event:
     Attributes:
         kind: ``"kept"``: it was finished before. ``"started"``. ``"progress"``. ``"warning"``: the run warned.
             ``"lost"``: its process or machine died; it is run again. ``"finished"``, ``"failed"``.
-        job: The unit.
         steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
         text: Of ``"warning"``, ``"lost"`` and ``"failed"``.
         details: Of ``"failed"``: the traceback, if there is one.

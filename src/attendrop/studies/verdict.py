@@ -40,7 +40,6 @@ class Verdict:
             differs by practically nothing; "undecided": either may be ahead; "alone": there is no challenger; "all
             behind": all of them are; "others not ahead": the challenger is ahead of the baseline, unlike what would be
             recommended among the fine-tuned models.
-        challenger, incumbent: Labels of the pair; None if there is none.
         lead: Challenger minus incumbent, with its interval on new rows.
         plan: What would show such a lead, where it is not shown.
         limit: Why more seeds would not.
@@ -94,7 +93,7 @@ class Verdict:
 
 
 def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
-    """Recommend a baseline, the reference, or a method.
+    """Recommend a baseline, the reference, or a method, given rows of ``method_rows`` and the ``best`` possible score.
 
     What takes more must be shown to be ahead of what takes less on new rows: with a p value of at most 0.05
     (:func:`attendrop.studies.statistics.crossed_test`), corrected by Holm over the methods, from at least
@@ -104,11 +103,6 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
     cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what is cheaper where all
     differences are practically nothing. What is recommended so must be shown to be ahead of the best baseline, too. If
     it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
-
-    Args:
-        rows: From :func:`attendrop.studies.method_rows.method_rows`.
-        margin: Differences below this are practically nothing.
-        best: The best possible score.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attendrop.studies.method_rows import MethodRow
@@ -26,28 +26,20 @@ _ROUNDING = 1e-12
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
 
-def in_words(verdict: Verdict, rows: Sequence[MethodRow], metric: str, margin: float, best: float) -> tuple[str, ...]:
-    """Word a verdict: the decision and its reason for people who know no statistics, then the figures it rests on.
-
-    Args:
-        verdict: The verdict.
-        rows: The rows that it judges, with their scores by row.
-        metric: Name of the score.
-        margin: Differences below this are practically nothing.
-        best: The best possible score.
-    """
-    return _Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict)
-
-
 @dataclass(frozen=True)
-class _Words:
+class Words:
+    """The words for verdicts on some rows, by label.
+
+    Differences below ``margin`` are practically nothing; ``best`` is the best possible score.
+    """
+
     rows: dict[str, MethodRow]
     metric: str
     margin: float
     best: float
 
     def sentences(self, verdict: Verdict) -> tuple[str, ...]:
-        """Return the decision, and each further line."""
+        """Give the decision and its reason for people who know no statistics, then the figures it rests on."""
         use = None if verdict.use is None else self.title(verdict.use)
         if verdict.kind == "no reference":
             return ("No recommendation: no run of the reference has a score.",)

@@ -32,10 +32,7 @@ Send = Callable[[Message], None]
 
 
 def run_unit(
-    job: Job,
-    *,
-    callbacks: Sequence[TrainerCallback] = (),
-    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+    job: Job, *, callbacks: Sequence[TrainerCallback] = (), checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS
 ) -> dict[str, Any]:
     """Run a unit in this process, from its last checkpoint if there is one; return its ``metrics.json``.
 
@@ -44,16 +41,10 @@ def run_unit(
     """
     _wait_until_free(job.folder)
     config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
+    keep_model = job.unit.keep_model
     if job.unit.baseline is not None:
-        return run_baseline(config, job.unit.baseline, keep_model=job.unit.keep_model)
-
-    return train(
-        config,
-        resume=True,
-        callbacks=callbacks,
-        keep_model=job.unit.keep_model,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+        return run_baseline(config, job.unit.baseline, keep_model=keep_model)
+    return train(config, resume=True, callbacks=callbacks, keep_model=keep_model, checkpoint_seconds=checkpoint_seconds)
 
 
 def _wait_until_free(folder: Path) -> None:
