@@ -25,8 +25,8 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.cli.demo_messages import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
-from attendrop.methods.ad_drop import RecordedState
-from attendrop.methods.ad_drop_records import RowMask, RowPass, RowRecords
+from attendrop.methods.ad_drop import Candidates, RecordedState
+from attendrop.methods.ad_drop_records import RowMask, RowRecords
 
 
 def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan: GradientPlan) -> None:
@@ -42,14 +42,16 @@ class OwnPassOfLoss(ADDrop):
 
     info = replace(ADDrop.info, name="own-pass-of-loss")
 
-    def plan(self, context: StepContext) -> Plan:
-        layers, draws, kept = self.selected_layers(context.adapter.attention_layers), DropoutDraws(), {}
+    def _attribute(
+        self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
+    ) -> dict[str, Candidates]:
+        kept = {}
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
             kept[call.layer.key] = self.candidates(call, attribution)
 
-        attribute_loss(context, layers, GradientPlan(layers, keep, draws=draws))
-        return self.attributed_plan(context, kept, draws)
+        attribute_loss(context, attention_layers, GradientPlan(attention_layers, keep, draws=draws))
+        return kept
 
 
 @register_method
@@ -63,7 +65,8 @@ class RecordedWithoutMasks(ADDrop):
 
 
 class _FromOwnPass(RecordedState):
-    def recorded_plan(self, context: StepContext, row_pass: RowPass) -> Plan:
+    def plan(self, context: StepContext) -> Plan:
+        row_pass = self.recorder.begin_pass(context, self.options.units)
         layers = self.options.selected_layers(context.adapter.attention_layers)
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:

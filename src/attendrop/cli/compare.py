@@ -74,7 +74,8 @@ def compare(
     """
     given = {**data, **training, **machine}
     run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
-    names, points = split_columns(methods), _points(settings or [])
+    names = split_columns(methods)
+    points = _points(settings or [], names[-1] if names else "METHOD")
     _check_compared(points, names or tuple(points))
     for name in dict.fromkeys([*names, *points]):
         for options in points.get(name, [{}]):
@@ -121,14 +122,14 @@ def compare(
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
 
-def _points(given: list[str]) -> dict[str, list[dict[str, str]]]:
+def _points(given: list[str], example: str) -> dict[str, list[dict[str, str]]]:
     """Read the options of each method; one with several values makes a point of each."""
     values: dict[str, dict[str, list[str]]] = {}
     for each in given:
         name, equals, value = (part.strip() for part in each.partition("="))
         method, dot, option = name.partition(".")
         if not (method and dot and option and equals and value):
-            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as ad-drop.p=0.3.")
+            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {example}.p=0.3.")
         values.setdefault(method, {}).setdefault(option, []).append(value)
     return {
         method: [dict(zip(options, point, strict=True)) for point in product(*options.values())]

@@ -56,7 +56,7 @@ def _parts(results: Results) -> Iterator[ErrorPart]:
             (e["class"], e["predicted"], str(e["rows"])) for e in report.get("confusions", ())[:_CONFUSIONS]
         ]
         hidden = len(worst) - len(classes)
-        errors = [_short(error) for error in list(report.get("errors", ()))[:_ERRORS]]
+        errors: list[Mapping[str, Any]] = [_short(error) for error in list(report.get("errors", ()))[:_ERRORS]]
         yield ErrorPart(title, classes, hidden, confused, _sentences(report), errors)
 
 
