@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attendrop.reports.page import Section, render
@@ -28,7 +28,7 @@ class ErrorPart(NamedTuple):
     hidden: int
     confusions: list[tuple[str, ...]]
     sentences: list[str]
-    errors: list[Mapping[str, Any]]
+    errors: Sequence[Mapping[str, Any]]
 
 
 def error_section(results: Results) -> Section | None:

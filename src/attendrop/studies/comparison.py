@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,7 @@ class Comparison:
     Attributes:
         config: Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data,
             a quarter of the training rows is set aside.
-        methods: Methods with options, one or several settings of each; plain fine-tuning is always compared. Default:
-            :func:`default_methods`.
+        methods: Methods with options, one or several settings of each; plain fine-tuning is always compared.
         seeds: Number of seeds of each method.
         budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time
             is left goes into the search of settings.
@@ -60,9 +59,7 @@ class Comparison:
 
     config: RunConfig
     output_dir: str
-    methods: Sequence[MethodSetting] = field(
-        default_factory=lambda: [MethodSetting(name) for name in default_methods()]
-    )
+    methods: Sequence[MethodSetting]
     seeds: int = 5
     budget: float | None = None
     trials: int | None = None
