@@ -24,6 +24,7 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
+from attendrop.runs.run_folder import keeps_model
 from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
 
@@ -163,6 +164,21 @@ def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given
     arguments += ["--text-columns", "sentence1", "--label-column", "label", "--model", str(folder / "model"), "--quiet"]
     arguments += ["--max-steps", "2", "--device", "cpu", "--lora", given]
     assert_refused([*arguments, "--output-dir", str(tmp_path / "run")], tmp_path / "run", message, capsys)
+
+
+def test_what_the_method_drops_in_it_is_shown(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shown = [
+        "attend",
+        str(folder / "run"),
+        "the cat sees",
+        "--text-pair",
+        "a dog",
+        "--output",
+        str(tmp_path / "a.html"),
+    ]
+    assert cli.main(shown) == 0
+    assert "Crossed out: what ad-drop drops." in capsys.readouterr().out
+    assert keeps_model(folder / "run")  # so that it can be pushed
 
 
 def test_methods_that_cannot_act_on_an_adapter_say_so_at_once(folder: Path) -> None:

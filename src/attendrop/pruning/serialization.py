@@ -132,7 +132,7 @@ def load_adapter(folder: Path) -> Any:
     saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
     if lost := [key for key in missing if not any(name in key for name in saved)]:
         raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
-    return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().eval()
+    return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
 
 
 def import_peft() -> Any:
