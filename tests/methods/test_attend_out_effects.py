@@ -295,8 +295,7 @@ def test_summary_in_words() -> None:
     }
     metrics["layer_effects"]["encoder.1"] = layer | {"p": 0.012, "told_from_noise": True}
     assert AttendOut().summary_lines(metrics)["learnt"] == (
-        "dropping encoder.1 helps (+0.01, p = 0.012): told from noise; the other 1 cannot. A run that drops so from "
-        "its first step on gains more: --method attention-layerdrop --set p=0.5 --set layers=1,"
+        "dropping encoder.1 helps (+0.01, p = 0.012): told from noise; the other 1 cannot"
     )
 
 

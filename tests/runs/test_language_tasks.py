@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
-from attendrop.tasks.heads.masked_tokens import TokenMasks
 from helpers import tiny, tiny_translators
 from helpers.command_line import Captured, assert_refused
 from safetensors.torch import load_file
@@ -27,6 +26,7 @@ from attendrop import cli
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling, load_model_and_tokenizer
 from attendrop.runs.train import train as train_model
+from attendrop.tasks.heads.masked_language_modeling import TokenMasks
 from attendrop.tasks.registry import get_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -162,7 +162,7 @@ BAD_FILES = [
     ("a.csv", 'text,label\na,yes\n"b,no\nc,no\n', "a.csv, line 3: broken quoting (unexpected end of data)"),
     ("a.tsv", 'text\tlabel\n"I know,\tno\nit is fine."\tno\n', "a.tsv, line 2: a field begins with a quote"),
     ("a.csv", b"text,label\n\xc3\xa4\xc3\xb6,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
-    ("a.csv", gzip.compress(GOOD.encode() * 99)[:-9], "a.csv is not a readable gzip file"),
+    ("a.csv", gzip.compress(GOOD.encode() * 99, mtime=0)[:-9], "a.csv is not a readable gzip file"),
     ("a.csv", GOOD.encode("utf-16")[:-1], "a.csv is broken UTF-16"),
     ("a.csv", b"PK\x03\x04\x14\0", "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it"),
     ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),

@@ -29,7 +29,7 @@ def study(
     """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
     from attendrop.studies.study_file import read_study
 
-    found = read_study(file)
+    found = read_study(file, check_data=not dry_run)
     from attendrop.studies.method_rows import method_label  # loads NumPy, as all that follows
 
     folder = Path(output_dir or f"runs/{Path(file).stem}")

@@ -79,16 +79,16 @@ class Study:
         return sorted(units.values(), key=lambda unit: unit.config.seed)
 
 
-def read_study(path: str) -> Study:
-    """Read a study from a file.
+def read_study(path: str, *, check_data: bool = False) -> Study:
+    """Read a study from a file; ``check_data`` also looks into the data files, before PyTorch is loaded.
 
     Raises:
-        AttendropError: There is no such file, it has an unknown key, or one of its runs is not valid.
+        AttendropError: There is no such file, it has an unknown key, or one of its runs or data files is not valid.
     """
     content = read_yaml(path, "study file")
     if not isinstance(content, dict):
         raise AttendropError(f"The study file '{path}' must hold keys such as 'data', 'methods' and 'seeds'.")
-    return _Reader(path).study(content)
+    return _Reader(path, check_data).study(content)
 
 
 class _MethodEntry(NamedTuple):
@@ -104,6 +104,7 @@ class _Reader:
     """Reader of the content of a file, which errors name."""
 
     path: str
+    check_data: bool
 
     def error(self, what: str) -> AttendropError:
         return AttendropError(f"The study file '{self.path}' {what}")
@@ -130,7 +131,7 @@ class _Reader:
         names = [name for name, _, _ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self.error(f"has two data named {twice!r}; give each a 'name'.")
-        for _, options, _ in points:
+        for _, options, _ in points if self.check_data else ():
             _check_files(options)
         # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
         for _, _, methods in points:
