@@ -125,9 +125,9 @@ test-dist: dist
 bench-study: $(STAMP)
 	$(BIN)/python benchmarks/study_throughput.py
 
-# What AttendOut learns from real rewards, for docs/attendout.md: two hours on a core; resumes when started again.
+# What AttendOut costs, for docs/attendout.md: three hours on a core; resumes when started again. Needs ATTENDROP_DATA.
 study-attendout: $(STAMP)
-	$(BIN)/attendrop study recipes/does_it_help/attendout_small_data.yaml --output-dir runs/attendout_small_data
+	$(BIN)/python benchmarks/attendout_costs.py runs/attendout_costs
 
 clean:
 	rm -rf $(VENV) .venv-lowest .venv-dist $(GPU_VENV) .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

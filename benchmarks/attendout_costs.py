@@ -1,8 +1,8 @@
 """What AttendOut costs on small data, and which of its parts costs it: ``python benchmarks/attendout_costs.py FOLDER``.
 
-Plain fine-tuning is changed one thing at a time, until it is AttendOut in a form close to the papers': fewer rows, two
-networks that are merged, dropping. AttendOut with its default learner stands beside them. Needs ``ATTENDROP_DATA``;
-about five hours on a core; goes on where it stopped. docs/attendout.md has what came out.
+Plain fine-tuning is changed one thing at a time, until it is AttendOut in the papers' form: fewer rows, two networks
+that are merged, dropping. AttendOut with its default learner stands beside them. Needs ``ATTENDROP_DATA``; about three
+hours on a core; goes on where it stopped. docs/attendout.md has what came out.
 """
 
 import argparse
@@ -40,21 +40,14 @@ class FineTuneOnFewerRows(FineTune):
     reward_fraction: float = option(0.1, unit_interval())
 
 
-# Drops layers as the default learner did before it was replaced: of each period, with probability 0.1.
-_TWO_NETWORKS: dict[str, Any] = {
-    "learner": "policy_gradient",
-    "granularity": "layer",
-    "dropout_step": 5,
-    "reward_batch_size": 16,
-}
 METHODS = [
     FineTuneOnFewerRows(),
-    AttendOut(**_TWO_NETWORKS, init_drop_prob=0.1),
+    AttendOut(learner="policy_gradient", init_drop_prob=0.1),
     AttentionLayerDrop(p=0.1),
     AttendOut(),
 ]
 # Nothing is dropped: both networks then see the same dropout of the model's own, so that they stay equal.
-NOTHING_DROPPED = [FineTuneOnFewerRows(), AttendOut(**_TWO_NETWORKS, init_drop_prob=1e-6)]
+NOTHING_DROPPED = [FineTuneOnFewerRows(), AttendOut(learner="policy_gradient", init_drop_prob=1e-6)]
 
 
 def main() -> None:

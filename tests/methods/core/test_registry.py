@@ -32,6 +32,11 @@ def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
             {"learner": "policy_gradient", "dropout_step": 10, "merge": "sample"},
             {"learner": "policy_gradient"},
         ),
+        (
+            "attendout",
+            {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},  # the other learner's defaults
+            {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},
+        ),
         ("attendout", {"variant": "pruning", "dropout_step": 7}, {"variant": "pruning", "dropout_step": 7}),
         ("ad-drop+attendout", {"attendout.variant": "pruning"}, {"attendout.variant": "pruning"}),
     ],

@@ -106,9 +106,8 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Names and options are those of :func:`build_method`, which raises AttendropError for others.
     """
     options = flat_options(build_method(name, options).options())
-    defaults = flat_options(build_method(name).options())
-    given = {option: value for option, value in options.items() if value != defaults[option]}
-    for option in reversed(tuple(given)):
+    given = options  # a default among them may be needed: defaults can depend on other options
+    for option in reversed(tuple(options)):
         fewer = {other: value for other, value in given.items() if other != option}
         try:
             follows = flat_options(build_method(name, fewer).options()) == options
