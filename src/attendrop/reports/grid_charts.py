@@ -13,6 +13,7 @@ from attendrop.reports.results import ReportedSetting
 from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.words import number, signed
+from attendrop.wording import counted
 
 _NONE = "no method was run on a grid of two numeric options"
 # Within a column of the grid, points are spread over this share of the distance to the next.
@@ -127,7 +128,7 @@ def _heat_map(
                 color = "white" if abs(share) > _DARK else "black"
                 axes.text(x, y, gain, ha="center", va="center", color=color, fontsize="small")
             point, mean = f"{grid.first}={first:g}, {grid.second}={second:g}", number(row.mean)
-            text = f"{point}: {gain}{unit}, {mean} of {row.n} seeds"
+            text = f"{point}: {gain}{unit}, {mean} of {counted(row.n, 'seed')}"
             drawn.tell(x, y, text, f"{first:g}", f"{second:g}", mean, gain, str(row.n))
         axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
         axes.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
