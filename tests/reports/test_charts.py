@@ -189,7 +189,7 @@ def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Pa
     assert [without.detail, with_it.detail] == ["ad-drop cross_tuning=False", "ad-drop cross_tuning=True"]
     assert with_it.header[:4] == ("p", "q", "accuracy", "difference in points")
     assert sorted(values(with_it, "p", "q", "difference in points"))[-1] == ["0.9", "0.7", "+6.3"]
-    assert "p=0.9, q=0.7: +6.3 points, 0.563 of 1 seeds" in texts(with_it)
+    assert "p=0.9, q=0.7: +6.3 points, 0.563 of 1 seed" in texts(with_it)
     assert with_it.title.startswith("Difference from finetune in points of accuracy over p and q, ad-drop cross")
     every = made(tmp_path)["grid"]  # all pairs stand beside those without the other option
     assert len(every.marks) == 8 and "ad-drop cross_tuning=False, p=0.1, q=0.3: 0.470" in texts(every)
