@@ -56,7 +56,7 @@ $(GPU_VENV)/.installed: pyproject.toml benchmarks/gpu.py
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
-# Whether the tests notice faults: plants each of tests/planted_faults, and runs the nearest tests; about half an hour.
+# Whether the tests notice faults: plants each of tests/planted_faults, and runs the nearest tests; an hour on a core.
 mutants: $(STAMP)
 	$(BIN)/python tools/plant_faults.py
 

@@ -19,10 +19,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from attendrop import AttendOut, AttendropError, AttentionLayerDrop, FineTune, regularize
+from attendrop import AttendOut, AttendropError, AttentionLayerDrop, Compose, FineTune, Mixout, regularize
+from attendrop.extend import MethodState
 from attendrop.methods.attend_out import effects
 from attendrop.methods.attend_out.effects import KNOWN, Period, drawn, layer_effects
 from attendrop.methods.attend_out.policy_gradient import _confidence
+from attendrop.methods.core.compose import ComposedState
 from attendrop.model_support.batches import ROW_INDEX
 from attendrop.runs.train import train
 from attendrop.training.labelled_data import LabelledRows
@@ -206,6 +208,16 @@ def test_a_run_is_trained_again_from_the_start_without_what_was_found(
     train(tiny.config(tmp_path, "known", **options, method="attention-layerdrop", options=known))
     again, direct = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "known"))
     assert all(torch.equal(value, again[name]) for name, value in direct.items())
+
+
+def test_a_composition_trains_again_with_its_other_methods() -> None:
+    method = Compose(AttendOut(), Mixout(p=0.5))
+    state = ComposedState.__new__(ComposedState)
+    state.method, state.states = method, [MethodState(part) for part in method.parts]
+    assert state.train_again() is None
+    known = AttentionLayerDrop(p=KNOWN, layers="encoder:1")
+    state.states[0].train_again = lambda: known  # type: ignore[method-assign]
+    assert state.train_again() == Compose(known, Mixout(p=0.5))
 
 
 @pytest.mark.slow
