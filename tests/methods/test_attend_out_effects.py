@@ -319,7 +319,7 @@ def test_defaults_depend_on_learner_and_variant() -> None:
         assert AttendOut(**method.options()) == method
         return tuple(getattr(method, name) for name in names)
 
-    ours = ("effects", 0.5, 5, 16, "", "reward_data", "rotating")
+    ours = ("effects", 0.5, 5, 8, "", "reward_data", "rotating")
     assert resolved() == resolved(dropout_step=5) == resolved(variant="pruning", learner="effects") == ours
     paper = ("policy_gradient", 0.5, 10, 4)
     assert resolved(learner="policy_gradient") == (*paper, "sample", "reward_data", "split")

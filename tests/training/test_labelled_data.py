@@ -31,6 +31,19 @@ def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
     assert sorted(sampled(0, 1, 99, without={3, 5})[0]) == sorted({*range(20)} - {3, 5})
 
 
+def test_items_by_length_have_different_rows_of_similar_length() -> None:
+    rows = [{"input_ids": [1] * (1 + number % 7)} for number in range(30)]
+    data = LabelledRows(rows, lambda taken: {"length": torch.tensor([len(row["input_ids"]) for row in taken])}, CPU)
+
+    def lengths(count: int) -> list[list[int]]:
+        return [item["length"].tolist() for item in data.sample(3, count, 4, {0}, by_length=True)]
+
+    assert [len(item) for item in lengths(5)] == [4] * 5
+    drawn = [length for item in lengths(5) for length in item]
+    assert drawn == sorted(drawn)
+    assert sorted(length for item in lengths(9) for length in item) == sorted(len(row["input_ids"]) for row in rows[1:])
+
+
 def test_processes_share_all_rows_out() -> None:
     batches = [{"rows": torch.tensor([number])} for number in range(5)]
     for data in (LabelledRows(list(range(5)), lambda rows: {"rows": torch.tensor(rows)}, CPU),

@@ -30,17 +30,29 @@ class LabelledRows:
         """Return the number of rows."""
         return len(self.rows)
 
-    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> list[Batch]:
-        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some."""
+    def sample(
+        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
+    ) -> list[Batch]:
+        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some.
+
+        ``by_length``: the batches have no row in common, as far as there are enough, and rows of similar length
+        together, so that little is padded.
+        """
         generator = random.Random(seed)
         left = [number for number in range(len(self.rows)) if number not in without]
-        sampled = [generator.sample(left, min(size, len(left))) for _ in range(count)]
-        return [self._batch(numbers) for numbers in sampled]
+        if not by_length:
+            return [self._batch(generator.sample(left, min(size, len(left)))) for _ in range(count)]
+        drawn = sorted(generator.sample(left, min(count * size, len(left))), key=self._length)
+        return [self._batch(drawn[start : start + size]) for start in range(0, len(drawn), size)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
         """Iterate once over all rows in batches of ``size``, of which each rank gets its part."""
         for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
             yield self._batch(range(start, min(start + size, len(self.rows))))
+
+    def _length(self, number: int) -> int:
+        row = self.rows[number]
+        return len(row["input_ids"]) if isinstance(row, Mapping) and "input_ids" in row else 0
 
     def _batch(self, numbers: Iterable[int]) -> Batch:
         return to_device(self.collate([self.rows[i] for i in numbers]), self.device)
@@ -59,7 +71,9 @@ class LabelledBatches:
         """Return the number of rows in all batches."""
         return sum(number_of_rows(batch) for batch in self.batches)
 
-    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> list[Batch]:
+    def sample(
+        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
+    ) -> list[Batch]:
         """Sample ``count`` batches; the other arguments have no effect."""
         generator = random.Random(seed)
         return [to_device(self.batches[generator.randrange(len(self.batches))], self.device) for _ in range(count)]

@@ -263,8 +263,9 @@ class EffectsState(MethodState):
         """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""
         seed = random.Random(f"{self.training.seed}/{self.number}").getrandbits(62)
         count, size = self.method.dropout_step, self.method.reward_batch_size
+        by_length = self.method.score == "loss"  # the mean of a metric over batches depends on how rows are divided
         if self.training.reward_data is not None:
-            return self.training.reward_data.sample(seed, count, size)
+            return self.training.reward_data.sample(seed, count, size, by_length=by_length)
         assert self.training.train_data is not None
         trained = set().union(*self.training.processes.gather(sorted(self.rows)))
         others = len(self.training.train_data) - len(trained)
@@ -276,7 +277,7 @@ class EffectsState(MethodState):
                 others,
             )
             self._told_of_rows = True
-        return self.training.train_data.sample(seed, count, size, () if others < size else trained)
+        return self.training.train_data.sample(seed, count, size, () if others < size else trained, by_length=by_length)
 
     def _effects(self) -> dict[str, LayerEffect]:
         keys = [layer.key for layer in self.attention_layers]

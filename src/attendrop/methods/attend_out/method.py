@@ -67,7 +67,7 @@ class AttendOut(AttendOutOptions):
             held out. ``"eval"``: the development set, as in the paper; results on it are then biased. In a loop of your
             own, the rows that are passed.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Number of examples in an item; default 16, or 4 with ``"policy_gradient"``. The paper uses 1;
+        reward_batch_size: Number of examples in an item; default 8, or 4 with ``"policy_gradient"``. The paper uses 1;
             more give rewards of lower variance.
         score: Score of an item: ``"loss"``, the negative mean loss, or ``"metric"``, the metric of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.

@@ -25,7 +25,7 @@ from attendrop.extend import (
 
 # What stands for an option that is empty or None: it depends on the learner and, of the papers', on the variant.
 _EFFECTS = {
-    "learner": "effects", "score_on": "reward_data", "dropout_step": 5, "reward_batch_size": 16,
+    "learner": "effects", "score_on": "reward_data", "dropout_step": 5, "reward_batch_size": 8,
     "reward_data": "rotating", "granularity": "layer", "init_drop_prob": 0.5,
 }  # fmt: skip
 _POLICY_GRADIENT = {

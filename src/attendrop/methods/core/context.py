@@ -52,8 +52,13 @@ class LabelledData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each, but ``without`` some, on the model's device."""
+    def sample(
+        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
+    ) -> Sequence[Batch]:
+        """Sample ``count`` batches of ``size`` rows each, but ``without`` some, on the model's device.
+
+        ``by_length`` puts rows of similar length together, where only the mean over all batches matters.
+        """
         ...
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
