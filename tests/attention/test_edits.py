@@ -55,6 +55,12 @@ def test_two_edits_of_the_same_are_refused(one: Any, other: Any) -> None:
             merge_edits(edits)
 
 
+@pytest.mark.parametrize("other", [{"drop": torch.ones(1).bool()}, {"constant": True}, {"dropout": 0.0}])
+def test_what_would_have_no_effect_on_given_weights_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(AttendropError, match=f"cannot have '{next(iter(other))}'"):
+        AttentionEdit(replace=torch.ones(1), **other)
+
+
 READ: list[Tensor] = []
 FIELDS: dict[str, Any] = {
     "drop": torch.tensor([[[[True] + [False] * 7]]]),

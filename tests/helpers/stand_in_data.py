@@ -1,4 +1,4 @@
-"""Tiny files in the place of the data that recipes name: GLUE, IMDB, Banking77, CoNLL-2003, Penn Treebank, SWAG."""
+"""Tiny files in the place of the data that recipes and documents name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def write_stand_ins(folder: Path) -> Path:
         rows = [f"{sentence(number)},{('lost', 'stolen', 'late')[number % 3]}" for number in numbers]
         _write(folder / "banking77" / f"{name}.csv", "\n".join(["text,category", *rows]))
     _write_tags(folder)
-    _write_questions(folder / "swag")
+    _write_questions(folder)
+    _write_pairs(folder)
+    _write_answers(folder / "squad")
     return folder
 
 
@@ -44,7 +46,40 @@ def _lines(number: int, between: str, tags: tuple[str, str]) -> str:
     return "".join(f"{word}{between}{tags[place % 2]}\n" for place, word in words)
 
 
+def _write_pairs(folder: Path) -> None:
+    """Write pairs of texts that a model of another task is evaluated on, and texts with their translations."""
+    numbers = range(OTHER_ROWS)
+    lines = [f"{sentence(number)}\t{sentence(number + 3)}\t{number % 2}" for number in numbers]
+    _write(folder / "pawsx" / "dev-en.tsv", "\n".join(lines))
+    header = "gold_label\tsentence1\tsentence2\theuristic"
+    labels = ("entailment", "non-entailment")
+    lines = [f"{labels[number % 2]}\t{sentence(number)}\t{sentence(number + 3)}\tsubsequence" for number in numbers]
+    _write(folder / "hans" / "heuristics_evaluation_set.txt", "\n".join([header, *lines]))
+    for name, split in {"train": "train", "newsdev2016": "dev"}.items():
+        for code, first in {"ro": 0, "en": 3}.items():
+            texts = [sentence(number + first) for number in range(*_numbers(split))]
+            _write(folder / "wmt16" / "ro-en" / f"{name}.{code}", "\n".join(texts))
+
+
+def _write_answers(folder: Path) -> None:
+    for split in ("train", "dev"):
+        paragraphs = []
+        for number in range(*_numbers(split)):
+            word = sentence(number).split()[0]
+            asked = {"question": sentence(number + 3), "answers": [{"text": word, "answer_start": 0}]}
+            paragraphs.append({"context": sentence(number), "qas": [asked]})
+        _write(folder / f"{split}-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+
+
 def _write_questions(folder: Path) -> None:
+    """Write questions with four choices: of SWAG, and of a copy of ARC."""
+    for name, split in {"dev": "train", "test": "dev"}.items():
+        rows = [
+            ",".join([*(sentence(number + place) for place in range(5)), "ABCD"[number % 4]])
+            for number in range(*_numbers(split))
+        ]
+        _write(folder / "arc" / f"arc_easy_{name}.csv", "\n".join(rows))
+    folder /= "swag"
     endings = [f"ending{number}" for number in range(4)]
     for name, split in {"train": "train", "val": "dev"}.items():
         rows = [

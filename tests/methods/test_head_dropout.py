@@ -19,6 +19,7 @@ from attendrop.attribution.head_importance import head_importance
 from attendrop.methods.head_dropout import _EDropoutState, affine
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.reports.drops import DropMoment, Learnt, record_drops
+from attendrop.runs.config import RunConfig
 from attendrop.training.regularization import Regularization
 
 CONSTANT = DropHead(p_start=0.5, schedule="constant")
@@ -30,6 +31,10 @@ CONSTANT = DropHead(p_start=0.5, schedule="constant")
 @pytest.mark.parametrize(("progress", "expected"), [(0, 0.4), (0.1, 0.2), (0.2, 0), (0.6, 0.1), (1, 0.2)])
 def test_the_v(progress: float, expected: float) -> None:
     assert DropHead(p_start=0.4, p_end=0.2, turn=0.2).probability_at(progress) == pytest.approx(expected)
+
+
+def test_the_v_turns_at_the_end_of_the_default_warmup() -> None:
+    assert DropHead().turn == RunConfig.warmup
 
 
 def test_the_v_needs_to_know_the_number_of_steps() -> None:

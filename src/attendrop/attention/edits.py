@@ -61,13 +61,14 @@ class _Edit:
 
 @dataclass(frozen=True)
 class AttentionEdit(_Edit):
-    """Changes in one call of an attention layer. ``replace`` excludes ``weights`` and ``constant``.
+    """Changes in one call of an attention layer.
 
     Attributes:
         drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
             whose valid keys are all dropped attends to all of them equally.
         weights: Function that replaces the attention weights, after softmax and the model's own dropout.
-        replace: Attention weights to use; none are then computed, and the model's own dropout does not act.
+        replace: Attention weights to use; none are then computed, and the model's own dropout does not act. It excludes
+            ``drop``, ``weights``, ``constant`` and ``dropout``, which would have no effect (AttendropError).
         constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
         output: Function that replaces the outputs of the heads, ``(batch, query, heads, dim)``, before the output
@@ -90,6 +91,12 @@ class AttentionEdit(_Edit):
     values: Callable[[Tensor], None] | None = None
     dropout: float | None = None
     draws: DropoutDraws | None = None
+
+    def __post_init__(self) -> None:
+        others = [name for name in ("drop", "weights", "dropout") if getattr(self, name) is not None]
+        others += ["constant"] * self.constant
+        if self.replace is not None and others:
+            raise AttendropError(f"An edit with 'replace' cannot have {others[0]!r}, too: it would have no effect.")
 
     @property
     def needs_weights(self) -> bool:

@@ -44,6 +44,7 @@ class Verdict:
         plan: What would show such a lead, where it is not shown.
         limit: Why more seeds would not.
         also_ahead, behind: Labels of other methods that are shown to be ahead of the reference, or behind it.
+        slight: Labels of methods that are shown to be ahead, but by practically nothing, where others are open.
         not_judged: Labels of methods with too few seeds, where others are judged.
         baseline: Label of the best baseline, of which what is recommended is ahead, or else the challenger not yet.
         among: Verdict on the fine-tuned models alone, where the baseline changes it.
@@ -58,6 +59,7 @@ class Verdict:
     plan: Plan | None = None
     limit: Limit = ""
     also_ahead: tuple[str, ...] = ()
+    slight: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     not_judged: tuple[str, ...] = ()
     baseline: str | None = None
@@ -148,7 +150,9 @@ class _Judging:
             leader = max(unclear, key=_gain)
             verdict = self._pair("tie", cheapest.label, "negligible", leader, reference, unclear)
         else:
-            verdict = self._pair("tie", reference.label, "undecided", max(unclear, key=_gain), reference, unclear)
+            open_yet = [row for row in unclear if not self._is_within(_difference(row))]
+            verdict = self._pair("tie", reference.label, "undecided", max(open_yet, key=_gain), reference, open_yet)
+            verdict = replace(verdict, slight=tuple(row.label for row in unclear if row in shown))
         not_judged = tuple(row.label for row in methods if row not in tested)
         return replace(verdict, behind=tuple(row.label for row in behind), not_judged=not_judged)
 

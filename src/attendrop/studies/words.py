@@ -73,7 +73,8 @@ class Words:
 
     def reason_among_tuned(self, verdict: Verdict) -> str:
         lead = 0.0 if verdict.lead is None else verdict.lead.value
-        best = f"the best of them: {self.gains(verdict.challenger, (lead, ''))}"
+        which = "of those that are open" if verdict.slight else "of them"
+        best = f"the best {which}: {self.gains(verdict.challenger, (lead, ''))}"
         match verdict.why:
             case "few seeds":
                 pairs = (row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
@@ -86,7 +87,9 @@ class Words:
                 return f"Every other method here{but} is behind it; {best}."
             case "negligible":
                 return "The differences are practically nothing, and it is the cheapest."
-        what = "shown to be ahead" if verdict.behind else "told apart from it"
+        what = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
+        if verdict.slight:
+            what += f" by {self.amount(self.margin, sign=False)}"
         return f"No other method here is {what}; {best}{', which may be chance' if abs(lead) > _ROUNDING else ''}."
 
     def reason_against_baseline(self, verdict: Verdict) -> list[str]:
@@ -126,6 +129,8 @@ class Words:
         if (plan := verdict.plan) is None:
             return None
         seeds, rows = plan.more_seeds, plan.more_rows
+        if verdict.why == "few seeds" and seeds is None:
+            return None  # more seeds come first
         difference = f"a difference of {self.amount(plan.effect, sign=False)}"
         is_seen = verdict.lead is not None and math.isclose(abs(verdict.lead.value), plan.effect)
         settle = f"would probably {'settle it' if is_seen else f'show {difference}'}"
@@ -196,6 +201,8 @@ class Words:
             best = max((challenger or "", *verdict.also_ahead), key=lambda label: self.rows[label].mean)
             cheaper = f"; below {number(self.margin)} apart, the cheaper is recommended" * (best != challenger)
             lines.append(f"Also ahead: {self.listed(verdict.also_ahead)}{cheaper}.")
+        if verdict.slight:
+            lines.append(f"Ahead, but by practically nothing: {self.listed(verdict.slight)}.")
         if others := [label for label in verdict.behind if label != challenger]:
             lines.append(f"Behind {self.name(incumbent or '')}: {self.listed(others)}.")
         if baseline is not None:

@@ -12,7 +12,6 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 from sklearn.metrics import precision_recall_fscore_support
 
-from attendrop.attribution.predictions import CLASSES, LABELS
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.classification import predicted_classes
@@ -44,10 +43,10 @@ def error_analysis(
         ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     head = task.head
-    if head.output_kind not in (CLASSES, LABELS) or (head.num_classes == 0 and head.output_kind == CLASSES):
+    if not head.analysed_by:
         return None
     outputs = head.checked(outputs)
-    if head.output_kind == LABELS:
+    if head.analysed_by == "label":
         return {"classes": _by_class(references, expit(outputs) > 0.5, head.label_names)}
     names, predicted = head.all_names, predicted_classes(outputs)
     confused = Counter(zip(references[predicted != references], predicted[predicted != references], strict=True))

@@ -127,6 +127,7 @@ logits = model(**inputs).logits"""
     reference_column: ClassVar[str] = "labels"  # encoded column of which references are made
     rewarded_by_loss: ClassVar[bool] = False  # whether methods are rewarded by the loss: scores need several passes
     answer_column: ClassVar[str] = "label"  # column of the prediction, ``predicted_...`` beside columns of the input
+    analysed_by: ClassVar[str] = ""  # what errors are counted by: "class", "label" of several, or none are analysed
     has_probabilities: ClassVar[bool] = False  # whether predictions can come with the probabilities of all classes
     default_metrics: ClassVar[tuple[str, ...]]  # metrics of custom files; models are selected by the first
     metric_aliases: ClassVar[Mapping[str, str]] = {}  # alternative names of metrics

@@ -129,6 +129,7 @@ class Classification(NamedLabels, SequenceHead):
         "auc": "roc_auc",
     }
     fitted_at = ("accuracy", 0.9)
+    analysed_by = "class"
     baselines: ClassVar[tuple[str, ...]] = (*SequenceHead.baselines, "setfit")
     has_probabilities = True
     keeps_unknown = True

@@ -56,6 +56,7 @@ class MultiLabel(NamedLabels, SequenceHead):
     label_type = "labels"
     label_noun = ("label", "label", "labels")
     output_kind = LABELS
+    analysed_by = "label"
     example = f"""{SequenceHead.example}
 labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"""
     problem_type = "multi_label_classification"
