@@ -47,13 +47,15 @@ _TRAIN = "attendrop train --model bert-base-uncased --method finetune"
 BEFORE = {
     "attention_viewer": f"{_TRAIN} --task cola --output-dir runs/cola-ad-drop-seed0",
     "export": f"{_TRAIN} {_FILES} sentence1,sentence2 --output-dir runs/light",
+    "killed_runs": "cp recipes/quick.yaml study.yaml",
     "patterns": f"""
         {_TRAIN} --task cola --output-dir runs/cola-finetune-seed0
         attendrop train --model bert-base-uncased --task cola --method ad-drop --output-dir runs/cola-ad-drop-seed0
         cp new.csv texts.csv
     """,
     "read_the_log": f"{_TRAIN} {_FILES} text --output-dir runs/tickets",
-    "reports": "cp -r compared runs/answer",
+    "README": "mkdir runs; cp -r compared runs/quick",
+    "reports": "mkdir runs; cp -r compared runs/answer",
     "tasks": f"{_TRAIN} --task mnli --output-dir runs/mnli; {_TRAIN} --task mrpc --output-dir runs/mrpc",
     "train": f"{_TRAIN} {_FILES} text --output-dir attendrop-demo/answer/best",
     "when_nothing_helps": f"{_TRAIN} {_FILES} text --output-dir runs/mine",

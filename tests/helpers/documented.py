@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "bert-base-cased": tiny.save_tiny_bert,
     "roberta-base": FAMILIES["roberta"],
     "t5-small": tiny_translators.save_tiny_t5,
-    "Helsinki-NLP/opus-mt-tr-en": tiny_translators.save_tiny_marian,
+    "Helsinki-NLP/opus-mt-tr-en": partial(tiny_translators.save_tiny_marian, positions=512),
     "meta-llama/Llama-3.2-1B": tiny.save_tiny_llama,
     "Qwen/Qwen2.5-0.5B-Instruct": save_chat_model,
     "google/vit-base-patch16-224-in21k": tiny_images.save_tiny_model,

@@ -129,6 +129,7 @@ class StudyProgress(_WithBar):
         self.console, self.units, self.quiet = console, units, quiet
         self.kept = self.finished = self.failed = 0
         self.running: dict[Path, float] = {}
+        self.ended: set[Path] = set()  # a search asks again for runs that it has
         self.start = time.monotonic()
         self.warned: set[str] = set()
         if console.is_terminal and not quiet:
@@ -143,10 +144,13 @@ class StudyProgress(_WithBar):
         folder = event.job.folder
         if event.kind in ("finished", "failed", "lost"):
             self.running.pop(folder, None)
+        again = folder in self.ended
+        if event.kind in ("finished", "failed", "kept"):
+            self.ended.add(folder)
         match event.kind:
             case "started" | "progress":
                 self.running[folder] = event.steps / max(event.planned_steps, 1)
-            case "kept":
+            case "kept" if not again:
                 self.kept += 1
             case "finished":
                 self.finished += 1

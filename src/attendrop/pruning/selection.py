@@ -64,7 +64,7 @@ def prune(
     model: Any,
     layers: str | int | Sequence[int] = "auto",
     *,
-    batches: Sequence[Batch] | None = None,
+    batches: Iterable[Batch] | None = None,
     score: Score | None = None,
     pi: Mapping[str, float] | Sequence[float] | None = None,
     tolerance: float = 0.0,
@@ -100,6 +100,7 @@ def prune(
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
     attention_layers = prunable_layers(model)
+    batches = None if batches is None else list(batches)
     if selection.auto and score is None:
         score = loss_score(_require_batches(batches, "layers='auto'"))
     light, trials = prune_selected(

@@ -33,6 +33,7 @@ from attendrop.studies.setting_search import (
 )
 from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import CHEAP, REFERENCE, REPORTS, Result, Unit, duration
+from attendrop.wording import counted
 
 # Of the time that is left after all final runs, the search gets at most so much.
 _SEARCH_FRACTION = 0.8
@@ -281,8 +282,9 @@ class Steps:
         if budget is not None:
             seeds = min(seeds, 1 + int(max(0.0, budget - self.spent) / max(once, 1e-3)))
         logger.info(
-            "A seed of all methods and baselines takes about %s: %d seeds take %s in all.",
-            duration(once), seeds, duration(self.spent + once * (seeds - 1)),
+            "A seed of all methods and baselines takes about %s: %s %s in all.",
+            duration(once), f"{counted(seeds, 'seed')} take{'s' * (seeds == 1)}",
+            duration(self.spent + once * (seeds - 1)),
         )  # fmt: skip
         if seeds < self.comparison.seeds:
             logger.warning("Only %d of %d seeds fit into the budget.", seeds, self.comparison.seeds)
