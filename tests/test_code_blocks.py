@@ -54,8 +54,8 @@ BEFORE = {
         cp new.csv texts.csv
     """,
     "read_the_log": f"{_TRAIN} {_FILES} text --output-dir runs/tickets",
-    "README": "mkdir runs; cp -r compared runs/quick",
-    "reports": "mkdir runs; cp -r compared runs/answer",
+    "README": "mkdir runs; cp -r compared/answer runs/quick",
+    "reports": "mkdir runs; cp -r compared/answer runs/answer",
     "tasks": f"{_TRAIN} --task mnli --output-dir runs/mnli; {_TRAIN} --task mrpc --output-dir runs/mrpc",
     "train": f"{_TRAIN} {_FILES} text --output-dir attendrop-demo/answer/best",
     "when_nothing_helps": f"{_TRAIN} {_FILES} text --output-dir runs/mine",

@@ -89,10 +89,12 @@ def write_documented(folder: Path) -> None:
         _write(folder / f"{name}.jsonl", [json.dumps({"body": text}) for text in texts])
     tickets = [f"{number};{sentence(number)};{('Refund', 'Account', 'refund')[number % 3]}" for number in range(60)]
     _write(folder / "tickets.csv", ["id;message;category", *tickets])
-    for name, first, count in (("photos/train", 0, 16), ("photos/dev", 16, 8)):
+    for name, first, count in (("photos/train", 0, 16), ("photos/dev", 16, 8), ("pictures", 0, 20)):
         tiny_images.write_folder(folder / name, first, count)
     tiny_images.write_folder(folder / "new_photos", 24, 4, labelled=False)
-    write_comparison(folder / "compared", {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)})
+    write_comparison(
+        folder / "compared", {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)}, text_columns=("sentence1",)
+    )
 
 
 def write_hub(folder: Path) -> None:

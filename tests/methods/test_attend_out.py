@@ -417,7 +417,10 @@ def test_rewards_are_on_other_rows_than_the_period_trained_on(rows: int, expecte
         def __len__(self) -> int:
             return rows
 
-        def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> list[zoo.Batch]:
+        def sample(
+            self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
+        ) -> list[zoo.Batch]:
+            assert by_length
             asked.append(set(without))
             return []
 
