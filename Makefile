@@ -15,7 +15,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Real data, the real model, every family of transformers, Ray clusters and pages in a browser; half an hour. Needs
+# Real data, the real model, every family of transformers, Ray clusters, pages in a browser and code blocks; an hour. Needs
 # ATTENDROP_DATA and a Chromium; without, the tests that do are skipped.
 test-slow: $(STAMP_SLOW)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
