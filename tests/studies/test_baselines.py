@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow.parquet
 import pytest
 from helpers import tiny, tiny_images
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
+from attendrop.pruning.export import onnx_model
 from attendrop.reports.attention_stages import load_stages
-from attendrop.runs.baseline_models import BaselineModel
+from attendrop.runs.baseline_models import BaselineModel, load_baseline, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
 from attendrop.runs.finished_run import list_runs
@@ -222,13 +227,59 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
     place = str(tmp_path / "kept")
     run_baseline(config(folder, place), "tfidf", keep_model=True)
     for refused in (
-        lambda: export_run(place, str(tmp_path / "exported")),
         lambda: prune_run(place, str(tmp_path / "pruned")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
         lambda: load_stages(place, None, build_method("ad-drop"), seed=0, device="cpu"),
     ):
-        with pytest.raises(AttendropError, match=r"is no transformer but a baseline.*or a graph to export"):
+        with pytest.raises(AttendropError, match=r"is no transformer but a baseline, without attention"):
             refused()
     (tmp_path / "kept" / "baseline.safetensors").unlink()
     with pytest.raises(AttendropError, match=r"lacks baseline\.safetensors"):
         evaluate(place, Source(file=str(folder / "dev.csv"), device="cpu"))
+
+
+# Export --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [("sentence1",), ("sentence1", "sentence2")])
+def test_tf_idf_is_exported_with_its_tokenizers(folder: Path, tmp_path: Path, columns: tuple[str, ...]) -> None:
+    place, texts = str(tmp_path / "kept"), ["the CAT, sees", "  a   red bird!", "", "über nothing known 7"]
+    run_baseline(config(folder, place, text_columns=columns), "tfidf", keep_model=True)
+    assert export_run(place, str(tmp_path / "served"))["difference"] < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "served/model.onnx"))
+    assert json.loads(session.get_modelmeta().custom_metadata_map["id2label"]) == {
+        str(number): name for number, name in enumerate(sorted(NAMES))
+    }
+    rows = [tuple(texts[(row + column) % 4] for column in range(len(columns))) for row in range(4)]
+    feed = {}
+    for column in range(len(columns)):
+        for name in ("words", "characters"):
+            tokenizer = Tokenizer.from_file(str(tmp_path / f"served/{name}.json"))
+            ids = [each.ids for each in tokenizer.encode_batch([row[column] for row in rows])]
+            feed[name if column == 0 else f"{name}_2"] = np.array(ids)
+    baseline = load_baseline(tmp_path / "kept")
+    expected = baseline.linear(tf_idf(baseline.vectorizers, rows))
+    np.testing.assert_allclose(session.run(["logits"], feed)[0], expected, atol=1e-5)
+
+
+def test_a_frozen_encoder_is_exported_with_its_linear_model(folder: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "kept")
+    run_baseline(config(folder, place), "frozen", keep_model=True)
+    assert export_run(place, str(tmp_path / "served"))["difference"] < 1e-5
+    baseline = load_baseline(tmp_path / "kept")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "served")
+    encoded = tokenizer(["the cat sees", "a red bird"], ["a dog", "the bird not far"], padding=True)
+    found = onnx_model(tmp_path / "served/model.onnx")(encoded)
+    columns = {"text": ["the cat sees", "a red bird"], "text_pair": ["a dog", "the bird not far"]}
+    rows = dict(tokenizer(*columns.values()))
+    rows["length"] = [len(ids) for ids in rows["input_ids"]]
+    np.testing.assert_allclose(found, baseline.outputs(columns, rows, 2, "cpu"), atol=1e-5)
+
+
+def test_a_baseline_without_a_graph_is_not_exported(folder: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "kept")
+    run_baseline(config(folder, place), "majority", keep_model=True)
+    with pytest.raises(AttendropError, match="the same for every row"):
+        export_run(place, str(tmp_path / "served"))
+    with pytest.raises(AttendropError, match="as ONNX, without quantize"):
+        export_run(place, str(tmp_path / "served"), quantize="int8")

@@ -112,6 +112,13 @@ def is_baseline(folder: str | Path) -> bool:
     return (Path(folder) / _FILE).is_file()
 
 
+def baseline_config(folder: Path) -> PreTrainedConfig:
+    """Load the configuration of a model with the baseline's head."""
+    saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))["model"]
+    config: PreTrainedConfig = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+    return config
+
+
 def load_baseline(folder: Path) -> BaselineModel:
     """Load the model of a baseline.
 
@@ -121,7 +128,7 @@ def load_baseline(folder: Path) -> BaselineModel:
     try:
         saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         arrays = load_file(folder / _WEIGHTS)
-        config = CONFIG_MAPPING[saved["model"]["model_type"]].from_dict(saved["model"])
+        config = baseline_config(folder)
         vectorizers = [
             _vectorizer(number, terms, arrays[f"idf.{number}"]) for number, terms in enumerate(saved["vocabularies"])
         ]

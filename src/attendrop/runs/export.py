@@ -18,6 +18,8 @@ from attendrop.files.output_files import check_output, disk_errors, share_permis
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config
+from attendrop.runs.baseline_export import export_baseline
+from attendrop.runs.baseline_models import baseline_config, is_baseline, load_baseline
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.run_folder import input_files, read_run, run_options
@@ -41,7 +43,8 @@ def export_run(
     """Export the model of a finished run to a file, with its tokenizer and ``config.json``.
 
     Args:
-        run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
+        run_dir: Folder of the run, of a pruned model, of a baseline that a comparison kept
+            (:func:`attendrop.runs.baseline_export.export_baseline`), or of any model that transformers saved.
         output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
             folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
@@ -64,24 +67,36 @@ def export_run(
         check_choice("quantize", quantize, QUANTIZATIONS)
         if format != "onnx":
             raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
+    if is_baseline(run_dir) and (format, quantize) != ("onnx", None):
+        raise AttendropError("The model of a baseline is exported as ONNX, without quantize.")
     check_finished(run_dir)
     target = _target(output, FORMATS[format])
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
-    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
-    head_of_model(model.config).refuse("export")
+    baseline = load_baseline(Path(run_dir)) if is_baseline(run_dir) else None
+    model: Any
+    if baseline is None:
+        model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+        head_of_model(model.config).refuse("export")
+    else:
+        model, tokenizer = baseline.encoder, baseline.tokenizer
+        baseline.head.refuse("export")
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     made = not target.parent.exists()
     target.parent.mkdir(exist_ok=True)
     try:
         with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
             file = Path(partial) / target.name
-            if target.parent.resolve() != Path(run_dir).resolve():
+            if model is not None and target.parent.resolve() != Path(run_dir).resolve():
                 _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
             if format == "onnx":
                 options = run_options(Path(run_dir))
                 read = {name: options.get(name) for name in ("max_length", "long_texts")}
                 metadata = {name: str(value) for name, value in read.items() if value is not None}
-                found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
+                if baseline is None:
+                    found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
+                else:
+                    config = baseline_config(Path(run_dir))
+                    found["difference"] = export_baseline(baseline, config, file, metadata)
             else:
                 export_torch(model, file)
             if quantize is not None:
