@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from helpers import tiny
 
 from attendrop import AttendropError, cli
+from attendrop.cli.console import messages
 from attendrop.files.output_files import check_output
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.folder_lock import locked
@@ -188,3 +191,11 @@ def test_a_full_disk_is_told_to_fit_the_command(
     assert capsys.readouterr().err == (
         "Error: No space left on device: x.csv. Free some space, then run the command again.\n"
     )
+
+
+def test_a_command_warns_once_of_the_same(capsys: Captured) -> None:
+    with messages(quiet=True):
+        for text in ("first", "first", "second"):
+            logging.getLogger("attendrop.somewhere").warning(text)
+            warnings.warn(text, stacklevel=1)
+    assert capsys.readouterr().err == "Warning: first\nWarning: second\n"
