@@ -193,9 +193,11 @@ def test_a_full_disk_is_told_to_fit_the_command(
     )
 
 
-def test_a_command_warns_once_of_the_same(capsys: Captured) -> None:
+def test_a_command_warns_once_of_a_file(capsys: Captured) -> None:
     with messages(quiet=True):
-        for text in ("first", "first", "second"):
-            logging.getLogger("attendrop.somewhere").warning(text)
+        for text in ("of a file", "of a file", "of another"):
             warnings.warn(text, stacklevel=1)
-    assert capsys.readouterr().err == "Warning: first\nWarning: second\n"
+            logging.getLogger("attendrop.somewhere").warning("of a run")
+    shown = capsys.readouterr().err.splitlines()
+    run = "Warning: of a run"
+    assert shown == ["Warning: of a file", run, run, "Warning: of another", run]

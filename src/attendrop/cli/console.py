@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from attendrop.text_tables import aligned
 
 @contextmanager
 def messages(*, quiet: bool) -> Iterator[Console]:
-    """Show the library's messages and each warning once, on stderr, only warnings if ``quiet``; yield the console.
+    """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yield the console.
 
     Only the main process of a distributed run prints.
     """
@@ -29,18 +29,18 @@ def messages(*, quiet: bool) -> Iterator[Console]:
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
     shown: set[str] = set()
 
-    def warn(message: str) -> None:
-        if message not in shown:  # a command may read the same file more than once
-            shown.add(message)
-            console.print(Text.assemble(("Warning: ", "yellow"), message))
+    def warn_once(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in shown:  # a command may read the same file more than once
+            shown.add(str(message))
+            _warn(console, str(message))
 
-    root, handler = logging.getLogger("attendrop"), _Handler(console, warn)
+    root, handler = logging.getLogger("attendrop"), _Handler(console)
     level, show = root.level, warnings.showwarning
     root.addHandler(handler)
     root.setLevel(logging.WARNING if quiet else logging.INFO)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.disable_progress_bars()
-    warnings.showwarning = lambda message, *_, **__: warn(str(message))
+    warnings.showwarning = warn_once
     try:
         yield console
     finally:
@@ -50,15 +50,19 @@ def messages(*, quiet: bool) -> Iterator[Console]:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, console: Console, warn: Callable[[str], None]) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self.console, self.warn = console, warn
+        self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            self.warn(record.getMessage())
+            _warn(self.console, record.getMessage())
         else:
             self.console.print(record.getMessage(), markup=False)
+
+
+def _warn(console: Console, message: str) -> None:
+    console.print(Text.assemble(("Warning: ", "yellow"), message))
 
 
 def lines_of(values: Mapping[str, str]) -> str:
