@@ -53,14 +53,13 @@ case $1 in
     *) exec {attendrop} "$@" ;;
 esac
 """
-# Of make and of scripts of this repository: that there is such a target, or such a file.
-OF_THE_REPOSITORY = {
+# Of make, scripts and pip, that there is such a target, such a file, or anything; torchrun ends early, too.
+OTHER_COMMANDS = {
     "make": 'exec /usr/bin/env -i PATH=/usr/bin:/bin make --dry-run -C {root} "$@" > /dev/null',
     "python": "test -f {root}/$1",
     "pip": 'test "$1" = install',
     "torchrun": 'exec {python} -m torch.distributed.run "$@" --max-steps 4',
 }
-
 # The variables that torchrun sets, for Python that is not started by it.
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29876"}
 
@@ -138,7 +137,7 @@ def write_commands(folder: Path, root: Path) -> Path:
     """Write the commands that documents call, in place of those of the same name; return their folder."""
     folder.mkdir()
     attendrop = Path(sys.executable).with_name("attendrop")
-    for name, text in {"attendrop": COMMAND, **OF_THE_REPOSITORY}.items():
+    for name, text in {"attendrop": COMMAND, **OTHER_COMMANDS}.items():
         path = folder / name
         program = (
             text.replace("{attendrop}", str(attendrop)).replace("{root}", str(root)).replace("{python}", sys.executable)

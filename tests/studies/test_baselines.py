@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pyarrow.parquet
 import pytest
+import torch
 from helpers import tiny, tiny_images
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -26,6 +27,7 @@ from attendrop.runs.export import export_run
 from attendrop.runs.finished_run import list_runs
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
+from attendrop.runs.prediction_passes import unit_means
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
@@ -262,18 +264,42 @@ def test_tf_idf_is_exported_with_its_tokenizers(folder: Path, tmp_path: Path, co
     np.testing.assert_allclose(session.run(["logits"], feed)[0], expected, atol=1e-5)
 
 
-def test_a_frozen_encoder_is_exported_with_its_linear_model(folder: Path, tmp_path: Path) -> None:
-    place = str(tmp_path / "kept")
-    run_baseline(config(folder, place), "frozen", keep_model=True)
-    assert export_run(place, str(tmp_path / "served"))["difference"] < 1e-5
-    baseline = load_baseline(tmp_path / "kept")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "served")
-    encoded = tokenizer(["the cat sees", "a red bird"], ["a dog", "the bird not far"], padding=True)
-    found = onnx_model(tmp_path / "served/model.onnx")(encoded)
-    columns = {"text": ["the cat sees", "a red bird"], "text_pair": ["a dog", "the bird not far"]}
-    rows = dict(tokenizer(*columns.values()))
+def test_a_frozen_decoder_is_exported_with_its_linear_model(folder: Path, tmp_path: Path) -> None:
+    tiny.save_tiny_gpt2(tmp_path / "model")
+    run_baseline(config(folder, str(tmp_path / "kept"), model=str(tmp_path / "model")), "frozen", keep_model=True)
+    assert export_run(str(tmp_path / "kept"), str(tmp_path / "served"))["difference"] < 1e-5
+    baseline, tokenizer = load_baseline(tmp_path / "kept"), AutoTokenizer.from_pretrained(tmp_path / "served")
+    texts = ["the cat sees", "a red bird not far"]
+    found = onnx_model(tmp_path / "served/model.onnx")(tokenizer(texts, padding=True))
+    rows = dict(tokenizer(texts))
     rows["length"] = [len(ids) for ids in rows["input_ids"]]
-    np.testing.assert_allclose(found, baseline.outputs(columns, rows, 2, "cpu"), atol=1e-5)
+    np.testing.assert_allclose(found, baseline.outputs({"text": texts}, rows, 2, "cpu"), atol=1e-5)
+
+
+def test_a_frozen_encoder_of_images_is_exported(tmp_path: Path) -> None:
+    tiny_images.save_tiny_model(tmp_path / "model")
+    for name, first, count in (("train", 0, 24), ("dev", 100, 12)):
+        tiny_images.write_folder(tmp_path / name, first, count)
+    files = {"train_file": str(tmp_path / "train"), "eval_file": str(tmp_path / "dev"), "text_columns": ()}
+    run_baseline(tiny.config(tmp_path, "kept", **files, label_column=None), "frozen", keep_model=True)
+    assert export_run(str(tmp_path / "kept"), str(tmp_path / "served"))["difference"] < 1e-5
+    baseline = load_baseline(tmp_path / "kept")
+    pixels = torch.randn(2, 3, tiny_images.SIDE, tiny_images.SIDE)
+    assert baseline.encoder is not None
+    features = unit_means(baseline.encoder.base_model(pixel_values=pixels).last_hidden_state, None)
+    found = onnx_model(tmp_path / "served/model.onnx")({"pixel_values": pixels})
+    np.testing.assert_allclose(found, baseline.linear(features.detach().numpy()), atol=1e-5)
+
+
+def test_tokenizers_of_another_model_are_not_replaced(folder: Path, tmp_path: Path) -> None:
+    run_baseline(config(folder, str(tmp_path / "kept")), "tfidf", keep_model=True)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/words.json").write_text("mine")
+    with pytest.raises(AttendropError, match=r"words\.json' exists and belongs to another model"):
+        export_run(str(tmp_path / "kept"), str(tmp_path / "served"))
+    assert [path.read_text() for path in (tmp_path / "served").iterdir()] == ["mine"]
+    export_run(str(tmp_path / "kept"), str(tmp_path / "served"), overwrite=True)
+    assert len([*(tmp_path / "served").iterdir()]) == 3
 
 
 def test_a_baseline_without_a_graph_is_not_exported(folder: Path, tmp_path: Path) -> None:

@@ -158,6 +158,13 @@ class _Logits(nn.Module):
         return logits_of(self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True))
 
 
+def require_onnx() -> None:
+    """Raise AttendropError if a package is missing that export to ONNX needs."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install attendrop[export]`.")
+
+
 def export_onnx(
     model: Any,
     path: str | Path,
@@ -192,10 +199,7 @@ def export_onnx(
         AttendropError: onnx or onnxruntime is not installed, the model cannot be exported, or the logits of the
             file differ from the model's.
     """
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install attendrop[export]`.")
+    require_onnx()
     if quantize is not None:
         check_choice("quantize", quantize, QUANTIZATIONS)
     wrapped, inputs, shapes = _prepared(model, token_types, GatheredLayout)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from attendrop.errors import AttendropError
-from attendrop.pruning.export import TOLERANCE, describe, export_onnx
+from attendrop.pruning.export import TOLERANCE, describe, export_onnx, require_onnx
 from attendrop.runs.baseline_models import BaselineModel, tf_idf
+from attendrop.runs.prediction_passes import unit_means
 
 # What stands for the blank at both ends of a word, among characters.
 _BLANK = "\ue000"
@@ -34,12 +34,14 @@ def export_baseline(model: BaselineModel, config: Any, file: Path, metadata: Map
         The largest difference of a logit of the file from that of the model, on example texts.
 
     Raises:
-        AttendropError: The model has one answer for all rows, or its logits differ by more than 1e-4 of the largest.
+        AttendropError: The model has one answer for all rows, a package is missing, or logits differ by more than 1e-4
+            of the largest.
     """
     if model.weight is None:
         raise AttendropError(f"'{model.name}' answers the same for every row: there is nothing to export.")
     if model.encoder is not None:
         return export_onnx(_OnFrozenEncoder(model), file, metadata=metadata)
+    require_onnx()
     import onnx
 
     tokenizers = {name: _tokenizer(name, model.vectorizers) for name in _TOKENIZERS}
@@ -72,9 +74,7 @@ class _OnFrozenEncoder(nn.Module):
     def forward(self, return_dict: bool = True, **inputs: Tensor) -> Any:
         encoder: Any = self.encoder.get_encoder() if self.config.is_encoder_decoder else self.encoder.base_model
         hidden = encoder(**inputs).last_hidden_state
-        mask = inputs.get("attention_mask", torch.ones(hidden.shape[:2])).unsqueeze(-1)
-        mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-        return SimpleNamespace(logits=self.linear(functional.normalize(mean, dim=-1)))
+        return SimpleNamespace(logits=self.linear(unit_means(hidden, inputs.get("attention_mask"))))
 
 
 def _terms(name: str, vectorizer: TfidfVectorizer) -> list[tuple[str, ...]]:
@@ -86,7 +86,10 @@ def _terms(name: str, vectorizer: TfidfVectorizer) -> list[tuple[str, ...]]:
 
 
 def _tokenizer(name: str, vectorizers: Sequence[TfidfVectorizer]) -> Any:
-    """Make the tokenizer of words, or of characters with a blank at both ends of each word, as scikit-learn does."""
+    """Make the tokenizer of words, or of characters with a blank at both ends of each word, as scikit-learn does.
+
+    Two words share a blank: no term has one inside.
+    """
     from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordLevel
 
@@ -99,7 +102,7 @@ def _tokenizer(name: str, vectorizers: Sequence[TfidfVectorizer]) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), "removed", invert=True)
         around = f"{_UNKNOWN} $A"  # so that no text is empty
     else:
-        spaces = normalizers.Replace(Regex(r"\s+"), 2 * _BLANK)
+        spaces = normalizers.Replace(Regex(r"\s+"), _BLANK)
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip(), spaces])
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), "isolated")
         around = f"{_BLANK} $A {_BLANK}"

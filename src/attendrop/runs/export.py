@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
@@ -86,8 +85,12 @@ def export_run(
     try:
         with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
             file = Path(partial) / target.name
-            if model is not None and target.parent.resolve() != Path(run_dir).resolve():
-                _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
+            if target.parent.resolve() != Path(run_dir).resolve():
+                if is_pruned(target.parent) or read_run(target.parent) is not None:
+                    raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
+                if model is not None:
+                    tokenizer.save_pretrained(partial)
+                    stock_config(model.config).save_pretrained(partial)
             if format == "onnx":
                 options = run_options(Path(run_dir))
                 read = {name: options.get(name) for name in ("max_length", "long_texts")}
@@ -101,6 +104,8 @@ def export_run(
                 export_torch(model, file)
             if quantize is not None:
                 found["loss"] = _loss(run_dir, data_dir, file)
+            if not overwrite:
+                _check_others(Path(partial), target)
             share_permissions(Path(partial))
             for path in Path(partial).iterdir():
                 path.replace(target.parent / path.name)
@@ -126,17 +131,11 @@ def _target(output: str, name: str) -> Path:
     return target
 
 
-def _add_tokenizer_and_config(
-    partial: Path, model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, *, overwrite: bool
-) -> None:
-    """Write both into ``partial``; raise AttendropError if the target folder holds those of another model."""
-    if is_pruned(folder) or read_run(folder) is not None:
-        raise AttendropError(f"'{folder}' holds another run; name a file in a folder of its own.")
-    tokenizer.save_pretrained(partial)
-    stock_config(model.config).save_pretrained(partial)
+def _check_others(partial: Path, target: Path) -> None:
+    """Raise AttendropError if a file that is written beside the target exists, and is another."""
     for path in partial.iterdir():
-        there = folder / path.name
-        if there.exists() and not overwrite and there.read_bytes() != path.read_bytes():
+        there = target.parent / path.name
+        if path.name != target.name and there.exists() and there.read_bytes() != path.read_bytes():
             raise AttendropError(
                 f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
                 "replaces it."

@@ -73,6 +73,13 @@ def over_rows(
     return concatenate(found)[np.argsort(order)]
 
 
+def unit_means(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Average hidden states ``(batch, n, hidden)`` over the tokens of each row, and scale the mean to length 1."""
+    mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
+    mean = (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return functional.normalize(mean, dim=-1)
+
+
 def frozen_features(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -99,9 +106,7 @@ def frozen_features(
         hidden = encoder(**batch).last_hidden_state.float()
         if hidden.ndim != 3:
             raise AttendropError(f"{type(encoder).__name__} has no vectors of tokens or patches to average.")
-        mask = batch.get("attention_mask", torch.ones(hidden.shape[:2], device=hidden.device)).unsqueeze(-1)
-        mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-        normalized: Array = functional.normalize(mean, dim=-1).cpu().numpy()
-        return normalized
+        units: Array = unit_means(hidden, batch.get("attention_mask")).cpu().numpy()
+        return units
 
     return over_rows(means, encoder, tokenizer, head, encoded, batch_size)
