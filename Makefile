@@ -11,9 +11,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 demo: $(STAMP)
 	$(BIN)/attendrop demo
 
-# Two processes with one thread each: tiny models gain nothing from more threads.
+# Two processes with one thread each: tiny models gain nothing from more threads. Those that tests start find the sources
+# compiled, whatever the environment says.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Real data, the real model, every family of transformers, Ray clusters, pages in a browser and code blocks; an hour. Needs
 # ATTENDROP_DATA and a Chromium; without, the tests that do are skipped.

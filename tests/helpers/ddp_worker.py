@@ -1,20 +1,11 @@
-"""Worker of ``test_ddp.py``, run in each of two processes.
+"""The jobs of ``test_ddp.py``, which two processes run together, and one alone."""
 
-Started by ``torchrun`` with an output folder and the part of the jobs to run: ``sample`` or ``rest``.
-"""
-
-import gc
-import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainingArguments
@@ -169,17 +160,6 @@ SAMPLE = (
 PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}
 
 
-def results(folder: Path, part: str, rank: int, world: int) -> dict[str, Any]:
+def results(folder: Path, rank: int, world: int, part: str) -> dict[str, Any]:
     """Run the jobs of a part."""
     return {name: JOBS[name](folder, rank, world) for name in PARTS[part]}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    gc.freeze()  # the trainer calls gc.collect, which is slow with all the objects of imported modules
-    if not ON_CPU:
-        os.environ["LOCAL_RANK"] = "0"  # both processes on the first GPU, which NCCL would refuse
-    distributed.init_process_group("gloo")
-    output, rank = Path(sys.argv[1]), distributed.get_rank()
-    torch.save(results(output, sys.argv[2], rank, 2), output / f"rank-{rank}.pt")
-    distributed.destroy_process_group()

@@ -1,17 +1,10 @@
-"""Worker of ``test_fsdp.py``, run in each of two processes.
+"""The jobs of ``test_fsdp.py``, which two processes run together, and one alone."""
 
-Started by ``torchrun`` with an output folder.
-"""
-
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -73,7 +66,7 @@ def train(model: nn.Module, name: str, method: Method, rank: int, world: int) ->
     return {"gradients": gradients, "weights": weights, "logs": logs}
 
 
-def results(rank: int, world: int) -> dict[str, Any]:
+def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Run all jobs."""
     found = {}
     for job, (name, row, recomputed) in JOBS.items():
@@ -82,11 +75,3 @@ def results(rank: int, world: int) -> dict[str, Any]:
             checkpoint_activations(model)
         found[job] = train(model, name, ON_PARTS[row], rank, world)
     return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
-    output, rank = Path(sys.argv[1]), distributed.get_rank()
-    torch.save(results(rank, 2), output / f"rank-{rank}.pt")
-    distributed.destroy_process_group()

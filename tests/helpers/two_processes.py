@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
+from torch import distributed, multiprocessing
+
+from helpers.device import ON_CPU
+from helpers.forked import CONTEXT
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
@@ -25,17 +30,23 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     return folder
 
 
-def in_two_processes(worker: str, *arguments: str) -> None:
-    """Run a module of the helpers with ``torchrun``."""
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*command, str(tests / "helpers" / f"{worker}.py"), *arguments],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+def in_two_processes(results: Callable[[Path, int, int], Any], folder: Path) -> None:
+    """Save what a function returns, given the folder, the rank and the number of processes, as ``rank-0.pt`` and so on.
+
+    The processes have the environment that ``torchrun`` gives.
+    """
+    multiprocessing.start_processes(
+        _process, (results, folder), nprocs=2, start_method=CONTEXT.get_start_method(), join=True
     )
-    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def _process(rank: int, results: Callable[[Path, int, int], Any], folder: Path) -> None:
+    torch.set_num_threads(1)
+    gc.freeze()  # the trainer calls gc.collect, which is slow with all the objects of imported modules
+    # Both on the first GPU, which NCCL would refuse.
+    local = rank if ON_CPU else 0
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # not used: they meet in a file
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(results(folder, rank, 2), folder / f"rank-{rank}.pt")
+    distributed.destroy_process_group()

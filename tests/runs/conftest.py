@@ -6,14 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import tiny
-
-from attendrop.runs.train import train
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, data, and two runs with their checkpoints: of plain fine-tuning in ``plain``, of AD-DROP in ``run``."""
+    from helpers import tiny  # here: what every conftest imports delays the process that starts the others
+
+    from attendrop.runs.train import train
+
     folder = tmp_path_factory.mktemp("shared")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import tiny
+from helpers.forked import CONTEXT
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -19,10 +19,6 @@ from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
 from attendrop.training import trainer as attendrop_trainer
 from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
-
-# The children are forked by a server that has imported everything and started no threads: quick, and safe.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["attendrop.runs.train"])
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "save_steps": 3, "options": {"p": 0.5}}  # epochs of 5 steps
 
@@ -89,7 +85,7 @@ def test_killed_and_resumed(
     files: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], goes_on_from: str | None
 ) -> None:
     caplog.set_level("INFO", "attendrop")
-    child = _CONTEXT.Process(target=run, args=(files,))
+    child = CONTEXT.Process(target=run, args=(files,))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import tiny
 from helpers.broken_gpu import work_until_gpu_breaks
+from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
 from attendrop.runs.train import train
@@ -52,8 +53,11 @@ def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
     return {name: metrics[name] for name in names} | {"losses": losses}
 
 
-def test_units_run_once_each_and_keep_their_scores_only(folder: Path, tmp_path: Path) -> None:
-    """Duplicates, failures, warm workers, order: one study, for each process takes seconds to start."""
+def test_units_run_once_each_and_keep_their_scores_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Duplicates, failures, warm workers, order."""
+    monkeypatch.setattr(local_workers, "_SPAWN", CONTEXT)
     units = [
         unit(folder),
         unit(folder, seed=1, method="ad-drop"),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reaso
 
 
 def in_one_process(folder: Path, part: str) -> None:
-    torch.save(ddp_worker.results(folder, part, 0, 1), folder / "alone.pt")
+    torch.save(ddp_worker.results(folder, 0, 1, part), folder / "alone.pt")
 
 
 def part_of(job: str) -> str:
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda job: once(
         tmp_path_factory,
         f"ddp-{part_of(job)}",
-        lambda folder: in_two_processes("ddp_worker", str(folder), part_of(job)),
+        partial(in_two_processes, partial(ddp_worker.results, part=part_of(job))),
     )
 
 

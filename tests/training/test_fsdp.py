@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_processes_take_another_factor_together(divided: Any, monkeypatch: pytes
 
 
 def _alone(folder: Path) -> None:
-    torch.save(fsdp_worker.results(0, 1), folder / "alone.pt")
+    torch.save(fsdp_worker.results(folder, 0, 1), folder / "alone.pt")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def load() -> list[dict[str, Any]]:
-        ranks = once(tmp_path_factory, "fsdp", lambda folder: in_two_processes("fsdp_worker", str(folder)))
+        ranks = once(tmp_path_factory, "fsdp", partial(in_two_processes, fsdp_worker.results))
         alone = once(tmp_path_factory, "fsdp-alone", _alone)
         files = [ranks / "rank-0.pt", ranks / "rank-1.pt", alone / "alone.pt"]
         return [torch.load(file, weights_only=True) for file in files]

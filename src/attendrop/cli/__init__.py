@@ -16,25 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Module and package, where they have different names.
-_COMMANDS = (  # in the order of the help
-    "inspect",
-    "compare",
-    "train",
-    "study",
-    "report",
-    "evaluate",
-    "predict",
-    "runs",
-    "patterns",
-    "attend",
-    "prune",
-    "export",
-    "push",
-    "methods",
-    "tasks",
-    "doctor",
-    "demo",
-)
 _NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "filelock", "scipy")}
 _NEEDED["sklearn"] = "scikit-learn"
 
@@ -69,16 +50,14 @@ def _run(arguments: list[str]) -> int:
         return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
     import typer
 
-    from attendrop.cli.app import app
+    from attendrop.cli.app import command
     from attendrop.errors import AttendropError
     from attendrop.files.output_files import broken_link
 
-    for module in _COMMANDS:
-        importlib.import_module(f"attendrop.cli.{module}")
     # UsageError of click, or of the copy of click in newer versions of typer
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
-        return app(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
+        return command()(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
     except interrupts.Interrupted as error:
         return interrupts.tell(str(error))
     except AttendropError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +21,26 @@ SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]
 SkippedFile = Annotated[str | None, typer.Option(help="File for the skipped rows, JSON lines.")]
 
+
+_COMMANDS = (  # in the order of the help
+    "inspect",
+    "compare",
+    "train",
+    "study",
+    "report",
+    "evaluate",
+    "predict",
+    "runs",
+    "patterns",
+    "attend",
+    "prune",
+    "export",
+    "push",
+    "methods",
+    "tasks",
+    "doctor",
+    "demo",
+)
 
 app = typer.Typer(
     help="Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.",
@@ -76,3 +98,11 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
         if not console.is_terminal:  # programs that read the output need each name on one line
             console.width = _NO_LIMIT
         console.print(shown)
+
+
+@cache
+def command() -> Any:
+    """Return the application with all commands, built once: tests and notebooks call the command line often."""
+    for module in _COMMANDS:
+        importlib.import_module(f"attendrop.cli.{module}")
+    return typer.main.get_command(app)
