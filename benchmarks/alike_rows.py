@@ -3,6 +3,9 @@
 Needs ``ATTENDROP_DATA``. Of Banking77 and HWU64, for each number of rows per class ``k``, degree of likeness and draw,
 the file is ``FOLDER/DATA/DEGREE/K/DRAW.csv``. Of each class, it has a random row and ``k - 1`` others: random ones, the
 nearest of ``4 k`` random rows, or the nearest of all, by the cosine of their texts' TF-IDF vectors.
+
+``FOLDER/banking77/20-classes/DRAW.csv`` has five random rows of each of 20 random classes, and ``DRAW-test.csv`` the
+test rows of these classes.
 """
 
 import csv
@@ -11,6 +14,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -18,6 +22,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 DATA = {"banking77": "category", "hwu64": "intent"}
 DEGREES = ("random", "nearest-of-4k", "nearest")
 SIZES, DRAWS = (3, 5, 10, 20), (1, 2, 3, 4, 5)
+FEW_CLASSES, DRAWS_OF_FEW = 20, range(1, 9)
 
 
 def draw(texts: Sequence[str], k: int, degree: str, seed: str) -> list[str]:
@@ -46,15 +51,35 @@ def training_files(classes: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, 
                 yield f"{degree}/{k}/{number}.csv", rows
 
 
+def files_of_few_classes(
+    classes: Mapping[str, Sequence[str]], test: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the name of each training and test file, and its texts with their classes."""
+    for number in DRAWS_OF_FEW:
+        chosen = random.Random(f"{number} classes").sample(sorted(classes), FEW_CLASSES)
+        train = [(text, name) for name in chosen for text in draw(classes[name], 5, "random", f"{number} {name}")]
+        yield f"20-classes/{number}.csv", train
+        yield f"20-classes/{number}-test.csv", [(text, name) for name in chosen for text in test[name]]
+
+
+def read(data: str, file: str) -> dict[str, list[str]]:
+    """Read the different texts of each class."""
+    classes: dict[str, list[str]] = defaultdict(list)
+    with (Path(os.environ["ATTENDROP_DATA"]) / data / file).open(encoding="utf-8", newline="") as rows:
+        for row in csv.DictReader(rows):
+            if row["text"] not in classes[row[DATA[data]]]:
+                classes[row[DATA[data]]].append(row["text"])
+    return classes
+
+
 def main() -> None:
     """Write the files of both data sets."""
     for data, column in DATA.items():
-        classes: dict[str, list[str]] = defaultdict(list)
-        with (Path(os.environ["ATTENDROP_DATA"]) / data / "train.csv").open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row["text"] not in classes[row[column]]:
-                    classes[row[column]].append(row["text"])
-        for name, rows in training_files(classes):
+        classes = read(data, "train.csv")
+        files = training_files(classes)
+        if data == "banking77":
+            files = chain(files, files_of_few_classes(classes, read(data, "test.csv")))
+        for name, rows in files:
             path = Path(sys.argv[1]) / data / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8", newline="") as file:

@@ -119,8 +119,8 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     shown = capsys.readouterr().out
     assert "Measured: ahead of plain fine-tuning on Banking77" in shown
     assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
-    assert "cross_tuning  bool        false           true or false" in shown
-    assert "steps         int         8               1 or more" in shown
+    assert "cross_tuning  bool          false           true or false" in shown
+    assert "steps         int           8               1 or more" in shown
     assert cli.main(["methods", "addrop"]) == 2
     assert "Did you mean 'ad-drop'" in capsys.readouterr().err
     assert cli.main(["tasks"]) == 0
@@ -251,7 +251,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "give one of 'sentence1', "),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.1, not 0.4"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "q=0.4"), "began with q=0.3, not 0.4"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--learning-rate", "1"), "the default learning_rate (0.0001),"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--max-steps", "9"), "with the default max_steps, not 9"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--shots", "1"), "began with no shots, not 1"),

@@ -12,6 +12,9 @@ from helpers import tiny
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop import ADDrop, Compose, Method, RDrop
+from attendrop.methods.core.registry import labelled_method
+from attendrop.reports.run_drops import RowSource, record_run_drops
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import check_folder, note_in_run, read_run
@@ -142,6 +145,44 @@ def test_what_was_decided_is_on_record(folder: Path) -> None:
     assert metrics["config"]["selection_fraction"] is None and metrics["config"]["pooling"] == "auto"
     run = load_finished_run(str(folder / "run"))
     assert run.config.learning_rate == 1e-3 and run.chosen_on is None
+
+
+MANY: dict[str, Any] = {"method": "ad-drop", "train_file": "many.csv", "eval_file": None, "selection_fraction": 0.0}
+RECORDED = ADDrop(p=0.5, attribution="recorded", layers="all")
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows", "options", "expected"),
+    [
+        (20, 200, {}, RECORDED),
+        (20, 200, {"q": 0.5}, ADDrop(q=0.5)),
+        (20, 200, {"p": 0.1}, ADDrop(p=0.1, attribution="gradient", layers="first")),
+        (20, 201, {}, ADDrop()),
+        (19, 57, {}, ADDrop()),
+        (20, 40, {"method": "ad-drop+r-drop"}, Compose(RECORDED, RDrop())),
+        (20, 40, {"label_type": "number"}, ADDrop()),
+    ],
+)
+def test_ad_drop_records_where_classes_are_many_and_their_rows_few(
+    files: Path, classes: int, rows: int, options: dict[str, Any], expected: Method
+) -> None:
+    tiny.write_csv(files / "many.csv", [number % classes for number in range(rows)])
+    settings: dict[str, Any] = {"label_type": "class"} | {k: v for k, v in options.items() if k not in ("p", "q")}
+    settings["options"] = {k: v for k, v in options.items() if k in ("p", "q")}
+    assert resolved(files, **(MANY | {"train_file": str(files / "many.csv")} | settings)).method == expected
+
+
+def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the scores, when the run is loaded again, and when its drops are shown."""
+    caplog.set_level("INFO", "attendrop")
+    train_file = str(tiny.write_csv(files / "many.csv", [number % 20 for number in range(40)]))
+    asked: dict[str, Any] = MANY | {"train_file": train_file, "label_type": "class", "max_steps": 12, "epochs": None}
+    metrics = train(tiny.config(files, "many", **(asked | {"eval_file": train_file})))
+    label = "ad-drop p=0.5 attribution=recorded layers=all"
+    assert labelled_method(metrics["method"], metrics["options"]) == label and label in caplog.text
+    assert load_finished_run(str(files / "many")).method == RECORDED
+    drops = record_run_drops(str(files / "many"), RowSource(20))
+    assert drops.method == RECORDED
 
 
 class StopAt(TrainerCallback):

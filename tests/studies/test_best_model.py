@@ -27,8 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str | None, RunConfig]:
-    """Choose the model of a comparison with these scores, and resolve its run as training would."""
+def chosen(
+    config: RunConfig, scores: dict[str, tuple[float, ...]], decided: dict[str, Any] | None = None
+) -> tuple[str | None, RunConfig]:
+    """Choose the model of a comparison with these scores, and resolve its run as training would.
+
+    Its data ``decided`` on these options of the methods, if any.
+    """
     results = []
     for name, of_seeds in scores.items():
         baseline = name if name in ("frozen", "tfidf", "setfit") else None
@@ -42,7 +47,8 @@ def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str
                 "method": name,
                 "seed": seed,
             }
-            metrics |= {"options": {} if baseline else own.regularizer.options(), "score": score, "train_seconds": 1.0}
+            own_options = own.regularizer.options() | (decided or {} if name != "finetune" else {})
+            metrics |= {"options": {} if baseline else own_options, "score": score, "train_seconds": 1.0}
             metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
             metrics |= {"row_scores": {"rows": 3000, "data": "", "blocks": [score] * 100}}
             unit = Unit(dataclasses.replace(own, seed=seed), baseline)
@@ -62,6 +68,13 @@ def test_a_recommended_method_is_trained_on_all_rows(folder: Path) -> None:
     baseline, config = chosen(comparison_config(folder), {"finetune": LOW, "mixout": HIGH})
     assert (baseline, config.method, config.seed, config.output_dir) == (None, "mixout", 0, f"{folder}/answer/best")
     assert (config.test_fraction, config.selection_fraction, config.refit) == (0.0, 0.0, False)
+
+
+def test_what_the_data_decided_for_the_scores_holds_for_the_model(folder: Path) -> None:
+    """On all rows, which may be too many for it, they would decide otherwise."""
+    decided = {"p": 0.5, "attribution": "recorded", "layers": "all"}
+    _, config = chosen(comparison_config(folder), {"finetune": LOW, "ad-drop": HIGH}, decided)
+    assert {name: config.options[name] for name in decided} == decided
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": {"r": 2}}, {"patience": 2}], ids=["plain", "lora", "patience"])

@@ -170,8 +170,17 @@ def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
         step(reg, [batch], torch.amp.GradScaler(DEVICE.type))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
+def in_sample(number: int, method: Method) -> bool:
+    return method.info.needs_loss_scale or number % 3 == 0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, id=name, marks=[] if in_sample(number, method) else [pytest.mark.slow])
+        for number, (name, method) in enumerate(TABLE.items())
+    ],
+)
 def test_a_loss_scale_changes_nothing(method: Method) -> None:
     """Methods that do not say that they need to know it do not."""
     batch, found = zoo.batch_of("bert"), []

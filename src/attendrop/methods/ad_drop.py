@@ -46,6 +46,11 @@ from attendrop.randomness.candidates import Region, pack, unpack
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
+# What an option of None means, where the data have not said otherwise.
+_USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
+# Where so many classes have so few rows each, this is the default: measured on 48 to 77 classes, docs/does-it-help.md.
+MANY_CLASSES, FEW_ROWS = 20, 10
+_OF_MANY_CLASSES: dict[str, Any] = {"p": 0.5, "attribution": "recorded", "layers": "all"}
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,19 @@ class ADDrop(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Fraction of the keys of each row that are candidates, in (0, 1).
+        p: Fraction of the keys of each row that are candidates, in (0, 1). None: as ``attribution``; 0.1 or 0.5.
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass),
             or ``"recorded"`` (ours): minus the gradient of the loss by the weights, from the last training pass in
             which the row took part, so that no pass is added. A row without a record is not dropped from. Rows are
             known by their index in the training data: in a loop of your own, ``reg.loss(batch, rows=indices)``. With
-            cross-tuning, the plain epochs record and the others drop.
+            cross-tuning, the plain epochs record and the others drop. None: by the data, see :meth:`for_data`, if no
+            option is given and ``attendrop`` loads them, and otherwise ``"gradient"``.
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
             Does not apply to recorded attributions, which are of the loss.
-        layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+        layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
+            as ``attribution``; the first or all.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
             gold value, of the other sign for each example whose error has the other sign; magnitudes rank the influence
@@ -96,7 +103,8 @@ class ADDrop(Method):
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
     candidates. The paper tunes p and q per data set. Defaults that follow from measurements (docs/does-it-help.md) and
     differ from the paper's, which ``preset="paper"`` has: ``p=0.1``; no cross-tuning; magnitudes in regression; the
-    first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it acts in all.
+    first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it acts in all;
+    recorded attributions in all layers, with ``p=0.5``, where classes are many and their rows few.
     ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
     ``direction="magnitude"``.
     """
@@ -118,16 +126,18 @@ class ADDrop(Method):
         forward="2",
         backward="1 + activations",
         inactive_epochs_hint=(
-            "With cross-tuning it is active in every second epoch; set cross_tuning=False to activate it in all from "
-            "start_epoch on."
+            "With cross-tuning it is active in every second epoch, and with recorded attributions not in the first; "
+            "train for more epochs, or set cross_tuning=False to activate it in all from start_epoch on."
         ),
     )
 
-    p: float = option(0.1, unit_interval(), search=(0.2, 0.3, 0.5))
+    p: float | None = option(None, optional(unit_interval()), search=(0.2, 0.3, 0.5))
     q: float = option(0.3, unit_interval(one=True), search=(0.1, 0.2, 0.5))
-    attribution: str = option("gradient", choice("gradient", "integrated_gradient", "attention", "random", "recorded"))
+    attribution: str | None = option(
+        None, optional(choice("gradient", "integrated_gradient", "attention", "random", "recorded"))
+    )
     target: str = option("pseudo_label", choice("pseudo_label", "gold_label"))
-    layers: str | int | Sequence[int] = option("first", LAYERS, search=("all",))
+    layers: str | int | Sequence[int] | None = option(None, optional(LAYERS), search=("all",))
     direction: str | None = option(None, optional(choice("high", "low", "magnitude")))
     cross_tuning: bool = option(False, SWITCH, search=(True,))
     start_epoch: int = option(0, count(0))
@@ -139,12 +149,25 @@ class ADDrop(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if any(getattr(self, name) is not None for name in _USUAL):
+            for name, value in _USUAL.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
         if self.attribution == "recorded" and self.target != "pseudo_label":
             raise AttendropError(
                 f"target={self.target!r} does not apply to recorded attributions, which are of the loss; leave it out."
             )
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
+
+    def for_data(self, classes: int, rows: int) -> ADDrop:
+        """Record attributions, and act in all layers, where classes are many and their rows few, unless told otherwise.
+
+        There this gives more than an own pass in the first layer, and costs less; with few classes, all layers do harm
+        (docs/does-it-help.md).
+        """
+        few = classes >= MANY_CLASSES and rows <= FEW_ROWS * classes
+        return ADDrop(**_OF_MANY_CLASSES) if few and self == ADDrop() else self
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -175,9 +198,9 @@ class ADDrop(Method):
     def plan(self, context: StepContext) -> Plan:
         method = self.resolved(context.adapter.model)
         if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
-            return RandomMaskPlan(
-                method, context, lambda plan, call: method._drop(plan, call, None, method.p * method.q)
-            )
+            assert method.p is not None
+            share = method.p * method.q
+            return RandomMaskPlan(method, context, lambda plan, call: method._drop(plan, call, None, share))
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # of the model's own dropout, in the attribution pass and again in this one
         candidates = method._attribute(context, attention_layers, draws)
@@ -204,11 +227,16 @@ class ADDrop(Method):
 
         return RandomMaskPlan(self, context, make)
 
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+        return Method.selected_layers(self._without_data(), attention_layers)
+
     def resolved(self, model: nn.Module) -> ADDrop:
-        """Replace a direction of None by what suits the model's kind of prediction."""
-        if self.direction is not None:
-            return self
-        return replace(self, direction="magnitude" if is_regression(model) else "high")
+        """Replace what is left open, a direction of None by what suits the model's kind of prediction."""
+        direction = self.direction or ("magnitude" if is_regression(model) else "high")
+        return replace(self._without_data(), direction=direction)
+
+    def _without_data(self) -> ADDrop:
+        return self if self.p is not None else replace(self, **_USUAL)
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
@@ -239,6 +267,7 @@ class ADDrop(Method):
         valid = call.valid
         if self.units == "hidden":  # the units of a token form one row
             attribution, valid = attribution.flatten(2)[:, None], None
+        assert self.p is not None  # of the resolved method
         return candidate_region(attribution, valid, self.p, self.direction or "high")
 
     def _drop(

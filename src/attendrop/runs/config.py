@@ -458,8 +458,10 @@ class RunConfig:
         return "eval" if found == "selection" and self.protocol == "paper" else found
 
     def filled(self, **options: Any) -> RunConfig:
-        """Return a copy with other values of options that the method does not read; it has the same method object."""
+        """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""
         found = copy.copy(self)
+        if "options" in options:
+            vars(found).pop("regularizer", None)
         for name, value in options.items():
             object.__setattr__(found, name, value)
         return found

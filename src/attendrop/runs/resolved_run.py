@@ -51,7 +51,7 @@ class ResolvedRun:
 
     def with_method(self, method: Method) -> ResolvedRun:
         """Return the run with another method, and the rows that this one trains on."""
-        config = self.config.filled(method=method.name, options=method.options(), regularizer=method)
+        config = self.config.filled(method=method.name, options=method.options())
         return ResolvedRun(config, self.given, self.data, divide(config, self.data))
 
     def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
@@ -78,4 +78,8 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
     has_pooling, processes = data.task.head.has_pooling, int(os.environ.get("WORLD_SIZE", "1"))
     resolved = with_training(resolved, rows, has_pooling=has_pooling, processes=processes)
+    head = data.task.head
+    method = resolved.regularizer.for_data(len(head.strata) if head.input_name == "text" else 1, rows)
+    if method != resolved.regularizer:
+        resolved = resolved.filled(options=method.options())
     return ResolvedRun(resolved, config, data, parts)

@@ -312,7 +312,7 @@ def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> No
     def flat(options: dict[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
         return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
-    before, decided = flat(run["config"]), run.get("decided") or {}
+    before, decided = flat(run["config"]), flat({"options": {}} | (run.get("decided") or {}))
     was_located, is_located = located(run["config"]), located(now)
     for name, value in flat(now).items():
         was = before.get(name)

@@ -133,7 +133,8 @@ def _train(
     if not begun and is_main_process():
         clear_unfinished(place)
     # Fit it; where it is to be trained on held-out rows, too, once without and once with them.
-    begin = partial(begin_run, place, config, rows, decided=decided(run.config))
+    found = decided(run.config) | {"options": run.config.options}
+    begin = partial(begin_run, place, config, rows, decided=found)
     fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit:
@@ -318,6 +319,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     if not run.chooses_epoch:
         logger.info("Nothing is chosen: the last epoch is kept.")
     logger.info("%s", _training(run))
+    if run.method != run.given.regularizer:
+        logger.info("What the data decide: %s.", labelled_method(run.method.name, run.method.options()))
     total = num_epochs(config, rows)
     for part in run.method.parts:
         epochs = part.regularized_epochs(total)

@@ -30,10 +30,12 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     A linear model on an encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
     baselines are models of :mod:`attendrop.runs.baseline_models`.
     """
-    units = {method_label(each.metrics): each.unit for each in results if each.metrics is not None}
-    unit = units[answer.use or REFERENCE]
+    found = {method_label(each.metrics): (each.unit, each.metrics) for each in results if each.metrics is not None}
+    unit, metrics = found[answer.use or REFERENCE]
     changes, baseline = _all_rows(unit.config), unit.baseline
-    if baseline is not None:
+    if baseline is None:
+        changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
+    else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
     if baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):

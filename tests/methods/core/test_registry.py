@@ -25,7 +25,8 @@ def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "given"),
     [
-        ("ad-drop", {"p": 0.1}, {}),  # the default
+        ("ad-drop", {"q": 0.3}, {}),  # the default
+        ("ad-drop", {"p": 0.1}, {"p": 0.1}),  # what the data would decide otherwise
         ("ad-drop", {"p": 0.5}, {"p": 0.5}),
         (
             "attendout",

@@ -102,6 +102,13 @@ class Method:
 
     # What it needs of the data.
 
+    def for_data(self, classes: int, rows: int) -> Method:
+        """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts.
+
+        There is one class where labels are no classes of whole texts.
+        """
+        return self
+
     @property
     def columns(self) -> Mapping[str, str]:
         """Return the columns of the training data that only the method reads, with their kinds.

@@ -55,6 +55,9 @@ class Compose(Method):
     def parts(self) -> tuple[Method, ...]:
         return self.methods
 
+    def for_data(self, classes: int, rows: int) -> Compose:
+        return Compose(*(part.for_data(classes, rows) for part in self.methods))
+
     @property
     def columns(self) -> Mapping[str, str]:
         return {name: kind for part in self.methods for name, kind in part.columns.items()}
