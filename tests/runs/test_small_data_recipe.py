@@ -148,7 +148,7 @@ def test_what_was_decided_is_on_record(folder: Path) -> None:
 
 
 MANY: dict[str, Any] = {"method": "ad-drop", "train_file": "many.csv", "eval_file": None, "selection_fraction": 0.0}
-RECORDED = ADDrop(p=0.5, attribution="recorded", layers="all")
+RECORDED = ADDrop(p=0.3, attribution="recorded", layers="all")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     train_file = str(tiny.write_csv(files / "many.csv", [number % 20 for number in range(40)]))
     asked: dict[str, Any] = MANY | {"train_file": train_file, "label_type": "class", "max_steps": 12, "epochs": None}
     metrics = train(tiny.config(files, "many", **(asked | {"eval_file": train_file})))
-    label = "ad-drop p=0.5 attribution=recorded layers=all"
+    label = "ad-drop p=0.3 attribution=recorded layers=all"
     assert labelled_method(metrics["method"], metrics["options"]) == label and label in caplog.text
     assert load_finished_run(str(files / "many")).method == RECORDED
     drops = record_run_drops(str(files / "many"), RowSource(20))

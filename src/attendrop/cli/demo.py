@@ -12,11 +12,7 @@ import typer
 from attendrop.cli.app import Json, Quiet, app
 from attendrop.errors import AttendropError
 
-# Chosen on other draws of the messages: docs/does-it-help.md.
-SETTINGS = shlex.split(
-    "--methods finetune,ad-drop --set ad-drop.attribution=recorded --set ad-drop.layers=all --set ad-drop.p=0.3 "
-    "--epochs 10"
-)
+SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")
 logger = logging.getLogger(__name__)
 
 

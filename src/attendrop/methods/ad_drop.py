@@ -50,7 +50,7 @@ _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") 
 _USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
 # Where so many classes have so few rows each, this is the default: measured on 48 to 77 classes, docs/does-it-help.md.
 MANY_CLASSES, FEW_ROWS = 20, 10
-_OF_MANY_CLASSES: dict[str, Any] = {"p": 0.5, "attribution": "recorded", "layers": "all"}
+_OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class ADDrop(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Fraction of the keys of each row that are candidates, in (0, 1). None: as ``attribution``; 0.1 or 0.5.
+        p: Fraction of the keys of each row that are candidates, in (0, 1). None: as ``attribution``; 0.1 or 0.3.
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass),
             or ``"recorded"`` (ours): minus the gradient of the loss by the weights, from the last training pass in
             which the row took part, so that no pass is added. A row without a record is not dropped from. Rows are
             known by their index in the training data: in a loop of your own, ``reg.loss(batch, rows=indices)``. With
-            cross-tuning, the plain epochs record and the others drop. None: by the data, see :meth:`for_data`, if no
-            option is given and ``attendrop`` loads them, and otherwise ``"gradient"``.
+            cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; but where no option is given,
+            ``attendrop train``, ``compare`` and studies follow the data, see :meth:`for_data`.
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
             Does not apply to recorded attributions, which are of the loss.
         layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
@@ -104,7 +104,7 @@ class ADDrop(Method):
     candidates. The paper tunes p and q per data set. Defaults that follow from measurements (docs/does-it-help.md) and
     differ from the paper's, which ``preset="paper"`` has: ``p=0.1``; no cross-tuning; magnitudes in regression; the
     first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it acts in all;
-    recorded attributions in all layers, with ``p=0.5``, where classes are many and their rows few.
+    recorded attributions in all layers, with ``p=0.3``, where classes are many and their rows few.
     ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
     ``direction="magnitude"``.
     """
