@@ -117,7 +117,7 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     assert "Measured" not in shown and max(map(len, shown.splitlines())) <= 160
     assert cli.main(["methods", "ad-drop"]) == 0
     shown = capsys.readouterr().out
-    assert "Measured: ahead of plain fine-tuning on Banking77" in shown
+    assert "Measured: where classes are many, recorded in all layers" in shown
     assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
     assert "cross_tuning  bool          false           true or false" in shown
     assert "steps         int           8               1 or more" in shown

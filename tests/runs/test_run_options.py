@@ -318,7 +318,7 @@ def test_runs_below_a_folder_are_listed(folder: Path, tmp_path: Path, capsys: Ca
     assert finished["folder"] == str(tmp_path / "a" / "b") and finished["score"] == metrics["score"]
     assert (finished["finished"], unfinished["finished"], unfinished["score"]) == (True, False, None)
     assert (unfinished["method"], unfinished["seed"]) == ("ad-drop", 0)
-    assert finished["label"] == unfinished["label"] == labelled_method("ad-drop", metrics["options"])
+    assert finished["label"] == unfinished["label"] == labelled_method("ad-drop", metrics["config"]["options"])
     assert cli.main(["runs", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [finished, unfinished]
     assert cli.main(["runs", str(tmp_path)]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop import ADDrop, Compose, Method, RDrop
-from attendrop.methods.core.registry import labelled_method
 from attendrop.reports.run_drops import RowSource, record_run_drops
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import check_folder, note_in_run, read_run
 from attendrop.runs.small_data_recipe import learning_rate, steps
 from attendrop.runs.train import announce_scores, train
+from attendrop.studies.method_rows import method_label
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -148,6 +149,7 @@ def test_what_was_decided_is_on_record(folder: Path) -> None:
 
 
 MANY: dict[str, Any] = {"method": "ad-drop", "train_file": "many.csv", "eval_file": None, "selection_fraction": 0.0}
+USUAL = ADDrop(p=0.1, attribution="gradient", layers="first")
 RECORDED = ADDrop(p=0.3, attribution="recorded", layers="all")
 
 
@@ -155,20 +157,22 @@ RECORDED = ADDrop(p=0.3, attribution="recorded", layers="all")
     ("classes", "rows", "options", "expected"),
     [
         (20, 200, {}, RECORDED),
-        (20, 200, {"q": 0.5}, ADDrop(q=0.5)),
-        (20, 200, {"p": 0.1}, ADDrop(p=0.1, attribution="gradient", layers="first")),
-        (20, 201, {}, ADDrop()),
-        (19, 57, {}, ADDrop()),
+        (20, 200, {"q": 0.5}, replace(RECORDED, q=0.5)),
+        (20, 200, {"p": 0.1}, USUAL),
+        (20, 200, {"target": "gold_label"}, replace(USUAL, target="gold_label")),
+        (20, 201, {}, USUAL),
+        (19, 57, {}, USUAL),
         (20, 40, {"method": "ad-drop+r-drop"}, Compose(RECORDED, RDrop())),
-        (20, 40, {"label_type": "number"}, ADDrop()),
+        (20, 40, {"label_type": "number"}, USUAL),
     ],
 )
 def test_ad_drop_records_where_classes_are_many_and_their_rows_few(
     files: Path, classes: int, rows: int, options: dict[str, Any], expected: Method
 ) -> None:
     tiny.write_csv(files / "many.csv", [number % classes for number in range(rows)])
-    settings: dict[str, Any] = {"label_type": "class"} | {k: v for k, v in options.items() if k not in ("p", "q")}
-    settings["options"] = {k: v for k, v in options.items() if k in ("p", "q")}
+    own = ("p", "q", "target")
+    settings: dict[str, Any] = {"label_type": "class"} | {k: v for k, v in options.items() if k not in own}
+    settings["options"] = {k: v for k, v in options.items() if k in own}
     assert resolved(files, **(MANY | {"train_file": str(files / "many.csv")} | settings)).method == expected
 
 
@@ -178,8 +182,8 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     train_file = str(tiny.write_csv(files / "many.csv", [number % 20 for number in range(40)]))
     asked: dict[str, Any] = MANY | {"train_file": train_file, "label_type": "class", "max_steps": 12, "epochs": None}
     metrics = train(tiny.config(files, "many", **(asked | {"eval_file": train_file})))
-    label = "ad-drop p=0.3 attribution=recorded layers=all"
-    assert labelled_method(metrics["method"], metrics["options"]) == label and label in caplog.text
+    assert "so the method is ad-drop p=0.3 attribution=recorded layers=all." in caplog.text
+    assert ADDrop(**metrics["options"]) == RECORDED and method_label(metrics) == "ad-drop"
     assert load_finished_run(str(files / "many")).method == RECORDED
     drops = record_run_drops(str(files / "many"), RowSource(20))
     assert drops.method == RECORDED

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.study import read_answers
@@ -371,6 +372,17 @@ def test_runs_in_which_the_method_never_acted_are_told() -> None:
         "ad-drop acted in no epoch of 2 of 5 runs, which are plain fine-tuning.",
         *answer([*plain, *runs("ad-drop", AHEAD, history=acted)]).notes,
     )
+
+
+def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> None:
+    asked, decided = ADDrop().options(), ADDrop(p=0.3, attribution="recorded", layers="all").options()
+    found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=decided, config={"options": asked})])
+    assert [row.label for row in found.rows] == ["finetune", "ad-drop"]
+    named = "ad-drop is here ad-drop p=0.3 attribution=recorded layers=all"
+    assert f"{named}, because there are many classes with few rows each." in found.notes
+    usual = ADDrop().for_data(classes=2, rows=100).options()
+    found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=usual, config={"options": asked})])
+    assert "is here" not in " ".join(found.notes)
 
 
 @pytest.mark.parametrize(

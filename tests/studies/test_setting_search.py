@@ -72,6 +72,16 @@ def test_the_same_seed_proposes_the_same_settings(config: RunConfig) -> None:
     assert one == other
 
 
+def test_settings_are_around_what_the_data_decided_of_the_default(config: RunConfig) -> None:
+    """Which is not given, so that it is searched, too."""
+    decided = {"p": 0.3, "attribution": "recorded", "layers": "all"}
+    found = search(config, Runs(lambda run: 0.5), DEFAULT, trials=12, decided={"ad-drop": decided})["ad-drop"]
+    assert found[0].setting.options == {}
+    changed = [trial.setting.options for trial in found[1:] if trial.setting.options]
+    assert {options["attribution"] for options in changed} == {"recorded"}
+    assert len({options["p"] for options in changed}) > 1
+
+
 def test_settings_of_a_method_keep_what_they_differ_in(config: RunConfig) -> None:
     found = search(config, Runs(lambda run: 0.5), DEFAULT, OTHER, MethodSetting("mixout"), trials=12)
     tried = {label: [trial.setting.options for trial in trials] for label, trials in found.items()}

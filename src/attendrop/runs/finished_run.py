@@ -164,7 +164,7 @@ def _describe(folder: Path) -> dict[str, Any] | None:
     if not isinstance(config, dict):
         return None
     known = {"task": config.get("task") or "files", **{name: config.get(name) for name in ("model", "method", "seed")}}
-    options = (metrics or {}).get("options") or config.get("options") or {}
+    options = config.get("options") or {}
     return {
         "folder": str(folder),
         "finished": metrics is not None,

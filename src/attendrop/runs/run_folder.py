@@ -323,7 +323,7 @@ def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> No
             began = f"the default {name}" if name in decided else f"no {name}"
             began += f" ({decided[name]})" if decided.get(name) is not None else ""
         if value is None:
-            asked = "the default" if name in decided else "without it"
+            asked = "the default" if name in decided or name in flat_options(now["options"]) else "without it"
         raise AttendropError(
             f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
             "another output folder."

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
 from attendrop.files.output_files import write_json, write_text
-from attendrop.methods.core.registry import build_method, labelled_method
+from attendrop.methods.core.registry import build_method, decided_by_data, labelled_method
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
@@ -319,8 +319,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     if not run.chooses_epoch:
         logger.info("Nothing is chosen: the last epoch is kept.")
     logger.info("%s", _training(run))
-    if run.method != run.given.regularizer:
-        logger.info("What the data decide: %s.", labelled_method(run.method.name, run.method.options()))
+    if decision := decided_by_data(run.method.name, run.given.options, run.method.options()):
+        logger.info("The data have many classes with few rows each, so the method is %s.", decision)
     total = num_epochs(config, rows)
     for part in run.method.parts:
         epochs = part.regularized_epochs(total)

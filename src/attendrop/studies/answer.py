@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import decided_by_data
 from attendrop.methods.finetune import FineTune
 from attendrop.studies.method_rows import (
     HOLDS_FOR_SHIFTED,
@@ -244,6 +245,13 @@ def _notes(
     missing += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
     if missing:
         yield f"Without a result: {'; '.join(missing)}."
+    decisions: dict[str, str] = {}
+    for run in runs:
+        given = (run.get("config") or {}).get("options")
+        if given is not None and (decision := decided_by_data(run["method"], given, run["options"])):
+            decisions.setdefault(method_label(run), decision)
+    for label, decision in decisions.items():
+        yield f"{label} is here {decision}, because there are many classes with few rows each."
     # A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:

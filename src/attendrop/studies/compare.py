@@ -12,6 +12,7 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.base import Method
+from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_preprocessor
@@ -249,6 +250,11 @@ class Steps:
             return {}
         selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
         self.on_plan(selection + self._number_of_final_runs)
+        decided = {
+            setting.label: given_options(setting.method, result.metrics["options"])
+            for setting, result in zip(self.defaults.values(), first, strict=True)
+            if result.metrics is not None
+        }
         return search_settings(
             comparison.config,
             comparison.methods,
@@ -256,6 +262,7 @@ class Steps:
             folds=comparison.folds,
             learning_rate=finished[0]["training"]["learning_rate"],
             run_units=self.run,
+            decided=decided,
         )
 
     def _trials_that_fit(self, first: Sequence[Result]) -> int:

@@ -136,12 +136,16 @@ class MethodRow:
 def method_label(metrics: Metrics) -> str:
     """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``.
 
+    What the data decided is not in the name, so that runs on other data are of the same method.
     A study that has a name of its own for the method adds it as :data:`LABEL`.
     """
     if own := metrics.get(LABEL):
         return str(own)
     method: str = metrics["method"]
-    return method if method in BASELINES else labelled_method(method, metrics["options"])
+    if method in BASELINES:
+        return method
+    options: Mapping[str, Any] = metrics.get("config", {}).get("options", metrics["options"])
+    return labelled_method(method, options)
 
 
 def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:

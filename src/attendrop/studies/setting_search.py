@@ -105,6 +105,7 @@ def search_settings(
     folds: int,
     learning_rate: float,
     run_units: RunUnits,
+    decided: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, list[Trial]]:
     """Try settings of methods on selection rows.
 
@@ -113,7 +114,8 @@ def search_settings(
     number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are given
     are not searched, also those of the other settings of the same method: each remains what it is compared as.
 
-    For each default, at most so many ``trials`` are made, itself included; ``learning_rate`` is its learning rate.
+    For each default, at most so many ``trials`` are made, itself included; ``learning_rate`` is its learning rate, and
+    ``decided`` has by its label the options that it has on these data.
 
     Returns:
         The trials by label of the default, which comes first.
@@ -123,7 +125,8 @@ def search_settings(
         given.setdefault(default.method, set()).update(default.options)
     found = {}
     for default in defaults:
-        settings = _settings(default, given[default.method], trials, learning_rate, config.seed)
+        around = (decided or {}).get(default.label, {})
+        settings = _settings(default, given[default.method], around, trials, learning_rate, config.seed)
         found[default.label] = [Trial(setting) for setting in settings]
     alive = dict(found)
     for fold in range(folds):
@@ -158,9 +161,17 @@ def number_of_selection_runs(trials: int, folds: int) -> int:
 
 
 def _settings(
-    default: MethodSetting, given: Collection[str], trials: int, learning_rate: float, seed: int
+    default: MethodSetting,
+    given: Collection[str],
+    around: Mapping[str, Any],
+    trials: int,
+    learning_rate: float,
+    seed: int,
 ) -> list[MethodSetting]:
-    """Propose settings, each once: the default, then others at random that keep the given options."""
+    """Propose settings, each once: the default, then others at random that keep the given options.
+
+    The others differ from what the default is on these data, ``around``.
+    """
     try:
         import optuna
     except ModuleNotFoundError:
@@ -177,7 +188,8 @@ def _settings(
         chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
         changed = {name: value for name, value in chosen.items() if value != defaults[name]}
         rate = changed.pop(_LEARNING_RATE, None)
-        setting = MethodSetting(default.method, {**default.options, **changed}, rate)
+        options = {**(around if changed else {}), **default.options, **changed}
+        setting = MethodSetting(default.method, options, rate)
         if setting not in found:
             found.append(setting)
         return 0.0

@@ -105,7 +105,8 @@ class Method:
     def for_data(self, classes: int, rows: int) -> Method:
         """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts.
 
-        There is one class where labels are no classes of whole texts.
+        There is one class where labels are no classes of whole texts. The rows are divided before: what is read of the
+        data, and the rows of rewards, must not depend on it.
         """
         return self
 

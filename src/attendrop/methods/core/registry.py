@@ -129,6 +129,15 @@ def labelled_method(name: str, options: Mapping[str, Any]) -> str:
     )
 
 
+def decided_by_data(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+    """Name what a method became by :meth:`Method.for_data`; None where that is what it is without many classes."""
+    try:
+        usual = build_method(name, given).for_data(classes=1, rows=0)
+    except AttendropError:  # of a package that is not installed
+        return None
+    return None if usual.options() == options else labelled_method(name, options)
+
+
 def check_method(value: Any) -> Method:
     """Return a method; raise AttendropError for anything else, such as the name or the class of one."""
     if isinstance(value, Method):
