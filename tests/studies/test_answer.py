@@ -378,11 +378,11 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
     asked, decided = ADDrop().options(), ADDrop(p=0.3, attribution="recorded", layers="all").options()
     found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=decided, config={"options": asked})])
     assert [row.label for row in found.rows] == ["finetune", "ad-drop"]
-    named = "ad-drop is here ad-drop p=0.3 attribution=recorded layers=all"
-    assert f"{named}, because there are many classes with few rows each." in found.notes
+    named = "Here ad-drop means ad-drop p=0.3 attribution=recorded layers=all"
+    assert f"{named}: there are many classes with few rows each." in found.notes
     usual = ADDrop().for_data(classes=2, rows=100).options()
     found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=usual, config={"options": asked})])
-    assert "is here" not in " ".join(found.notes)
+    assert "means" not in " ".join(found.notes)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def _notes(
         if given is not None and (decision := decided_by_data(run["method"], given, run["options"])):
             decisions.setdefault(method_label(run), decision)
     for label, decision in decisions.items():
-        yield f"{label} is here {decision}, because there are many classes with few rows each."
+        yield f"Here {label} means {decision}: there are many classes with few rows each."
     # A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:
