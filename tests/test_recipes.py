@@ -70,7 +70,7 @@ def start(unit: Unit, folder: Path, output: Path) -> dict[str, Any]:
     return run_unit(Job(Unit(config, unit.baseline), output))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.filterwarnings("ignore")  # few rows
 def test_the_first_run_of_each_method_of_a_recipe_starts(name: str, folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attendrop.studies.method_rows import method_label
 from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.row_scores import RowScores
 
@@ -26,19 +25,24 @@ def test_the_comparisons_of_the_readme_are_kept_with_their_rows() -> None:
     assert {"demonstration", "banking77_p_0.3"} <= {folder.name for folder in WITH_ROWS}
 
 
+def _key(run: dict[str, Any]) -> str:
+    """Tell runs of other methods or options apart."""
+    return json.dumps([run["method"], run["options"]], sort_keys=True)
+
+
 @pytest.mark.parametrize("folder", WITH_ROWS, ids=lambda folder: folder.name)
 def test_intervals_on_new_rows_follow_from_the_kept_scores(folder: Path) -> None:
     answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
     runs: dict[str, dict[int, Any]] = {}
     for line in (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
-        runs.setdefault(method_label(run), {})[run["seed"]] = run
-    reference = runs[answer["reference"]]
+        runs.setdefault(_key(run), {})[run["seed"]] = run
+    reference = runs[_key(next(each for each in answer["methods"] if each["label"] == answer["reference"]))]
     checked = 0
     for record in answer["methods"]:
         if record["label"] == answer["reference"]:
             continue
-        own = runs[record["label"]]
+        own = runs[_key(record)]
         seeds = sorted(own.keys() & reference.keys())
         scores = [[each[seed]["score"] for seed in seeds] for each in (own, reference)]
         by_row = [[RowScores.from_dict(each[seed]["row_scores"]) for seed in seeds] for each in (own, reference)]

@@ -201,7 +201,7 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", [8, 14])
+@pytest.mark.parametrize("step", [pytest.param(8, marks=pytest.mark.slow), 14])
 def test_interrupted_in_either_training_it_ends_the_same(step: int, folder: Path) -> None:
     config = tiny.config(folder, f"stopped-{step}", **(HELD_OUT | {"method": "ad-drop", "save_steps": 2}))
     with pytest.raises(KeyboardInterrupt):

@@ -276,6 +276,7 @@ def test_a_frozen_decoder_is_exported_with_its_linear_model(folder: Path, tmp_pa
     np.testing.assert_allclose(found, baseline.outputs({"text": texts}, rows, 2, "cpu"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_of_images_is_exported(tmp_path: Path) -> None:
     tiny_images.save_tiny_model(tmp_path / "model")
     for name, first, count in (("train", 0, 24), ("dev", 100, 12)):
