@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop import cli
+from attendrop.cli import app
 from helpers import tiny
 
 FROZEN = Path(__file__).parents[1] / "frozen"
@@ -29,27 +30,9 @@ RECIPE = "--model model --device cpu --epochs 3 --batch-size 8 --learning-rate 1
 TRAIN = f"train {DATA} {RECIPE}"
 COMPARE = f"compare {DATA} {RECIPE} --workers 0"
 
-HELP = (
-    *(
-        "",
-        "inspect",
-        "compare",
-        "train",
-        "study",
-        "report",
-        "evaluate",
-        "predict",
-        "runs",
-        "patterns",
-        "attend",
-        "prune",
-    ),
-    *("export", "methods", "tasks", "doctor", "demo"),
-)
-
 # In this order: the later read what the earlier wrote.
 COMMANDS = {
-    **{f"help-{command or 'attendrop'}": f"{command} --help" for command in HELP},
+    **{f"help-{command or 'attendrop'}": f"{command} --help" for command in ("", *app.COMMANDS)},
     "methods": "methods",
     "methods-ad-drop": "methods ad-drop",
     "tasks": "tasks",

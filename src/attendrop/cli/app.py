@@ -21,8 +21,7 @@ SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]
 SkippedFile = Annotated[str | None, typer.Option(help="File for the skipped rows, JSON lines.")]
 
-
-_COMMANDS = (  # in the order of the help
+COMMANDS = (  # in the order of the help
     "inspect",
     "compare",
     "train",
@@ -103,6 +102,6 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
 @cache
 def command() -> Any:
     """Return the application with all commands, built once: tests and notebooks call the command line often."""
-    for module in _COMMANDS:
+    for module in COMMANDS:
         importlib.import_module(f"attendrop.cli.{module}")
     return typer.main.get_command(app)

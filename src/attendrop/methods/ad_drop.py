@@ -48,8 +48,8 @@ _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
 # What an option of None means, where the data have not said otherwise.
 _USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
-# Where so many classes have so few rows each, this is the default: measured on 48 to 77 classes, docs/does-it-help.md.
-MANY_CLASSES, FEW_ROWS = 20, 10
+# The default where so many classes have so few rows each: measured on 20 to 77 classes, docs/does-it-help.md.
+_MANY_CLASSES, _FEW_ROWS = 20, 10
 _OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 
 
@@ -117,9 +117,10 @@ class ADDrop(Method):
         evidence=(
             "where classes are many, recorded in all layers, with p=0.3: ahead of plain fine-tuning by 0.005 [0.002, "
             "0.009] on Banking77 with five rows per class (ten seeds, new rows), and by 0.033 [0.018, 0.049] on "
-            "generated messages with new phrases (five draws), where an own pass has 0.017 [0.007, 0.027]; on HWU64 no "
-            "difference is told, +0.005 [-0.003, +0.014]. On CoLA, MRPC, STS-B and RTE with 256 and 1,000 rows, five "
-            "seeds each, none shows in the first layer, and all layers do harm (the project's docs/does-it-help.md)."
+            "generated messages with new phrases (five draws), where an own pass has 0.017 [0.007, 0.027]; on HWU64, "
+            "five draws, none is told: +0.003 [-0.005, +0.011]. On CoLA, MRPC, STS-B and RTE with 256 and 1,000 rows, "
+            "five seeds each, none shows in the first layer, and all layers do harm (the project's "
+            "docs/does-it-help.md)."
         ),
         compared=True,
         acts_on=("scores",),
@@ -168,7 +169,7 @@ class ADDrop(Method):
         """
         if self.p is not None or self.target != "pseudo_label":
             return self._without_data()
-        few = classes >= MANY_CLASSES and rows <= FEW_ROWS * classes
+        few = classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes
         return replace(self, **(_OF_MANY_CLASSES if few else _USUAL))
 
     @classmethod
