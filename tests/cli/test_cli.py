@@ -247,8 +247,8 @@ def dangling(tmp_path: Path) -> str:
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
     (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "text-columns is for custom files; omit it for a task"),
-    (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "of 'sentence1', 'sentence2', 'label'."),
-    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "give one of 'sentence1', "),
+    (lambda f, t: ["train", f"{f}/train.csv", "--label-type", "choice"], "of 'sentence1', 'sentence2', 'label'."),
+    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "has no column 'a'"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--set", "q=0.4"), "began with q=0.3, not 0.4"),

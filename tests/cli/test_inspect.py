@@ -11,6 +11,8 @@ import pytest
 from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
 from attendrop.tasks.inspection import inspect_files
 
 TOPICS = {
@@ -69,7 +71,7 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
     out = capsys.readouterr().out
     assert out.startswith("tickets.csv: 119 rows, Windows-1252 (a guess), separated by semicolons, quoted\n")
     assert "Length in words: " in out and "Likeness of texts" in out
-    data = "--train-file tickets.csv --text-columns message --label-column category"
+    data = "tickets.csv --text-columns message --label-column category"
     assert f"  attendrop compare {data} --label-map map.csv --skip-bad-rows\n" in out
     assert "Refnud,Refund,1\n" in Path("map.csv").read_text()
     merged = inspect_files(ugly, label_map="map.csv")
@@ -118,6 +120,36 @@ def test_kinds_of_labels(
 )
 def test_mistakes_are_refused(ugly: str, tmp_path: Path, arguments: list[str], message: str, capsys: Captured) -> None:
     assert_refused(["inspect", *arguments, "--write-label-map", "map.csv"], tmp_path / "map.csv", message, capsys)
+
+
+def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
+    run = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune")
+    assert (run.text_columns, run.label_column) == (("message",), "category")
+    with pytest.raises(AttendropError, match=r"text-columns of tickets.csv are; give them, of 'id', 'date', 'channel'"):
+        RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="message")
+    number = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="hours")
+    assert number.text_columns == ("message",)
+
+
+@pytest.mark.parametrize(
+    ("columns", "unclear"),
+    [
+        (("message", "answer", "label"), "text-columns"),
+        (("message", "label", "category"), "label-column"),
+        (("message", "answer", "label", "category"), "text-columns and the label-column"),
+        (("message", "x", "y"), "label-column"),
+    ],
+)
+def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear: str, tmp_path: Path) -> None:
+    texts = {name: f"{name} number" for name in ("message", "answer")}
+    rows = [{name: f"{texts[name]} {n}" if name in texts else f"{name}{n % 2}" for name in columns} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(AttendropError, match=f"It is not clear what the {unclear} of"):
+        RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")
+
+
+def test_a_file_is_given_once(ugly: str, capsys: Captured) -> None:
+    assert_refused(["train", ugly, "--train-file", ugly], Path("runs"), "are the same option; give one", capsys)
 
 
 @pytest.mark.parametrize("column", ["team", "channel", "reason"])

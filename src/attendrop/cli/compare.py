@@ -12,7 +12,7 @@ import typer
 
 from attendrop.cli.app import Json, Quiet, app, show, split_columns
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.run_options import DATA, Groups, mappings, with_run_options
+from attendrop.cli.run_options import DATA, Groups, file_argument, mappings, one_file, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
@@ -29,6 +29,7 @@ _DATA = Groups(
 @with_run_options
 def compare(
     *,
+    file: Annotated[str | None, file_argument("--train-file")] = None,
     data: Annotated[Mapping[str, Any], _DATA],
     methods: Annotated[
         str | None,
@@ -72,7 +73,7 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. Started again, it goes on.
     """
-    given = {**data, **training, **machine}
+    given = {**data, "train_file": one_file(file, "--train-file", data.get("train_file")), **training, **machine}
     run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
     names = split_columns(methods)
     points = _points(settings or [], names[-1] if names else "METHOD")

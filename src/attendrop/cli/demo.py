@@ -37,8 +37,7 @@ def demo(
     from attendrop.cli.demo_messages import write_messages
 
     train, test = write_messages(Path(output_dir))
-    command = ["compare", "--train-file", str(train), "--eval-file", str(test), "--text-columns", "message"]
-    command += ["--label-column", "topic", "--model", model, *SETTINGS, "--seeds", str(seeds)]
+    command = ["compare", str(train), "--eval-file", str(test), "--model", model, *SETTINGS, "--seeds", str(seeds)]
     command += ["--output-dir", str(Path(output_dir) / "answer"), *(["--bf16"] if _has_fast_bfloat16() else [])]
     command += [] if workers is None else ["--workers", str(workers)]
     command += ["--quiet"] * quiet + ["--json"] * as_json

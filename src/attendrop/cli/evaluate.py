@@ -26,7 +26,7 @@ from attendrop.cli.app import (
     split_columns,
 )
 from attendrop.cli.console import lines_of, messages
-from attendrop.cli.run_options import read_mapping
+from attendrop.cli.run_options import file_argument, one_file, read_mapping
 from attendrop.runs.model_source import Source, check_source
 from attendrop.wording import counted, counts_of
 
@@ -34,6 +34,7 @@ from attendrop.wording import counted, counts_of
 @app.command()
 def evaluate(
     run: RunFolder,
+    file: Annotated[str | None, file_argument("--eval-file")] = None,
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="dev")] = None,
     data_dir: DataDir = None,
@@ -60,8 +61,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score the model of a run on labelled data."""
+    file = one_file(file, "--eval-file", eval_file)
     source = Source(
-        task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
+        task=task, data_dir=data_dir, split=split, file=file, text_columns=split_columns(text_columns),
         label_column=label_column, label_map=label_map, input_format=input_format,
         skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
         overwrite=overwrite, task_options=read_mapping("task_options", task_options or []), max_length=max_length,

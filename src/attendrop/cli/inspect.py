@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attendrop.cli.app import Columns, Json, LabelColumn, LabelMap, Overwrite, app, show, split_columns
+from attendrop.cli.app import Json, LabelMap, Overwrite, app, show, split_columns
 from attendrop.cli.run_options import run_option
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
@@ -29,8 +29,8 @@ _MAP = "map.csv"
 def inspect(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a table, such as .csv, .xlsx, .jsonl.")],
     eval_file: Annotated[str | None, run_option("eval_file", "Evaluation data, to compare with FILE.")] = None,
-    text_columns: Columns = None,
-    label_column: LabelColumn = None,
+    text_columns: Annotated[str | None, run_option("text_columns")] = None,
+    label_column: Annotated[str | None, run_option("label_column")] = None,
     label_type: Annotated[str, run_option("label_type")] = "auto",
     label_map: LabelMap = None,
     model: Annotated[str, run_option("model", "Model whose tokens are counted, if it is on this machine.")] = "minilm",
@@ -132,7 +132,6 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> l
         return ["No column looks like labels; name it with --label-column."]
     file = str(found.table.path)
     data = {
-        "--train-file": file,
         "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
         "--text-columns": ",".join(found.text_columns),
         "--label-column": found.label_column,
@@ -147,5 +146,5 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> l
             lines.append(f"With --shift-column {column.name}, it also scores the rows of the last dates.")
     draft = [f"attendrop inspect {shlex.quote(file)} --write-label-map {_MAP}   # then correct {_MAP}"]
     commands = draft if found.variants and label_map is None else []
-    commands += [f"attendrop {command} {shlex.join(words)}" for command in ("compare", "train")]
+    commands += [f"attendrop {command} {shlex.join([file, *words])}" for command in ("compare", "train")]
     return [*lines, "Next:", *(f"  {command}" for command in commands)]

@@ -23,7 +23,7 @@ from attendrop.cli.app import (
     split_columns,
 )
 from attendrop.cli.console import messages
-from attendrop.cli.run_options import read_mapping
+from attendrop.cli.run_options import file_argument, one_file, read_mapping
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import Source, check_source
 from attendrop.tasks.dialect import STDIN
@@ -33,6 +33,8 @@ from attendrop.wording import counted
 @app.command()
 def predict(
     run: RunFolder,
+    file: Annotated[str | None, file_argument("--predict-file")] = None,
+    *,
     output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout.")],
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="test")] = None,
@@ -61,8 +63,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Write a prediction for every row; for GLUE tasks in the format of a submission."""
+    file = one_file(file, "--predict-file", predict_file)
     source = Source(
-        task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
+        task=task, data_dir=data_dir, split=split, file=file, text_columns=split_columns(text_columns),
         input_format=input_format, skip_bad_rows=skip_bad_rows,
         skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
         overwrite=overwrite, task_options=read_mapping("task_options", task_options or []), max_length=max_length,

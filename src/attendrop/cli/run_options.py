@@ -113,6 +113,22 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def file_argument(option: str) -> Any:
+    """Declare the argument FILE of a command, which stands for one of its options."""
+    return typer.Argument(metavar="FILE", help=f"The same as {option}.", show_default=False)
+
+
+def one_file(file: str | None, option: str, given: str | None) -> str | None:
+    """Return the FILE of a command, or its option; None if there is neither.
+
+    Raises:
+        AttendropError: There are both.
+    """
+    if file is not None and given is not None:
+        raise AttendropError(f"'{file}' and {option} '{given}' are the same option; give one.")
+    return given if file is None else file
+
+
 def read_mapping(name: str, pairs: list[str]) -> dict[str, str]:
     """Read the values of an option that is given as NAME=VALUE, such as ``lora``, once or several times."""
     metadata = _FIELDS[name].metadata

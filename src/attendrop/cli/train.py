@@ -12,7 +12,16 @@ from attendrop.cli.app import Json, Quiet, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.run_options import DATA, Groups, mappings, read_mapping, read_options, with_run_options
+from attendrop.cli.run_options import (
+    DATA,
+    Groups,
+    file_argument,
+    mappings,
+    one_file,
+    read_mapping,
+    read_options,
+    with_run_options,
+)
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
 from attendrop.runs.run_file import preset, read_run_file
@@ -35,6 +44,7 @@ _TRAINING = (
 @with_run_options
 def train(
     *,
+    file: Annotated[str | None, file_argument("--train-file")] = None,
     data: Annotated[Mapping[str, Any], Groups(*DATA)],
     method: Annotated[
         str | None,
@@ -69,7 +79,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model, and save it with its scores."""
-    line = {**data, **training, "method": method, "output_dir": output_dir}
+    train_file = one_file(file, "--train-file", data.get("train_file"))
+    line = {**data, **training, "train_file": train_file, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
     run, seeds = _read_run(line, settings or [], options_file, config, preset_, partial(announce_files, quiet=quiet))
     if push_to_hub is not None and len(seeds) > 1:

@@ -140,11 +140,15 @@ class RunConfig:
     )
     eval_file: str | None = _option(None, "files", "Evaluation data: a file to report on, once, at the end.")
     """Without one, the score is one on held-out rows."""
-    text_columns: tuple[str, ...] = _option((), "columns", "Text columns of your files, comma-separated.")
+    text_columns: tuple[str, ...] = _option(
+        (), "columns", "Text columns of your files, comma-separated.", shown="those that look like it"
+    )
     """As many as the kind of task reads. Files of some formats have columns by default: column files (.conll, .conllu)
     ``tokens``, two parallel text files ``source``, and folders ``image``. Columns that the method reads are needed in
     the ``train_file`` only."""
-    label_column: str | None = _option(None, "columns", "Label column of your files.")
+    label_column: str | None = _option(
+        None, "columns", "Label column of your files.", shown="the one that looks like it"
+    )
     """By default ``tags`` or ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
     label_type: str = _option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
@@ -360,17 +364,8 @@ class RunConfig:
             raise AttendropError(f"{given[0].replace('_', '-')} is for custom files; omit it for a task.")
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
-        if self.train_file is not None and not self.text_columns:
-            if not any(file.exists() for file in files_of(self.train_file)):
-                raise AttendropError(f"There is no file or folder '{self.train_file}'.")
-            raise AttendropError(
-                "No text-columns are given for the train-file; give some, comma-separated, of "
-                f"{self._columns_of_train_file()}."
-            )
-        if self.train_file is not None and self.label_column is None and self.label_type == "auto":
-            raise AttendropError(
-                f"No label-column is given for the train-file; give one of {self._columns_of_train_file()}."
-            )
+        if self.train_file is not None:
+            self._complete_columns(self.train_file)
         if self.task is not None and self.skip_bad_rows:
             raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
         if self.eval_file is not None and self.test_fraction:
@@ -380,10 +375,29 @@ class RunConfig:
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
-    def _columns_of_train_file(self) -> str:
-        from attendrop.tasks.table_files import column_names
+    def _complete_columns(self, file: str) -> None:
+        """Take the columns that are not given from the file, where it is clear which they are."""
+        labelled = self.label_column is not None or self.label_type != "auto"
+        if self.text_columns and labelled:
+            return
+        if not any(each.exists() for each in files_of(file)):
+            raise AttendropError(f"There is no file or folder '{file}'.")
+        if self.label_type in ("auto", "class", "labels", "number"):
+            from attendrop.tasks.inspection import clear_columns
 
-        return ", ".join(map(repr, column_names(str(self.train_file))))
+            texts, label = clear_columns(file, self.text_columns, self.label_column)
+            object.__setattr__(self, "text_columns", texts)
+            object.__setattr__(self, "label_column", label)
+            labelled = labelled or label is not None
+        if missing := [
+            name for name, given in (("text-columns", self.text_columns), ("label-column", labelled)) if not given
+        ]:
+            from attendrop.tasks.table_files import column_names
+
+            columns = ", ".join(map(repr, column_names(file)))
+            raise AttendropError(
+                f"It is not clear what the {' and the '.join(missing)} of {file} are; give them, of {columns}."
+            )
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):

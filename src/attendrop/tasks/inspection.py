@@ -155,20 +155,38 @@ def inspect_files(
         table, *evaluated = (read_table(path, bad, MOST_ROWS) for path in (train_file, eval_file) if path is not None)
         meanings = {} if label_map is None else read_label_map(label_map)
     usual_texts, usual_label = default_columns(str(train_file))
-    label_column, text_columns = label_column or usual_label, tuple(text_columns) or usual_texts
-    if label_column is None and (label_type == "auto" or not text_columns):
-        label_column = _label_column(table, text_columns)
-    text_columns = text_columns or _text_columns(table, label_column)
+    label_column, texts = label_column or usual_label, tuple(text_columns) or usual_texts
+    if label_column is None and (label_type == "auto" or not texts):
+        label_column = next(iter(_label_columns(table, texts)), None)
+    texts = texts or next(iter(_text_columns(table, label_column)), ())
     for each in (table, *evaluated):
-        for name in (*text_columns, *(() if label_column is None else (label_column,))):
+        for name in (*texts, *(() if label_column is None else (label_column,))):
             each.column(name)
     kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
     if label_column is not None and kind == "auto":
-        kind = _label_type(table, text_columns, label_column)
+        kind = _label_type(table, texts, label_column)
     table, *evaluated = (as_meant(each, label_column, meanings, kind) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
     notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
-    return Inspection(table, next(iter(evaluated), None), text_columns, label_column, kind, labels, notes, bad)
+    return Inspection(table, next(iter(evaluated), None), texts, label_column, kind, labels, notes, bad)
+
+
+def clear_columns(
+    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the text columns and the label column of a file: those given, otherwise the only ones that look like it.
+
+    Where several do, it returns none of them: a wrong guess would train on the wrong column.
+
+    Raises:
+        AttendropError: The file cannot be read.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reader of the run warns
+        table = read_table(file, BadRows(skip=True), MOST_ROWS)
+    labels = [label_column] if label_column is not None else _label_columns(table, text_columns)
+    texts = [tuple(text_columns)] if text_columns else _text_columns(table, next(iter(labels), None))
+    return texts[0] if len(texts) == 1 else (), labels[0] if len(labels) == 1 else None
 
 
 def check_files(
@@ -271,8 +289,11 @@ def _role(name: str, values: Sequence[str]) -> str:
     return SOURCE if _named(name, SOURCE) and distinct <= len(values) / 2 else ""
 
 
-def _label_column(table: Table, text_columns: Sequence[str]) -> str | None:
-    """Guess the column of the labels: by its name, otherwise the last with few short values, if need be a source."""
+def _label_columns(table: Table, text_columns: Sequence[str]) -> list[str]:
+    """Guess the column of the labels: by its name, otherwise the last with few short values, if need be a source.
+
+    Returns all that the same rule finds, the likeliest first.
+    """
 
     def may_be(name: str, role: str) -> bool:
         values = _texts_of(table, name)
@@ -280,20 +301,23 @@ def _label_column(table: Table, text_columns: Sequence[str]) -> str | None:
 
     others = [name for name in table.columns if name not in text_columns]
     named = [name for name in others if _named(name, LABEL) and _texts_of(table, name)]
-    guessed = [name for role in ("", SOURCE) for name in reversed(others) if may_be(name, role)]
-    return next(iter(named + guessed), None)
+    guessed = ([name for name in reversed(others) if may_be(name, role)] for role in ("", SOURCE))
+    return next(filter(None, (named, *guessed)), [])
 
 
-def _text_columns(table: Table, label_column: str | None) -> tuple[str, ...]:
-    """Guess the columns of the texts: two whose names belong together, otherwise the longest."""
+def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...]]:
+    """Guess the columns of the texts: two whose names belong together, otherwise the longest.
+
+    Returns all that the same rule finds, the likeliest first.
+    """
     words = {name: _words(_texts_of(table, name)) for name in table.columns if name != label_column}
     texts = [name for name in words if _role(name, _texts_of(table, name)) == TEXT]
     for first in texts:
         for second in texts:
             numbered = first != second and first[:-1] == second[:-1] and first[-1] in "1aA"
             if numbered or (first.lower(), second.lower()) in _PAIRS:
-                return first, second
-    return (max(texts or words, key=words.__getitem__),) if words else ()
+                return [(first, second)]
+    return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
 def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
