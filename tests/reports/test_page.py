@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from attendrop.errors import AttendropError
 from attendrop.reports.page import Section, render, render_page, script_json
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028\u2029"
@@ -86,9 +85,3 @@ def test_only_the_scripts_of_the_page_may_run(monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(Exception, match="undefined"):
         render("base.html", title="without the rest")
-
-
-@pytest.mark.parametrize("identifier", ["", "1a", 'a"b', "a b"])
-def test_a_section_needs_an_identifier_for_links(identifier: str) -> None:
-    with pytest.raises(AttendropError, match="identifier"):
-        Section(identifier, "Heading", Markup(""))

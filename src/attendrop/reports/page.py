@@ -10,22 +10,25 @@ import base64
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from attendrop.errors import AttendropError
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 # Of a page.
 MOST_BYTES = 6_000_000
-_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_TEMPLATES = Path(__file__).parent / "templates"
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 # JSON within a script element: no end of the element, and no line separators, which scripts once took for line ends.
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -35,15 +38,12 @@ class Section:
     """Section of a page.
 
     Attributes:
-        identifier: Its id, for links: letters, digits, ``-`` and ``_``.
+        identifier: Its id, for links.
         heading: Its heading, also in the page's navigation.
         content: Its HTML, from :func:`render`.
         styles, scripts: What it needs beside those of the page, see :func:`render_page`.
         data: JSON values by the id of the element that holds them; a script reads one by
             ``JSON.parse(document.getElementById(ID).textContent)``. NaN and infinite numbers become null.
-
-    Raises:
-        AttendropError: The identifier cannot be used in a link.
     """
 
     identifier: str
@@ -53,18 +53,10 @@ class Section:
     scripts: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.identifier):
-            raise AttendropError(
-                f"A section's identifier must consist of letters, digits and -, not {self.identifier!r}."
-            )
-
 
 def render(template: str, **values: Any) -> Markup:
     """Fill a template of ``templates/`` with all its variables; they are escaped, unless they are ``Markup``."""
-    from markupsafe import Markup
-
-    return Markup(_environment().get_template(template).render(values))
+    return Markup(_ENVIRONMENT.get_template(template).render(values))
 
 
 def render_page(
@@ -101,29 +93,13 @@ def render_page(
 
 def script_json(value: Any) -> Markup:
     """Write a value as JSON that may stand in a ``<script>`` element; NaN and infinite numbers become null."""
-    from markupsafe import Markup
-
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPES))
 
 
-@cache
-def _environment() -> Environment:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise AttendropError("An HTML page needs jinja2; run `pip install attendrop[plots]`.") from None
-    loader = PackageLoader("attendrop.reports", "templates")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
 def _source(name: str) -> Markup:
     """Read a style sheet or a script of this package as it is."""
-    from markupsafe import Markup
-
-    environment = _environment()
-    assert environment.loader is not None
-    return Markup(environment.loader.get_source(environment, name)[0])
+    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _hash(script: str) -> str:

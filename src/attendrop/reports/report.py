@@ -84,8 +84,8 @@ def write_report(
     left_out = tuple(_in_lines(missing, len(results.settings)))
     table = make_result_table(results)
     attention = None if viewer is None else attention_part(results, viewer)
-    page = report_page(results, table, charts, left_out, attention)
-    texts = {PAGE: page.html}
+    page, missing_maps = report_page(results, table, charts, left_out, attention)
+    texts = {PAGE: page}
     if table.rows:
         texts |= {"table.md": table.markdown(), "table.tex": table.latex(), "table.csv": table.csv()}
     else:
@@ -94,8 +94,8 @@ def write_report(
     for name, chart in _named(charts).items():
         contents |= {f"{name}.png": chart.png(), f"{name}.svg": chart.svg()}
     _write(output, contents, overwrite=overwrite)
-    if page.attention is not None and page.attention.missing:
-        left_out += (f"Attention viewer: {page.attention.missing}",)
+    if missing_maps:
+        left_out += (f"Attention viewer: {missing_maps}",)
     return Report(output, results, tuple(contents), left_out)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 import attendrop
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.attention_section import AttentionPart, PartOfSize
+from attendrop.reports.attention_section import PartOfSize
 from attendrop.reports.charts import SCORES
 from attendrop.reports.error_section import error_section
 from attendrop.reports.figures import Chart, Picture
@@ -25,19 +27,9 @@ from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import cost, ends, interval, number, rounded, signed
 from attendrop.wording import counted
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
 # More methods are counted, not named, in the sentence that says what was compared.
 _MOST_NAMES = 6
-
-
-class ReportPage(NamedTuple):
-    """A page, and its part on attention; None: there is none."""
-
-    html: str
-    attention: AttentionPart | None
 
 
 def report_page(
@@ -46,16 +38,14 @@ def report_page(
     charts: Sequence[Chart],
     left_out: Sequence[str],
     attention: PartOfSize | None = None,
-) -> ReportPage:
+) -> tuple[str, str]:
     """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
 
     The table of all settings is shown if there are several, and a method has a score. The section of attention, before
-    that of the runs, gets what room the rest leaves.
+    that of the runs, gets what room the rest leaves. Returns also what that section lacks.
     """
     drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
-    above = [Section("answer", "Answer", _answer(results, drawn))]
-    if (errors := error_section(results)) is not None:
-        above.append(errors)
+    above = [Section("answer", "Answer", _answer(results, drawn)), error_section(results)]
     if table.rows:
         methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
         above.append(Section("methods", "Methods", methods))
@@ -64,22 +54,20 @@ def report_page(
     groups = groupby((each for each in drawn if each[0].kind != SCORES), key=lambda each: each[0].setting)
     figures = render("figures.html", groups=[(name, list(group)) for name, group in groups], left_out=left_out)
     above.append(Section("figures", "Figures", figures))
-    details = run_details(results)
+    details = _run_details(results)
 
-    def page(kept: int, room: int) -> ReportPage:
-        part = None if attention is None else attention(room)
-        between = [] if part is None else [part.section]
-        runs = [Section("runs", "Runs", _runs(results, details, kept))] if details else []
-        title, every = f"Report of {results.folder.resolve().name}", [*above, *between, *runs]
-        html = render_page(title, every, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS)
-        return ReportPage(html, part)
+    def page(kept: int, room: int) -> tuple[str, str]:
+        section, missing = (None, "") if attention is None else attention(room)
+        runs = Section("runs", "Runs", _runs(results, details, kept)) if details else None
+        title, every = f"Report of {results.folder.resolve().name}", [*above, section, runs]
+        shown = [each for each in every if each is not None]
+        return render_page(title, shown, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS), missing
 
     kept = len(details)
     least = page(kept, 0)
-    while len(least.html.encode()) > MOST_BYTES and kept:
+    while (room := MOST_BYTES - len(least[0].encode())) < 0 and kept:
         kept //= 2
         least = page(kept, 0)
-    room = MOST_BYTES - len(least.html.encode())
     return least if attention is None or room <= 0 else page(kept, room)
 
 
@@ -96,24 +84,21 @@ def _summary(results: Results) -> str:
 # The decision --------------------------------------------------------------------------------------------------------
 
 
-class ShownAnswer(NamedTuple):
-    """What the page begins with, for a setting: what was compared, three numbers, and the figure of the scores."""
-
-    name: str
-    answer: Answer
-    compared: str
-    numbers: list[tuple[str, str, str]]
-    figure: tuple[Chart, str, Picture] | None
-
-
 def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Markup:
     # The name of a setting may be that of another with another metric, which is the second column of the values.
     scores = {(each[0].setting, each[0].header[1]): each for each in drawn if each[0].kind == SCORES}
-    shown = []
-    for each in results.settings:
-        found, figure = each.answer, scores.get((each.name, each.answer.metric))
-        shown.append(ShownAnswer(each.name, found, _compared(found), key_numbers(found), figure))
-    pairs = {(each.name, row.label): row.difference.n for each in shown for row in each.answer.rows if row.difference}
+    shown = [
+        {
+            "name": each.name,
+            "answer": each.answer,
+            "compared": _compared(each.answer),
+            "numbers": _key_numbers(each.answer),
+            "figure": scores.get((each.name, each.answer.metric)),
+        }
+        for each in results.settings
+    ]
+    rows = ((each.name, row) for each in results.settings for row in each.answer.rows)
+    pairs = {(name, row.label): row.difference.n for name, row in rows if row.difference}
     overall = []
     for row in results.overall:
         if len(row.p_values) < 2:
@@ -139,7 +124,7 @@ def _compared(found: Answer) -> str:
     return f"Compared: {' and '.join(named) or 'nothing'}{seeds}, by their {found.metric} on {found.scored_on}."
 
 
-def key_numbers(found: Answer) -> list[tuple[str, str, str]]:
+def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     """Give the three numbers of a decision, each with what it is and a note: the score, the lead, and the price.
 
     The price is what would settle an open decision, or else the time of training.
@@ -187,7 +172,6 @@ class SortableTable(NamedTuple):
 
 def methods_table(results: Results) -> SortableTable:
     """Make the table of all methods in all settings."""
-    several = len(results.settings) > 1
     first, *others = COLUMNS
     if any(each.answer.shifted for each in results.settings):
         others += SHIFTED_COLUMNS
@@ -198,7 +182,7 @@ def methods_table(results: Results) -> SortableTable:
             label, *found = _cells(row)
             found += _cells(there[row.label])[2:4] if row.label in there else []
             found += [TableCell("-", None)] * (len(others) - len(found))
-            rows.append([label, *([TableCell(each.name, each.name)] if several else []), *found])
+            rows.append([label, TableCell(each.name, each.name), *found])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
     caption = (
@@ -206,7 +190,15 @@ def methods_table(results: Results) -> SortableTable:
         "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
         "time of training, relative."
     )
-    return SortableTable(_columns(first, several, others), rows, caption)
+    return _table((first, "setting", *others), rows, caption, several=len(results.settings) > 1)
+
+
+def _table(titles: Sequence[str], rows: list[list[TableCell]], caption: str, *, several: bool) -> SortableTable:
+    """Make a table of numbers by name and by setting, unless there are not several."""
+    columns = [(title, place > 1) for place, title in enumerate(titles)]
+    if not several:
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    return SortableTable(columns, rows, caption)
 
 
 def _cells(row: MethodRow) -> list[TableCell]:
@@ -218,29 +210,25 @@ def _cells(row: MethodRow) -> list[TableCell]:
     return list(map(TableCell, (row.label, *texts), values))
 
 
-def _columns(first: str, several: bool, others: Sequence[str]) -> list[tuple[str, bool]]:
-    return [(first, False), *([("setting", False)] if several else []), *((title, True) for title in others)]
-
-
-def runs_table(results: Results, details: Sequence[RunDetails], linked: Collection[str]) -> SortableTable:
-    """Make the table of all runs."""
-    several = len(results.settings) > 1
+def _runs_table(details: Sequence[RunDetails], kept: int, *, several: bool) -> SortableTable:
+    """Make the table of all runs; the names of those kept lead to their details."""
     rows = []
-    for each in details:
+    for place, each in enumerate(details):
         metrics = each.run.metrics
         steps, seconds = metrics.get("steps"), _finite(metrics.get("train_seconds"))
-        texts = (
-            (str(each.run.seed), each.run.seed),
-            (_number(each.score), each.score),
-            (_number(each.selection_score), each.selection_score),
-            ("-" if steps is None else f"{steps:g}", steps),
-            ("-" if seconds is None else f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}", seconds),
+        rows.append(
+            [
+                TableCell(each.run.label, each.run.label, each.identifier if place < kept else None),
+                TableCell(each.setting, each.setting),
+                TableCell(str(each.run.seed), each.run.seed),
+                TableCell(_number(each.score), each.score),
+                TableCell(_number(each.selection_score), each.selection_score),
+                TableCell("-" if steps is None else f"{steps:g}", steps),
+                TableCell("-" if seconds is None else f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}", seconds),
+            ]
         )
-        name = TableCell(each.run.label, each.run.label, each.identifier if each.identifier in linked else None)
-        setting = [TableCell(each.setting, each.setting)] if several else []
-        rows.append([name, *setting, *(TableCell(*text) for text in texts)])
-    columns = _columns("run", several, ("seed", "score", "held-out score", "steps", "seconds"))
-    return SortableTable(columns, rows, "A run's name leads to its options and curves.")
+    titles = ("run", "setting", "seed", "score", "held-out score", "steps", "seconds")
+    return _table(titles, rows, "A run's name leads to its options and curves.", several=several)
 
 
 def _number(value: float | None) -> str:
@@ -255,13 +243,6 @@ _WIDTH, _HEIGHT, _MARGIN = 200.0, 60.0, 4.0
 _NOT_SHOWN = ("method", "options", "seed", "output_dir")
 
 
-class Curve(NamedTuple):
-    """Curve of a run: the points of an SVG polyline, and what it shows in words."""
-
-    points: str
-    text: str
-
-
 class RunDetails(NamedTuple):
     """A run in the page.
 
@@ -270,6 +251,7 @@ class RunDetails(NamedTuple):
         score, selection_score: None if not known. A run whose epoch was chosen on the rows of its score has no
             selection score.
         values: Names and texts: its folder, all scores, and the options that not all runs have in common.
+        curves: Points of SVG polylines, each with what it shows in words.
     """
 
     identifier: str
@@ -278,24 +260,24 @@ class RunDetails(NamedTuple):
     score: float | None
     selection_score: float | None
     values: Sequence[tuple[str, str]]
-    curves: Sequence[Curve]
+    curves: Sequence[tuple[str, str]]
 
 
 def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
-    shown, several = details[:kept], len(results.settings) > 1
-    groups = groupby(shown, key=lambda each: each.run.label + (f", {each.setting}" if several else ""))
+    several = len(results.settings) > 1
+    groups = groupby(details[:kept], key=lambda each: each.run.label + (f", {each.setting}" if several else ""))
     return render(
         "runs.html",
-        table=runs_table(results, details, {each.identifier for each in shown}),
+        table=_runs_table(details, kept, several=several),
         groups=[(title, list(group)) for title, group in groups],
-        common=common_options(results),
+        common=_common_options(results),
         hidden=len(details) - kept,
     )
 
 
-def run_details(results: Results) -> list[RunDetails]:
+def _run_details(results: Results) -> list[RunDetails]:
     """Describe all runs, in the order of the settings, the methods and the seeds."""
-    common = dict(common_options(results))
+    common = dict(_common_options(results))
     runs = [(each.name, run) for each in results.settings for own in each.by_label.values() for run in own]
     found = []
     for count, (setting, run) in enumerate(runs, 1):
@@ -313,7 +295,7 @@ def run_details(results: Results) -> list[RunDetails]:
     return found
 
 
-def common_options(results: Results) -> list[tuple[str, str]]:
+def _common_options(results: Results) -> list[tuple[str, str]]:
     """List the options that all runs have, with the same value."""
     options = [_options(run.metrics) for each in results.settings for run in each.runs]
     first = options[0] if options else {}
@@ -327,7 +309,7 @@ def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text(value) for name, value in resolved.items() if value is not None}
 
 
-def _curves(run: ReportedRun) -> list[Curve]:
+def _curves(run: ReportedRun) -> list[tuple[str, str]]:
     metric = str(run.metrics["metric"])
     scored, rows = run.selection_history, "evaluation" if run.selects_on_reported else "held-out"
     found = [
@@ -338,7 +320,7 @@ def _curves(run: ReportedRun) -> list[Curve]:
     return [curve for name, values in found if (curve := _curve(name, values)) is not None]
 
 
-def _curve(name: str, values: Sequence[float | None]) -> Curve | None:
+def _curve(name: str, values: Sequence[float | None]) -> tuple[str, str] | None:
     known = [value for value in map(_finite, values) if value is not None]
     if len(known) < 2:
         return None
@@ -350,7 +332,7 @@ def _curve(name: str, values: Sequence[float | None]) -> Curve | None:
         for index, value in enumerate(known)
     )
     between = f", between {number(low)} and {number(high)}"
-    return Curve(points, f"{name}: {number(known[0])} to {number(known[-1])} in {len(known)} epochs{between}")
+    return points, f"{name}: {number(known[0])} to {number(known[-1])} in {len(known)} epochs{between}"
 
 
 def _finite(value: float | None) -> float | None:
