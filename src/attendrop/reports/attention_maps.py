@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.argument_checks import check_choice
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
-from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.layers import select_self_attention
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
@@ -45,7 +45,11 @@ def assumed_targets(
     return head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
 
 
-ATTRIBUTIONS = ("gradient", "integrated_gradient")
+# The latter is joint, with 8 Gauss-Legendre nodes.
+ATTRIBUTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "gradient": gradient_attribution,
+    "integrated_gradient": integrated_gradient_attribution,
+}
 Numbers = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
@@ -57,28 +61,6 @@ class DropSettings:
     method: Method
     moment: DropMoment
     learnt: Learnt | None = None
-
-
-@dataclass(frozen=True)
-class MapSettings:
-    """What is computed of each text.
-
-    Attributes:
-        attribution: ``"gradient"``, or ``"integrated_gradient"`` (joint, 8 Gauss-Legendre nodes).
-        layers: Layers, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
-            self-attention, or that of a decoder-only model.
-        drops: Whose drops are shown; None: nobody's.
-
-    Raises:
-        AttendropError: There is no such attribution.
-    """
-
-    attribution: str = "gradient"
-    layers: str | int | Sequence[int] = "all"
-    drops: DropSettings | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("attribution", self.attribution, ATTRIBUTIONS)
 
 
 @dataclass(frozen=True)
@@ -116,7 +98,7 @@ class TextMaps:
 
     tokens: tuple[str, ...]
     prediction: Mapping[str, Any]
-    layers: Mapping[str, LayerMaps] = field(default_factory=dict)
+    layers: Mapping[str, LayerMaps]
 
     @property
     def predicted(self) -> str:
@@ -130,17 +112,24 @@ def text_maps(
     tokenizer: PreTrainedTokenizerBase,
     head: Head,
     row: Mapping[str, Any],
-    settings: MapSettings,
+    drops: DropSettings | None = None,
+    attribution: str = "gradient",
+    layers: str | int | Sequence[int] = "all",
 ) -> TextMaps:
-    """Compute the maps of one text.
+    """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
     :func:`attendrop.attribution.targets.fix_target`; for an encoded text without ``"labels"``, :func:`assumed_targets`
     tells what is taken as its label.
 
+    The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see
+    :func:`attendrop.attention.layers.select_layers`, only the encoder's self-attention is shown, or that of a
+    decoder-only model.
+
     Raises:
-        AttendropError: The model is not supported, or the method cannot act on it.
+        AttendropError: There is no such attribution, the model is not supported, or the method cannot act on it.
     """
+    check_choice("attribution", attribution, tuple(ATTRIBUTIONS))
     batch = _batch(model, tokenizer, head, row)
     with evaluating(model):
         with torch.no_grad():
@@ -150,22 +139,21 @@ def text_maps(
         if "labels" not in batch:
             (target,) = assumed_targets(head, outputs, columns, tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
-        layers, weights, attributions, possible = _attention(model, batch, settings)
-    drops: dict[str, LayerDrops] = {}  # of the method's first pass
-    if (shown := settings.drops) is not None:
+        weights, attributions, positions = _attention(model, batch, attribution, layers)
+    maps = {
+        key: LayerMaps(_array(weights[key]), _array(attributions[key]), positions[key].possible[0, 0].cpu().numpy())
+        for key in weights
+    }
+    if drops is not None:
         passes = record_drops(
-            model, shown.method, batch, shown.moment, learnt=shown.learnt, tokenizer=tokenizer, own_dropout=False
+            model, drops.method, batch, drops.moment, learnt=drops.learnt, tokenizer=tokenizer, own_dropout=False
         )
-        drops = passes[0].layers if passes else {}
-    found = {}
-    for key in (layer.key for layer in layers if layer.key in weights):
-        dropped = None
-        if shown is not None:
-            dropped = drops[key].dropped[0].cpu().numpy() if key in drops else np.zeros(weights[key].shape[1:], bool)
-        maps = _array(weights[key]), _array(attributions[key]), possible[key][0, 0].cpu().numpy()
-        found[key] = LayerMaps(*maps, dropped)
+        first = passes[0].layers if passes else {}
+        for key, found in maps.items():
+            dropped = first[key].dropped[0].cpu().numpy() if key in first else np.zeros(found.attention.shape, bool)
+            maps[key] = replace(found, dropped=dropped)
     (prediction,) = head.prediction_rows(outputs, probabilities=False)
-    return TextMaps(tuple(TokenTypes(tokenizer).texts(row["input_ids"])), prediction, found)
+    return TextMaps(tuple(TokenTypes(tokenizer).texts(row["input_ids"])), prediction, maps)
 
 
 def _batch(
@@ -178,22 +166,20 @@ def _batch(
 
 
 def _attention(
-    model: PreTrainedModel, batch: Batch, settings: MapSettings
-) -> tuple[list[AttentionLayer], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Return the selected layers, and by their keys weights, attributions and possible positions."""
+    model: PreTrainedModel, batch: Batch, attribution: str, layers: str | int | Sequence[int]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, LayerDrops]]:
+    """Return weights and attributions of the selected layers by their keys, and the positions of all layers."""
     adapter = ModelAdapter(model)
     adapter.attach()
     try:
-        layers = select_self_attention(adapter.trace(batch), settings.layers)
-        attribute = gradient_attribution if settings.attribution == "gradient" else integrated_gradient_attribution
+        selected = select_self_attention(adapter.trace(batch), layers)
         every = WatchedPlan(Plan())
         with torch.no_grad():
             adapter.forward(batch, every)
-        weights = attention_attribution(adapter, batch, layers)
-        attributions = attribute(adapter, batch, layers, "pseudo_label")
+        weights = attention_attribution(adapter, batch, selected)
+        return weights, ATTRIBUTIONS[attribution](adapter, batch, selected, "pseudo_label"), every.seen
     finally:
         adapter.detach()
-    return layers, weights, attributions, {key: seen.possible for key, seen in every.seen.items()}
 
 
 def _array(values: Tensor) -> Numbers:

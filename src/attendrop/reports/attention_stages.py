@@ -87,15 +87,17 @@ def load_stages(name: str, method: Method | None, default: Method, *, seed: int 
     """
     run = read_run(Path(name)) if Path(name).is_dir() else None
     if run is None:
-        found = _of_model(name, method or default, seed, device)
+        found = _of_model(name, method or default, seed)
     else:
         check_finished(name)
-        found = _of_run(Path(name), run, method, default, seed, device)
+        found = _of_run(Path(name), run, method, default, seed)
     found.head.refuse("attend")
+    for stage in found.stages:
+        stage.model.to(compute_device(device))  # type: ignore[arg-type]
     return found
 
 
-def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
+def _of_model(name: str, method: Method, seed: int) -> Stages:
     if is_pruned(name):
         model, tokenizer = load_model_and_tokenizer(name, None)
         note = ""
@@ -106,13 +108,11 @@ def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
         model, tokenizer = loaded.model, loaded.tokenizer
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
-    stage = Stage(Path(name).name, note, _placed(model, device), drops)
+    stage = Stage(Path(name).name, note, model, drops)
     return Stages((stage,), tokenizer, head_of_model(model.config), None, None, None if drops is None else drops.method)
 
 
-def _of_run(
-    folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int, device: str
-) -> Stages:
+def _of_run(folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int) -> Stages:
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     metrics = read_metrics(folder) or {}
     if not keeps_model(folder) and not is_baseline(folder):
@@ -131,17 +131,15 @@ def _of_run(
     moment = DropMoment(seed, 0, max(steps, 1))
     first = _drops(shown, moment, epochs, first=True)
     last = _drops(shown, replace(moment, step=max(steps - 1, 0)), epochs, first=False)
-    after = Stage("After training", "", _placed(model, device), None if last is None else replace(last, learnt=learnt))
-    before = _before(config, task, first, device, fitted_head=bool(metrics.get("head_start")))
+    after = Stage("After training", "", model, None if last is None else replace(last, learnt=learnt))
+    before = _before(config, task, first, fitted_head=bool(metrics.get("head_start")))
     stages = (after,) if before is None else (before, after)
     method = None if last is None else last.method
     count, cut = len(task.text_columns), config.long_texts or HEAD
     return Stages(stages, tokenizer, head, count, config.max_length, method, of_run=of_run, long_texts=cut)
 
 
-def _before(
-    config: RunConfig, task: Task, drops: DropSettings | None, device: str, *, fitted_head: bool
-) -> Stage | None:
+def _before(config: RunConfig, task: Task, drops: DropSettings | None, *, fitted_head: bool) -> Stage | None:
     """Load the model that a run began with; None, with a warning, if it cannot be loaded any more."""
     set_seed(config.seed)
     try:
@@ -152,7 +150,7 @@ def _before(
     note = f"{config.model}. {_NEW_HEAD}" if loaded.new else config.model
     if loaded.new and fitted_head:
         note += " The run began with a head that was fitted to the frozen encoder, which is not repeated here."
-    return Stage("Before training", note, _placed(loaded.model, device), drops)
+    return Stage("Before training", note, loaded.model, drops)
 
 
 def _drops(method: Method, moment: DropMoment, num_epochs: int, *, first: bool) -> DropSettings | None:
@@ -162,8 +160,3 @@ def _drops(method: Method, moment: DropMoment, num_epochs: int, *, first: bool) 
     if acting is None or not epochs:
         return None
     return DropSettings(acting, replace(moment, epoch=epochs[0 if first else -1]))
-
-
-def _placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
-    model.to(compute_device(device))  # type: ignore[arg-type]
-    return model

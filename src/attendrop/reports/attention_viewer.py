@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import given_options
-from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
+from attendrop.reports.attention_maps import TextMaps, compact, text_maps
 from attendrop.reports.attention_stages import Stages
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.tasks.custom_files import files_task
@@ -18,9 +20,6 @@ from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 _STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
 # A shorter maximum length is not advised.
@@ -73,8 +72,8 @@ def show_texts(
     """Compute the maps of texts; of one that is not shown as the run reads it, or not whole, a warning says so.
 
     A long text is cut as in the run; of a text in windows, the beginning is shown. For a model of pairs, each has a
-    second text. See :class:`attendrop.reports.attention_maps.MapSettings` for ``attribution`` and ``layers``; the
-    maximum length in tokens is that of the run, or 128, by default.
+    second text. See :func:`attendrop.reports.attention_maps.text_maps` for ``attribution`` and ``layers``; the maximum
+    length in tokens is that of the run, or 128, by default.
 
     Raises:
         AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not
@@ -83,15 +82,14 @@ def show_texts(
     columns = _columns(stages, texts, pairs)
     wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
     limit = stages.head.length_limit(stages.tokenizer, wanted, columns)
-    cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
-    task = files_task(tuple(columns), stages.head).with_long_texts(cut)
+    task = files_task(tuple(columns), stages.head).with_long_texts(_cut(stages))
     encoded = encode_columns(columns, task, stages.tokenizer, limit)
     lengths = stages.head.lengths(stages.head.tokenize(columns, stages.tokenizer, None))
     found = []
     for number, text in enumerate(texts):
         row = {name: values[number] for name, values in encoded.items()}
         shown = tuple(
-            text_maps(stage.model, stages.tokenizer, stages.head, row, MapSettings(attribution, layers, stage.drops))
+            text_maps(stage.model, stages.tokenizer, stages.head, row, stage.drops, attribution, layers)
             for stage in stages.stages
         )
         note = _note(stages, lengths[number], limit, pair=bool(pairs))
@@ -104,9 +102,7 @@ def show_texts(
 def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
     """Say which tokens of an input of some length are shown, given the limit, and which the run reads."""
     own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
-    cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
-    end = "last" if stages.tokenizer.truncation_side == "left" else "first"
-    shown, read = (_tokens(length, most, cut, end, pair=pair) for most in (limit, own))
+    shown, read = (_tokens(stages, length, most, pair=pair) for most in (limit, own))
     if stages.long_texts == WINDOWS and length > own:
         read = f"all {length} tokens, in windows of {own}"
     if shown == read:
@@ -114,17 +110,21 @@ def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
     return f"{shown.capitalize()} are shown; the run's prediction is over {read}."
 
 
-def _tokens(length: int, limit: int, cut: str, end: str, *, pair: bool) -> str:
-    """Name the tokens of an input that are left if it is cut to a limit; what is left of ``HEAD`` is its ``end``."""
+def _tokens(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
+    """Name the tokens of an input that are left if it is cut to a limit."""
+    end = "last" if stages.tokenizer.truncation_side == "left" else "first"
     if length <= limit:
         return f"all {length} tokens"
     if pair:
         return f"{limit} of {length} tokens (the {end} of each text)"
-    return (
-        f"{limit} of {length} tokens (beginning and end)"
-        if cut == HEAD_TAIL
-        else f"the {end} {limit} of {length} tokens"
-    )
+    if _cut(stages) == HEAD_TAIL:
+        return f"{limit} of {length} tokens (beginning and end)"
+    return f"the {end} {limit} of {length} tokens"
+
+
+def _cut(stages: Stages) -> str:
+    """Return how a long text is cut; of a text in windows, the beginning is shown."""
+    return HEAD if stages.long_texts == WINDOWS else stages.long_texts
 
 
 def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -185,7 +185,7 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     """Make a self-contained page with a viewer.
 
     Raises:
-        AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.
+        AttendropError: The page would be larger than 6 MB.
     """
     page = _page(name, stages, texts, attribution)
     size = len(page.encode())

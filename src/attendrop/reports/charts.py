@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from attendrop.reports.figures import (
     MUTED,
     SERIES,
     Chart,
-    ShownMethod,
+    Looks,
     drawing,
     every_method,
     label_axes,
@@ -61,7 +61,7 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
     return charts, left_out
 
 
-def _of_setting(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
+def _of_setting(setting: ReportedSetting, every: Looks) -> Iterator[tuple[str, Made]]:
     """Make the figures of a setting, each with the title that it has where it cannot be made."""
     yield "Scores", scores(setting)
     yield "Cost against gain", cost_against_gain(setting, every)
@@ -123,7 +123,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
     return drawn.chart(SCORES, setting.name, "Scores", caption, header)
 
 
-def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
     rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
     compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
@@ -133,11 +133,11 @@ def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]
     methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
     low, high = _gain_limits(compared)
     beyond = False
-    with drawing(2.9, [method.label for method in methods]) as drawn:
+    with drawing(2.9, methods) as drawn:
         axes = drawn.axes
         axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
-        for method in methods:
-            row = rows[method.label]
+        for label, method in methods.items():
+            row = rows[label]
             found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
             text = "the reference" if found is None else interval(found)
             y = 0.0 if found is None else found.mean.value
@@ -147,9 +147,9 @@ def cost_against_gain(setting: ReportedSetting, every: Mapping[str, ShownMethod]
                 look = {"yerr": ends, "capsize": 3}
             else:
                 beyond, y = True, min(max(y, low), high)
-            drawn.entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
+            drawn.entries[label] = axes.errorbar([x], [y], fmt=method["marker"], color=method["color"], **look)
             pairs = "-" if found is None else str(found.n)
-            drawn.tell(x, y, f"{method.label}: {text}, {cost(row)} the time", method.label, cost(row), text, pairs)
+            drawn.tell(x, y, f"{label}: {text}, {cost(row)} the time", label, cost(row), text, pairs)
         space = 0.06 * (high - low)
         axes.set_ylim(low - space, high + space)
         _scale_costs(axes)
@@ -195,7 +195,7 @@ def _finite_ends(found: PairedDifference) -> tuple[float, float]:
 _SIZES = ("max_train_samples", "shots")
 
 
-def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> list[Chart] | str:
+def score_over_data_size(results: Results, every: Looks) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
     groups: dict[str, list[ReportedSetting]] = {}
     for setting in results.settings:
@@ -215,25 +215,25 @@ def _rows(setting: ReportedSetting) -> int:
     return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
 
 
-def _over_sizes(settings: Sequence[ReportedSetting], every: Mapping[str, ShownMethod]) -> Chart:
+def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
     methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
-    with drawing(2.9, [method.label for method in methods]) as drawn:
+    with drawing(2.9, methods) as drawn:
         axes = drawn.axes
-        for method in methods:
-            rows = [next(row for row in each.answer.rows if row.label == method.label) for each in settings]
+        for label, method in methods.items():
+            rows = [next(row for row in each.answer.rows if row.label == label) for each in settings]
             sizes, means = [_rows(each) for each in settings], [row.mean for row in rows]
-            (drawn.entries[method.label],) = axes.plot(sizes, means, **method.line)
+            (drawn.entries[label],) = axes.plot(sizes, means, **method)
             for size, row in zip(sizes, rows, strict=True):
                 low, high, ends = "-", "-", ""
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
-                    axes.vlines(size, found.low, found.high, color=method.color, alpha=0.5)
+                    axes.vlines(size, found.low, found.high, color=method["color"], alpha=0.5)
                     low, high = number(found.low), number(found.high)
                     ends = f" [{low}, {high}]"
-                text = f"{method.label}, {size} rows: {number(row.mean)}{ends}"
-                drawn.tell(size, row.mean, text, method.label, str(size), number(row.mean), low, high, str(row.n))
+                text = f"{label}, {size} rows: {number(row.mean)}{ends}"
+                drawn.tell(size, row.mean, text, label, str(size), number(row.mean), low, high, str(row.n))
         drawn_rows = [row for each in settings for row in each.answer.rows if row.label in drawn.entries]
         axes.set_ylim(*_score_limits(drawn_rows))
         axes.set_xscale("log")
@@ -264,19 +264,34 @@ def _score_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
 
 # Of what a method reports by epoch, these are probabilities of layers: "SOURCE/probability/LAYER".
 _PROBABILITY = "/probability/"
-# Points (step, probability) by layer.
-Layers = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def drop_probabilities(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed."""
-    first = [runs[0] for runs in setting.by_label.values()]
-    charts = [_over_steps(setting, run, layers) for run in first if (layers := _layers(run))]
+    charts = []
+    for run, *_ in setting.by_label.values():
+        layers = _layers(run)
+        if not layers:
+            continue
+        names = sorted(layers, key=_place)
+        with drawing(2.9, names) as drawn:
+            for index, name in enumerate(names):
+                steps, values = zip(*layers[name], strict=True)
+                color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
+                line = drawn.axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
+                (drawn.entries[name],) = line
+                for step, value in layers[name]:
+                    drawn.tell(step, value, f"{name}, step {step:g}: {value:.3f}", name, f"{step:g}", f"{value:.4f}")
+            drawn.axes.set_ylim(bottom=0)
+            label_axes(drawn.axes, "training step", "probability of dropping")
+        caption = f"Run of seed {run.seed}: a line for each attention layer."
+        title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
+        charts.append(drawn.chart("drop_probability", setting.name, title, caption, header, run.label))
     return charts or "no method here learns a probability for each layer"
 
 
-def _layers(run: ReportedRun) -> Layers:
-    """Read what a method reports at the end of each of its periods, or else of each epoch."""
+def _layers(run: ReportedRun) -> dict[str, list[tuple[float, float]]]:
+    """Read points (step, probability) by layer: of each of the method's periods, or else of each epoch."""
     reports = [(entry["step"], entry["drop_probability"]) for entry in run.metrics.get("dropout_steps") or ()]
     for entry in () if reports else run.history:
         figures = ((name.partition(_PROBABILITY), value) for name, value in entry["figures"].items())
@@ -287,24 +302,6 @@ def _layers(run: ReportedRun) -> Layers:
         for layer, probability in probabilities.items():
             layers.setdefault(layer, []).append((step, probability))
     return layers
-
-
-def _over_steps(setting: ReportedSetting, run: ReportedRun, layers: Layers) -> Chart:
-    """Draw a line for each layer."""
-    names = sorted(layers, key=_place)
-    with drawing(2.9, names) as drawn:
-        for index, name in enumerate(names):
-            steps, values = zip(*layers[name], strict=True)
-            color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
-            line = drawn.axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
-            (drawn.entries[name],) = line
-            for step, value in layers[name]:
-                drawn.tell(step, value, f"{name}, step {step:g}: {value:.3f}", name, f"{step:g}", f"{value:.4f}")
-        drawn.axes.set_ylim(bottom=0)
-        label_axes(drawn.axes, "training step", "probability of dropping")
-    caption = f"Run of seed {run.seed}: a line for each attention layer."
-    title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
-    return drawn.chart("drop_probability", setting.name, title, caption, header, run.label)
 
 
 def _place(layer: str) -> tuple[str, int]:

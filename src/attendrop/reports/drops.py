@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from attendrop.attention.blocks import Block
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
@@ -93,11 +93,6 @@ class PassDrops:
 
     batch: Batch
     layers: dict[str, LayerDrops]
-
-    @property
-    def any(self) -> bool:
-        """Whether a position was dropped."""
-        return any(bool(found.dropped.any()) for found in self.layers.values())
 
 
 def acting_in_attention(method: Method) -> Method | None:
@@ -274,12 +269,11 @@ class WatchedPlan(CombinedPlan):
 @contextmanager
 def _training_mode(model: PreTrainedModel, *, own_dropout: bool) -> Iterator[None]:
     """Set the model to training within the block; without its own dropout only the model itself, no module in it."""
-    with evaluating(model):
-        modules = list(model.modules()) if own_dropout else [model]
-        for module in modules:
-            module.training = True
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.training = False
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = own_dropout or module is model
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from attendrop.reports.figures import Chart, Mark, ShownMethod, drawing, label_axes, methods_shown
+from attendrop.reports.figures import Chart, Looks, Mark, drawing, label_axes, methods_shown
 from attendrop.reports.results import ReportedRun, ReportedSetting
 from attendrop.studies.words import number
 
@@ -23,7 +23,7 @@ _REPORTED_ROWS = "the rows of the final score, which is optimistic, because the 
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
-def learning_curves(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def learning_curves(setting: ReportedSetting, every: Looks) -> Chart | str:
     """Draw the training loss over epochs of each method."""
     found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
     if not found:
@@ -32,7 +32,7 @@ def learning_curves(setting: ReportedSetting, every: Mapping[str, ShownMethod]) 
     return _over_epochs("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
 
 
-def convergence(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def convergence(setting: ReportedSetting, every: Looks) -> Chart | str:
     """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
     found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
@@ -42,7 +42,7 @@ def convergence(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> C
     return _over_epochs("convergence", "Convergence", setting, every, {metric: found}, caption)
 
 
-def losses(setting: ReportedSetting, every: Mapping[str, ShownMethod]) -> Chart | str:
+def losses(setting: ReportedSetting, every: Looks) -> Chart | str:
     """Draw training and validation loss over epochs of each method."""
     training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
     validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
@@ -86,37 +86,36 @@ def _over_epochs(
     kind: str,
     title: str,
     setting: ReportedSetting,
-    every: Mapping[str, ShownMethod],
+    every: Looks,
     panels: Mapping[str, Mapping[str, Curves]],
     caption: str,
 ) -> Chart:
     """Draw panels of curves by their name."""
     methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
     banded = len(methods) <= _MOST_BANDS
-    with drawing(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels)) as drawn:
+    with drawing(2.9 if len(panels) == 1 else 2.3, methods, len(panels)) as drawn:
         from matplotlib.ticker import MaxNLocator
 
         for panel, (name, curves) in zip(drawn.panels, panels.items(), strict=True):
             label_axes(panel, "epoch" if panel is drawn.axes else "", name)
-            for method in methods:
-                if method.label not in curves:
+            for label, method in methods.items():
+                if label not in curves:
                     continue
-                found = curves[method.label]
+                found = curves[label]
                 epochs = sorted({epoch for curve in found for epoch in curve})
                 values = [[curve[epoch] for curve in found if epoch in curve] for epoch in epochs]
                 means, lows, highs = ([of(each) for each in values] for of in (statistics.fmean, min, max))
-                look = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
-                (drawn.entries[method.label],) = panel.plot(epochs, means, **look)
+                look = {**method, **({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})}
+                (drawn.entries[label],) = panel.plot(epochs, means, **look)
                 if banded:
-                    panel.fill_between(epochs, lows, highs, color=method.color, alpha=0.12, linewidth=0)
+                    panel.fill_between(epochs, lows, highs, color=method["color"], alpha=0.12, linewidth=0)
                 apart = -(-len(epochs) // _MOST_MARKS)
                 for epoch, mean, low, high, each in zip(epochs, means, lows, highs, values, strict=True):
                     spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
                     if (epoch - epochs[-1]) % apart == 0:
-                        text = f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"
+                        text = f"{label}, epoch {epoch}: {name} {number(mean)}{spread}"
                         drawn.marks.append(Mark(panel, epoch, mean, text))
-                    row = [method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))]
-                    drawn.rows.append(row)
+                    drawn.rows.append([label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
         drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
     return drawn.chart(kind, setting.name, title, f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}", header)

@@ -215,7 +215,7 @@ class Drawing:
 
 
 @contextmanager
-def drawing(height: float, labels: Sequence[str] = (), panels: int = 1) -> Iterator[Drawing]:
+def drawing(height: float, labels: Collection[str] = (), panels: int = 1) -> Iterator[Drawing]:
     """Draw a chart in the style of all of them; its legend is added in the end.
 
     The panels, each of a height in inches, have a common x axis. Below them is space for a legend of ``labels``.
@@ -228,7 +228,7 @@ def drawing(height: float, labels: Sequence[str] = (), panels: int = 1) -> Itera
         yield drawn
         if entries := drawn.entries:
             texts = [shown(label) for label in entries]
-            figure.legend(list(entries.values()), texts, loc="outside lower left", ncols=_columns(list(entries)))
+            figure.legend(list(entries.values()), texts, loc="outside lower left", ncols=_columns(entries))
 
 
 def label_axes(axes: Axes, x: str, y: str) -> None:
@@ -236,7 +236,7 @@ def label_axes(axes: Axes, x: str, y: str) -> None:
     axes.set(xlabel=shown(x), ylabel=shown(y))
 
 
-def _columns(labels: Sequence[str]) -> int:
+def _columns(labels: Collection[str]) -> int:
     return 2 if max(map(len, labels), default=0) <= _SHORT else 1
 
 
@@ -250,7 +250,7 @@ def shown(label: str) -> str:
 def _wrapped(text: str) -> list[str]:
     """Break a text into a few lines that fit the width of a figure."""
     is_wide = any(unicodedata.east_asian_width(character) in "FW" for character in text)
-    width = _TITLE_WIDTH // 2 if is_wide else _TITLE_WIDTH
+    width = _TITLE_WIDTH // (2 if is_wide else 1)
     return textwrap.wrap(clean(text), width, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
 
 
@@ -262,45 +262,32 @@ def clean(text: str) -> str:
 # Which methods a chart shows, and how -------------------------------------------------------------------------------
 
 
-class ShownMethod(NamedTuple):
-    """A method in a figure: its label and how it is drawn."""
-
-    label: str
-    color: str
-    marker: str
-    dashes: str
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Arguments of ``Axes.plot``."""
-        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes}
+# The arguments of ``Axes.plot`` for each method by its label, see :func:`every_method`.
+Looks = Mapping[str, Mapping[str, Any]]
 
 
-def every_method(results: Results) -> dict[str, ShownMethod]:
+def every_method(results: Results) -> Looks:
     """Choose how each method is drawn in all figures of a report, by its label.
 
     More methods than there are colours share them, with other markers and dashes. Methods without a score come last.
     """
     labels = dict.fromkeys([*results.labels, *(label for each in results.settings for label in each.by_label)])
-    found = {}
+    looks = {}
     for number, label in enumerate(labels):
         turn, index = divmod(number, len(SERIES))
         marker, dashes = MARKERS[(index + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
-        found[label] = ShownMethod(label, SERIES[index], marker, dashes)
-    return found
+        looks[label] = {"color": SERIES[index], "marker": marker, "linestyle": dashes}
+    return looks
 
 
-def methods_shown(
-    setting: ReportedSetting, labels: Collection[str], every: Mapping[str, ShownMethod]
-) -> tuple[list[ShownMethod], str]:
+def methods_shown(setting: ReportedSetting, labels: Collection[str], every: Looks) -> tuple[Looks, str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 
-    The ``labels`` are of methods that have what the figure shows; ``every`` is from :func:`every_method`. A sentence
-    says how many are left out.
+    The ``labels`` are of methods that have what the figure shows. A sentence says how many are left out.
     """
     ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
     found = [label for label in every if label in labels]
     kept = set(sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
     few = len(kept) < len(found)
     sentence = f" Of {len(found)} methods, the {len(kept)} with the best scores are shown." if few else ""
-    return [every[label] for label in found if label in kept], sentence
+    return {label: every[label] for label in found if label in kept}, sentence

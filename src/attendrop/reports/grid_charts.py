@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.figures import MARKERS, MUTED, SERIES, Chart, drawing, label_axes
@@ -24,15 +23,8 @@ _DARK = 0.6
 _MOST_CHARACTERS = 60
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Scores of a method on a grid.
-
-    Attributes:
-        method: Name of the method, with other options that are the same in the whole grid and vary elsewhere.
-        first, second: Names of the two options.
-        cells: Rows of the answer by the values of both.
-    """
+class _Grid(NamedTuple):
+    """Rows of the answer by the values of two options, of a method with other options that vary elsewhere."""
 
     method: str
     first: str
@@ -40,20 +32,17 @@ class _Grid:
     cells: Mapping[tuple[float, float], MethodRow]
 
 
-# Differences from the reference by the values of both options, where there is a seed in common.
-_Gains = Mapping[tuple[float, float], float]
-
-
 def heat_maps(setting: ReportedSetting) -> list[Chart] | str:
     """Draw the difference from the reference at each point of each grid."""
     grids = [grid for each in _by_method(setting) for grid in each]
     if not grids:
         return _NONE
-    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    reference = _reference(setting)
     if reference is None:
         return "no run of the reference has a score"
     gains = [_gains(setting, grid, reference) for grid in grids]
-    return [_heat_map(setting, grid, reference, gains, index) for index, grid in enumerate(grids)]
+    limit = max((abs(value) for each in gains for value in each.values()), default=0.0)
+    return [_heat_map(setting, *each, reference, limit, len(grids)) for each in zip(grids, gains, strict=True)]
 
 
 def grid_spread(setting: ReportedSetting) -> list[Chart] | str:
@@ -70,7 +59,7 @@ def _by_method(setting: ReportedSetting) -> Iterator[list[_Grid]]:
         of_method = [row for row in setting.answer.rows if row.label in options]
         names = list(dict.fromkeys(name for found in options.values() for name in found))
         varied = [name for name in names if len({repr(found[name]) for found in options.values() if name in found}) > 1]
-        numeric = [name for name in varied if _is_numeric(name, options)]
+        numeric = [name for name in varied if all(_is_number(found.get(name)) for found in options.values())]
         if len(numeric) < 2:
             continue
         first, second = numeric[:2]
@@ -80,39 +69,42 @@ def _by_method(setting: ReportedSetting) -> Iterator[list[_Grid]]:
             found = options[row.label]
             name = " ".join([method, *(f"{other}={found.get(other)}" for other in others)])
             grids.setdefault(name, {})[float(found[first]), float(found[second])] = row
-        complete = [_Grid(name, first, second, cells) for name, cells in sorted(grids.items()) if _has_two_sides(cells)]
+        complete = [
+            _Grid(name, first, second, cells)
+            for name, cells in sorted(grids.items())
+            if all(len(set(side)) > 1 for side in zip(*cells, strict=True))
+        ]
         if complete:
             yield complete
 
 
-def _is_numeric(name: str, options: Mapping[str, Mapping[str, Any]]) -> bool:
-    values = [found.get(name) for found in options.values()]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
-    return all(len({point[side] for point in cells}) > 1 for side in (0, 1))
+def _reference(setting: ReportedSetting) -> MethodRow | None:
+    return next((row for row in setting.answer.rows if row.is_reference), None)
 
 
-def _gains(setting: ReportedSetting, grid: _Grid, reference: MethodRow) -> _Gains:
+def _gains(setting: ReportedSetting, grid: _Grid, reference: MethodRow) -> dict[tuple[float, float], float]:
     """Compute the differences: in points, hundredths of a score, or of errors as they are."""
     scale = score_scale(setting.answer.metric)
     paired = {point: row.versus(reference) for point, row in grid.cells.items()}
     return {point: scale * found.mean.value for point, found in paired.items() if found is not None}
 
 
-def _largest(gains: _Gains) -> float:
-    return max(map(abs, gains.values()), default=0.0)
-
-
 def _heat_map(
-    setting: ReportedSetting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int
+    setting: ReportedSetting,
+    grid: _Grid,
+    gains: Mapping[tuple[float, float], float],
+    reference: MethodRow,
+    limit: float,
+    maps: int,
 ) -> Chart:
-    """Draw a heat map; ``every`` has the differences of all maps of the setting, which have one scale of colours."""
-    metric, gains = setting.answer.metric, every[index]
+    """Draw a heat map; ``limit`` is the largest difference in all maps of the setting, which have the same colours."""
+    metric = setting.answer.metric
     in_points = score_scale(metric) != 1
     texts = {point: f"{round(value, 1) + 0.0:+.1f}" if in_points else signed(value) for point, value in gains.items()}
-    largest, limit = _largest(gains), max(map(_largest, every))
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
     longest = max(map(len, texts.values()), default=0)
     with drawing(min(4.6, 0.9 + 0.42 * len(firsts))) as drawn:
@@ -135,8 +127,9 @@ def _heat_map(
         axes.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
         label_axes(axes, grid.second, grid.first)
         axes.grid(visible=False)
+    largest = max(map(abs, gains.values()), default=0.0)
     caption = f"Red: above {reference.label}; blue: below. The largest difference is {_size(largest, in_points)}."
-    if len(every) > 1:
+    if maps > 1:
         caption += f" All heat maps of the setting have the same colours, up to {_size(limit, in_points)}."
     header = (grid.first, grid.second, metric, "difference in points" if in_points else "difference", "seeds")
     of = f"points of {metric}" if in_points else metric
@@ -146,7 +139,7 @@ def _heat_map(
 
 def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
     method = next(iter(grids[0].cells.values())).method
-    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    reference = _reference(setting)
     first, second = grids[0].first, grids[0].second
     columns = sorted({point[0] for grid in grids for point in grid.cells})
     places = sorted({point[1] for grid in grids for point in grid.cells})

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -44,8 +43,6 @@ from attendrop.text_tables import csv_table
 from attendrop.wording import counted_rows
 
 DIRECTIONS = ("high", "low", "random")
-RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def probe(
     model: PreTrainedModel,
     batches: Sequence[Batch],
     *,
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float],
     seed: int = 0,
     row_numbers: Sequence[Any] | None = None,
     on_pass: Callable[[int, int], None] | None = None,
@@ -141,51 +138,42 @@ def probe(
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise AttendropError(f"rates={list(rates)} must be above 0 and below 1, such as 0.1,0.3,0.5.")
     adapter = ModelAdapter(model)
-    adapter.attach()
-    try:
-        with evaluating(model):
-            return _probe(adapter, batches, rates, seed, row_numbers, on_pass)
-    finally:
-        adapter.detach()
-
-
-def _probe(
-    adapter: ModelAdapter,
-    batches: Sequence[Batch],
-    rates: Sequence[float],
-    seed: int,
-    row_numbers: Sequence[Any] | None,
-    on_pass: Callable[[int, int], None] | None,
-) -> Probe:
     found: dict[tuple[str, float, str] | None, tuple[list[Tensor], list[Any]]] = {}
     signal: dict[str, list[tuple[int, int]]] = {}
     done = windows = 0
-    for batch in batches:
-        layers = adapter.trace(batch)
-        attributions = gradient_attribution(adapter, batch, layers, "gold_label")
-        count = number_of_rows(batch)
-        key = SampleKey(seed, 0, windows, count)
-        windows += count
-        places = product([layer for layer in layers if layer.key in attributions], rates, DIRECTIONS)
-        plans: list[tuple[tuple[str, float, str] | None, Plan | None]] = [(None, None)]
-        for layer, rate, direction in places:
-            plan = _DropRegion(layer, attributions[layer.key], rate, direction, key, signal)
-            plans.append(((layer.key, rate, direction), plan))
-        for entry, change in plans:
-            if on_pass is not None:
-                on_pass(done, len(plans) * len(batches))
-            done += 1
-            with torch.no_grad():
-                outputs = adapter.forward(batch, change)
-            kept = found.setdefault(entry, ([], []))
-            kept[0].append(_row_losses(adapter.model, outputs, batch))
-            kept[1].append(logits_of(outputs).float().cpu().numpy())
+    adapter.attach()
+    try:
+        with evaluating(model):
+            for batch in batches:
+                layers = adapter.trace(batch)
+                attributions = gradient_attribution(adapter, batch, layers, "gold_label")
+                count = number_of_rows(batch)
+                key = SampleKey(seed, 0, windows, count)
+                windows += count
+                plans: dict[tuple[str, float, str] | None, Plan | None] = {None: None}
+                for name, rate, direction in product(attributions, rates, DIRECTIONS):
+                    region = _DropRegion(name, attributions[name], rate, direction, key, signal)
+                    plans[name, rate, direction] = region
+                for entry, plan in plans.items():
+                    if on_pass is not None:
+                        on_pass(done, len(plans) * len(batches))
+                    done += 1
+                    with torch.no_grad():
+                        outputs = adapter.forward(batch, plan)
+                    losses, logits = found.setdefault(entry, ([], []))
+                    losses.append(_row_losses(model, outputs, batch))
+                    logits.append(logits_of(outputs).float().cpu().numpy())
+    finally:
+        adapter.detach()
     texts = {} if row_numbers is None else {DOCUMENT: row_numbers}
-    losses = {entry: document_means(torch.cat(values).numpy(), texts) for entry, (values, _) in found.items()}
-    plain = losses[None]
-    results = [
-        _result(entry, losses[entry], plain, logits) for entry, (_, logits) in found.items() if entry is not None
-    ]
+    means = {entry: document_means(torch.cat(losses).numpy(), texts) for entry, (losses, _) in found.items()}
+    plain = means[None]
+    results = []
+    for entry, (_, logits) in found.items():
+        if entry is not None:
+            change = mean_interval(means[entry] - plain)
+            low, high = (end if math.isfinite(end) else math.nan for end in (change.low, change.high))
+            results.append(ProbeResult(*entry, float(means[entry].mean()), change.value, low, high, logits))
     shares = {layer: sum(of[0] for of in each) / max(sum(of[1] for of in each), 1) for layer, each in signal.items()}
     return Probe(len(plain), windows, float(plain.mean()), found[None][1], tuple(results), shares)
 
@@ -197,7 +185,7 @@ class _DropRegion(Plan):
 
     def __init__(
         self,
-        layer: AttentionLayer,
+        layer: str,
         attribution: Tensor,
         rate: float,
         direction: str,
@@ -209,7 +197,7 @@ class _DropRegion(Plan):
         self.key, self.signal = key, signal
 
     def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key == self.layer.key
+        return layer.key == self.layer
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         if self.direction == "random":
@@ -232,12 +220,6 @@ def _row_losses(model: torch.nn.Module, outputs: Any, batch: Batch) -> Tensor:
     else:
         losses = -fix_target(model, outputs, batch, "gold_label")(outputs)
     return losses.detach().double().cpu()
-
-
-def _result(entry: tuple[str, float, str], values: Numbers, plain: Numbers, logits: list[Any]) -> ProbeResult:
-    change = mean_interval(values - plain)
-    low, high = (end if math.isfinite(end) else math.nan for end in (change.low, change.high))
-    return ProbeResult(*entry, float(values.mean()), change.value, low, high, logits)
 
 
 _BATCH_SIZE = 16
@@ -296,16 +278,14 @@ def probe_run(
     batches = [to_device(batch, run.model.device) for batch in run.batches(part, _BATCH_SIZE)]
     numbers = run.task.head.row_numbers(columns_of(part))
     found = probe(run.model, batches, rates=rates, seed=run.config.seed, row_numbers=numbers, on_pass=on_pass)
-    scores = [_score(run, each.logits, part) for each in found.results]
-    return RunProbe(
-        run_title(run.metrics), name, run.task.metric, _score(run, found.logits, part), tuple(scores), found
-    )
+    score, *scores = [_score(run, logits, part) for logits in (found.logits, *(each.logits for each in found.results))]
+    return RunProbe(run_title(run.metrics), name, run.task.metric, score, tuple(scores), found)
 
 
 def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
-    head = run.task.head
-    outputs = head.row_outputs(head.concatenate(logits), columns_of(rows), run.tokenizer)
-    return compute_scores(run.task, outputs, head.references(columns_of(rows)))[run.task.metric]
+    head, columns = run.task.head, columns_of(rows)
+    outputs = head.row_outputs(head.concatenate(logits), columns, run.tokenizer)
+    return compute_scores(run.task, outputs, head.references(columns))[run.task.metric]
 
 
 def plot_probe(found: RunProbe, path: Path) -> None:
