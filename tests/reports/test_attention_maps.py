@@ -14,7 +14,7 @@ from helpers import tiny
 
 from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
-from attendrop.reports.attention_maps import DropSettings, LayerMaps, MapSettings, TextMaps, compact, text_maps
+from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps, compact, text_maps
 from attendrop.reports.drops import DropMoment
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
@@ -45,11 +45,10 @@ def load(folder: Path, **options: Any) -> Any:
     return hf.AutoModelForSequenceClassification.from_pretrained(folder, **options)
 
 
-def maps_of(folder: Path, settings: MapSettings | None = None, model: Any = None, **row: Any) -> TextMaps:
+def maps_of(folder: Path, model: Any = None, **settings: Any) -> TextMaps:
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    head = Classification(("no", "yes"))
     model = load(folder) if model is None else model
-    return text_maps(model, tokenizer, head, {**tokenizer(TEXT), **row}, settings or MapSettings())
+    return text_maps(model, tokenizer, Classification(("no", "yes")), dict(tokenizer(TEXT)), **settings)
 
 
 def stock(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
@@ -73,22 +72,18 @@ def test_weights_and_attributions_are_those_of_the_stock_model(folder: Path) -> 
         causal = "gpt2" in load(folder).config.model_type
         expected = np.tri(len(maps.tokens), dtype=bool) if causal else np.ones((len(maps.tokens),) * 2, dtype=bool)
         assert np.array_equal(layer.possible, expected)
-
-
-def test_integrated_gradients_add_up_to_what_the_attention_adds_to_the_score(folder: Path) -> None:
-    maps = maps_of(folder, MapSettings(attribution="integrated_gradient", layers="0"))
-    assert list(maps.layers) == [next(iter(maps_of(folder).layers))]
-    (layer,) = maps.layers.values()
-    assert not np.allclose(layer.attribution, next(iter(maps_of(folder).layers.values())).attribution)
+    ((key, layer),) = maps_of(folder, attribution="integrated_gradient", layers="1").layers.items()
+    assert key == list(maps.layers)[1]
+    assert not np.allclose(layer.attribution, maps.layers[key].attribution)
     with pytest.raises(AttendropError, match="'saliency'"):
-        MapSettings(attribution="saliency")
+        maps_of(folder, attribution="saliency")
 
 
 def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> None:
     drops = DropSettings(ADDrop(p=0.3, q=1.0, layers="all"), DropMoment())
     model = load(folder)
     model.train()
-    maps = maps_of(folder, MapSettings(drops=drops), model=model)
+    maps = maps_of(folder, model, drops=drops)
     assert model.training
     shares = []
     for layer in maps.layers.values():
@@ -104,7 +99,7 @@ def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> Non
         shares.append(layer.dropped.mean())
     assert max(shares) > 0.1
     only_first = DropSettings(Vanilla(p=0.5, layers="first"), DropMoment())
-    first, second = maps_of(folder, MapSettings(drops=only_first)).layers.values()
+    first, second = maps_of(folder, drops=only_first).layers.values()
     assert first.dropped is not None and second.dropped is not None
     assert (first.dropped.any(), second.dropped.any()) == (True, False)
 
@@ -113,9 +108,7 @@ def test_a_label_that_is_given_is_kept_and_without_one_regression_is_attributed_
     model = load(folder, num_labels=1, problem_type="regression", ignore_mismatched_sizes=True)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     row = dict(tokenizer(TEXT))
-    (own, below) = (
-        text_maps(model, tokenizer, Regression(), {**row, **more}, MapSettings()) for more in ({}, {"labels": -1e3})
-    )
+    (own, below) = (text_maps(model, tokenizer, Regression(), {**row, **more}) for more in ({}, {"labels": -1e3}))
     inputs = tokenizer(TEXT, return_tensors="pt")
     stock = load(folder, num_labels=1, ignore_mismatched_sizes=True, attn_implementation="eager")
     stock.load_state_dict(model.state_dict())
@@ -151,9 +144,8 @@ def expand(layer: dict[str, Any], tokens: int) -> LayerMaps:
 
 
 def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
-    drops = DropSettings(ADDrop(layers="all"), DropMoment())
-    for settings in (MapSettings(), MapSettings(drops=drops)):
-        maps = maps_of(folder, settings)
+    for drops in (None, DropSettings(ADDrop(layers="all"), DropMoment())):
+        maps = maps_of(folder, drops=drops)
         found = compact(maps)
         assert found["tokens"] == list(maps.tokens)
         for written in found["layers"]:
@@ -163,8 +155,8 @@ def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
             largest = np.abs(layer.attribution).max((1, 2), keepdims=True)
             assert (np.abs(read.attribution - layer.attribution) < 0.009 * largest).all()
             assert np.array_equal(read.possible, layer.possible)
-            assert (read.dropped is None) == (layer.dropped is None)
-            if layer.dropped is not None:
+            assert (read.dropped is None) is (drops is None)
+            if drops is not None:
                 assert np.array_equal(read.dropped, layer.dropped)
             sizes = [len(value) for value in written.values() if isinstance(value, str)]
             assert sum(sizes) < 3.2 * layer.attention.size + 60

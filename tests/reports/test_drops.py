@@ -51,6 +51,10 @@ def record(method: Method, name: str = "bert", model: Any = None, **options: Any
     return record_drops(model, method, zoo.batch_of(name), options.pop("moment", MOMENT), **options)
 
 
+def drops_any(found: PassDrops) -> bool:
+    return any(bool(drops.dropped.any()) for drops in found.layers.values())
+
+
 def fraction(found: LayerDrops) -> Tensor:
     return found.dropped.sum() / found.possible.expand(found.dropped.shape).sum()
 
@@ -75,11 +79,10 @@ def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
         assert torch.equal(drops.possible, valid & rows)
         expected = candidate_region(attributions[key], valid, 0.4).mask & rows
         assert torch.equal(drops.dropped, expected)
-    assert found.any
     random, key, moments = ADDrop(layers="all"), layers[0].key, (MOMENT, MOMENT, DropMoment(3, 3, 4, 1))
     one, same, other = (record(random, name, model, moment=each)[0].layers[key].dropped for each in moments)
     assert torch.equal(one, same) and not torch.equal(one, other)
-    assert not any(each.any for each in record(TABLE["alpha-dropout"]))  # hidden units are no positions
+    assert not any(map(drops_any, record(TABLE["alpha-dropout"])))  # hidden units are no positions
 
 
 @pytest.mark.parametrize("method", ["vanilla", "vanilla weights"])
@@ -94,6 +97,7 @@ def test_the_fraction_is_the_one_that_is_logged(method: str) -> None:
         torch.testing.assert_close(fraction(drops).item(), logged[f"{TABLE[method].source}/dropped/{key}"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ACTING)
 def test_nothing_of_the_model_changes(name: str) -> None:
     model = zoo.build("bert", dropout=0.1)
@@ -116,7 +120,7 @@ def test_dropped_heads_count_with_all_their_positions() -> None:
         possible = drops.possible.expand(drops.dropped.shape)
         whole = (drops.dropped == possible).flatten(2).all(-1)
         assert (whole | ~drops.dropped.flatten(2).any(-1)).all()
-    assert found.any
+    assert drops_any(found)
 
 
 @pytest.mark.parametrize("method", [AttentionLayerDrop(p=0.5), LayerDrop(p=0.5)])
@@ -220,4 +224,4 @@ def test_the_best_pattern_of_a_search_is_used() -> None:
 
 def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:
     (found,) = record(TABLE["ad-drop recorded"])
-    assert found.any
+    assert drops_any(found)

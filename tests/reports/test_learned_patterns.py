@@ -16,8 +16,20 @@ from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures, which are empty files, for they take time."""
+    found: list[Any] = []
+
+    def keep(figure: Any, file: Path, **_: Any) -> None:
+        found.append(figure)
+        file.write_bytes(b"")
+
+    monkeypatch.setattr(figures, "save_figure", keep)
+    return found
 
 
 def learnt(progress: Any, probabilities: Any, planned: int = 1000, shares: Any = None) -> Patterns:
@@ -117,10 +129,8 @@ def test_what_cannot_be_fitted_is_refused(progress: list[float], pieces: int, me
 
 
 def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_periods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, drawn: list[Any]
 ) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(figures, "save_figure", lambda figure, *_, **__: drawn.append(figure))
     found = learnt([0.2, 0.4, 0.5], [[0.5, 0.4], [0.4, 0.3], [0.3, 0.2]], shares=[1, 1, 0.5])
     patterns.plot(found, tmp_path / "p.png", patterns.fit(found, 1))
     axes = drawn[0].axes[0]
@@ -136,18 +146,10 @@ def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_period
 # --- The command
 
 
-def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, drawn: list[Any]) -> None:
     told = {"told_from_noise": True, "effect": 0.004, "effect_interval": [0.002, 0.006], "p": 0.012}
     unknown = {"told_from_noise": False, "effect": None, "effect_interval": None, "p": 1.0}
     run = write_run(tmp_path / "run", layer_effects={"encoder.0": told, "encoder.1": unknown})
-    drawn: list[Any] = []
-    save = figures.save_figure
-
-    def save_and_keep(figure: Any, *rest: Any, **how: Any) -> None:
-        drawn.append(figure)
-        save(figure, *rest, **how)
-
-    monkeypatch.setattr(figures, "save_figure", save_and_keep)
     assert cli.main(["patterns", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[4].split() == ["encoder.0", "+0.004", "+0.002", "to", "+0.006", "0.012", "yes"]
@@ -155,7 +157,6 @@ def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, monkeypatc
     assert lines[6].startswith("Learnt: dropping encoder.0 helps (+0.004, p = 0.012): told from noise; the other 1")
     (axes,) = drawn[0].axes
     assert [list(line.get_xdata()) for line in axes.get_lines()[:2]] == [[0.002, 0.006], [0.004]]
-    assert (run / "patterns.png").stat().st_size > 5_000
     assert cli.main(["patterns", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"] == told
     assert cli.main(["patterns", str(run), "--fit", "1"]) == 2
@@ -192,7 +193,7 @@ def test_the_table_has_the_first_and_the_last_step(tmp_path: Path, capsys: Captu
     assert lines[16] == "12 of 100 dropout steps. Kept: the attacker (A) or the defender (D); A 50 times."
     assert len({len(line) for line in lines[3:16]}) == 1
     assert f"Wrote {run}/patterns.png." in lines
-    assert (run / "patterns.png").stat().st_size > 10_000
+    assert (run / "patterns.png").exists()
     assert not (run / "scheduler.json").exists()
 
 
