@@ -12,9 +12,10 @@ from helpers import tiny
 from helpers.browser import OpenPage, chromium, open_page
 
 from attendrop import ADDrop
-from attendrop.reports.attention_maps import LayerMaps, TextMaps
+from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps
 from attendrop.reports.attention_stages import Stage, Stages
 from attendrop.reports.attention_viewer import ShownText, attention_page
+from attendrop.reports.drops import DropMoment
 from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.slow
@@ -49,8 +50,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two texts, one of them long and one hostile, before and after training."""
     long = tuple(tiny.WORDS[i % len(tiny.WORDS)] for i in range(60))
     texts = [(HOSTILE, "cat", "sees"), long]
-    stages = tuple(Stage(name, HOSTILE, None, None) for name in ("Before training", "After training"))  # type: ignore[arg-type]
-    every = Stages(stages, None, Classification(("no", "yes")), 1, 64, ADDrop(p=0.5))  # type: ignore[arg-type]
+    drops, names = DropSettings(ADDrop(p=0.5), DropMoment()), ("Before training", "After training")
+    stages = tuple(Stage(name, HOSTILE, None, drops) for name in names)  # type: ignore[arg-type]
+    every = Stages(stages, None, Classification(("no", "yes")), 1, 64)  # type: ignore[arg-type]
     shown = [ShownText(" ".join(words), (maps(words), maps(words, shift=0.5, causal=True))) for words in texts]
     page = tmp_path_factory.mktemp("viewer") / "page.html"
     page.write_text(attention_page(HOSTILE, every, shown), encoding="utf-8")
@@ -119,7 +121,6 @@ def test_shift_and_arrow_keys_move_the_chosen_position(opened: OpenPage) -> None
     assert ", dropped." in readouts(opened)[0]
 
 
-# Whether the box of a map is scrolled to its right end, and to its lower one.
 def test_choices_change_what_is_drawn(opened: OpenPage) -> None:
     attention = pixels(opened)
     opened.page.click("text=Attribution")

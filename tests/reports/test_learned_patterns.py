@@ -215,7 +215,8 @@ def test_partial_periods_and_skipped_layers_are_marked(tmp_path: Path, capsys: C
 
 
 def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: Captured) -> None:
-    run, picture, fit = write_run(tmp_path / "run"), tmp_path / "p.png", tmp_path / "f.json"
+    config = {"model": "m", "task": "cola", "options": {"layers": [0, 3]}}
+    run, picture, fit = write_run(tmp_path / "run", config=config), tmp_path / "p.png", tmp_path / "f.json"
     arguments = ["--fit", "1", "--output", str(picture), "--options", str(fit), "--json"]
     assert cli.main(["patterns", str(run), *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -227,21 +228,14 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     found = json.loads((run / "scheduler.json").read_text())
     assert found["method"] == "scheduler"
     assert found["options"]["progress"] == [0, 0.5, 1]
+    assert found["options"]["layers"] == [0, 3]  # those of the run
+    assert build_method("scheduler", found["options"]).options() == found["options"]
     np.testing.assert_allclose(found["options"]["probabilities"], [[0.6, 0.35, 0.1], [0.6, 0.4, 0.2]], atol=1e-5)
     assert "encoder.1 0.600 0.400 0.200    0.0000  0.0000" in shown
     assert "far off" not in shown
     assert shown.splitlines()[-1] == (
         f"attendrop train --config {run}/run.yaml --method scheduler --options {run}/scheduler.json"
     )
-
-
-def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
-    config = {"model": "m", "task": "cola", "options": {"layers": [0, 3]}}
-    run = write_run(tmp_path / "run", config=config)
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
-    found = json.loads((run / "scheduler.json").read_text())
-    assert found["options"]["layers"] == [0, 3]
-    assert build_method("scheduler", found["options"]).options() == found["options"]
 
 
 @pytest.mark.parametrize(

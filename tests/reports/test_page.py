@@ -8,12 +8,11 @@ import json
 import math
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from markupsafe import Markup
 
-from attendrop.reports.page import Section, render, render_page, script_json
+from attendrop.reports.page import Section, render_page, script_json
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028\u2029"
 
@@ -50,14 +49,9 @@ def test_values_are_escaped_wherever_they_stand() -> None:
 
 
 def test_json_holds_no_markup_and_gives_the_values_back() -> None:
-    values: dict[str, Any] = {HOSTILE: [1.5, None, True, HOSTILE]}
-    text = script_json(values)
+    text = script_json({HOSTILE: [1.5, None, True, HOSTILE], "a": (math.nan, [math.inf, 1.0])})
     assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == values
-
-
-def test_json_has_no_numbers_that_browsers_cannot_read() -> None:
-    assert json.loads(script_json({"a": (math.nan, [math.inf, 1.0])})) == {"a": [None, [None, 1.0]]}
+    assert json.loads(text) == {HOSTILE: [1.5, None, True, HOSTILE], "a": [None, [None, 1.0]]}
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
@@ -80,8 +74,3 @@ def test_only_the_scripts_of_the_page_may_run(monkeypatch: pytest.MonkeyPatch) -
     assert Elements(page).scripts == [(None, str(script))]
     expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert re.findall(r"'sha256-([^']*)'", page) == [expected]
-
-
-def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(Exception, match="undefined"):
-        render("base.html", title="without the rest")

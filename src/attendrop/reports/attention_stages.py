@@ -60,8 +60,7 @@ class Stages:
     Attributes:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
-        method: The method whose drops are shown; None: no method drops anything in attention.
-        of_run: Whether the run was trained with this method.
+        of_run: Whether the run was trained with the method whose drops are shown.
         long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
     """
 
@@ -70,9 +69,14 @@ class Stages:
     head: Head
     num_texts: int | None
     max_length: int | None
-    method: Method | None
     of_run: bool = False
     long_texts: str = HEAD
+
+    @property
+    def method(self) -> Method | None:
+        """The method whose drops are shown; None: no method drops anything in attention."""
+        drops = self.stages[-1].drops
+        return None if drops is None else drops.method
 
 
 def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
@@ -109,7 +113,7 @@ def _of_model(name: str, method: Method, seed: int) -> Stages:
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
     stage = Stage(Path(name).name, note, model, drops)
-    return Stages((stage,), tokenizer, head_of_model(model.config), None, None, None if drops is None else drops.method)
+    return Stages((stage,), tokenizer, head_of_model(model.config), None, None)
 
 
 def _of_run(folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int) -> Stages:
@@ -134,9 +138,8 @@ def _of_run(folder: Path, run: Mapping[str, Any], method: Method | None, default
     after = Stage("After training", "", model, None if last is None else replace(last, learnt=learnt))
     before = _before(config, task, first, fitted_head=bool(metrics.get("head_start")))
     stages = (after,) if before is None else (before, after)
-    method = None if last is None else last.method
     count, cut = len(task.text_columns), config.long_texts or HEAD
-    return Stages(stages, tokenizer, head, count, config.max_length, method, of_run=of_run, long_texts=cut)
+    return Stages(stages, tokenizer, head, count, config.max_length, of_run=of_run, long_texts=cut)
 
 
 def _before(config: RunConfig, task: Task, drops: DropSettings | None, *, fitted_head: bool) -> Stage | None:

@@ -24,9 +24,9 @@ from attendrop.reports.figures import (
     shown,
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
-from attendrop.reports.results import OF_RUN, ReportedRun, ReportedSetting, Results
+from attendrop.reports.results import ReportedRun, ReportedSetting, Results
 from attendrop.studies.method_rows import MethodRow, scored_data
-from attendrop.studies.statistics import PairedDifference, mean_interval
+from attendrop.studies.statistics import Estimate, mean_interval
 from attendrop.studies.words import cost, interval, number
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _scale_costs(axes: Axes) -> None:
 def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     """Choose the range of differences: all intervals, except those of far baselines."""
     found = [(each, row.is_baseline) for row in rows if (each := row.difference) is not None]
-    spans = [(each.mean.value, *_finite_ends(each), is_baseline) for each, is_baseline in found]
+    spans = [(each.mean.value, *_finite_ends(each.known), is_baseline) for each, is_baseline in found]
     near = max((max(-low, high) for _, low, high, is_baseline in spans if not is_baseline), default=0.0)
     kept = [span for span in spans if not span[-1] or not near or abs(span[0]) <= _FAR * near]
     low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
@@ -184,8 +184,7 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     return low - space, high + space
 
 
-def _finite_ends(found: PairedDifference) -> tuple[float, float]:
-    known = found.known
+def _finite_ends(known: Estimate) -> tuple[float, float]:
     return (known.low, known.high) if math.isfinite(known.low) else (known.value, known.value)
 
 
@@ -200,9 +199,9 @@ def score_over_data_size(results: Results, every: Looks) -> list[Chart] | str:
     groups: dict[str, list[ReportedSetting]] = {}
     for setting in results.settings:
         if setting.runs and setting.answer.rows:
-            metrics = setting.runs[0].metrics
-            options = {name: value for name, value in metrics["config"].items() if name not in (*_SIZES, *OF_RUN)}
-            key = json.dumps([metrics["task"], metrics["model"], metrics["metric"], options], sort_keys=True)
+            of, given = setting.runs[0].metrics, setting.runs[0].options
+            options = {name: value for name, value in given.items() if name not in _SIZES}
+            key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
             groups.setdefault(key, []).append(setting)
     found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,8 +239,6 @@ def _number(value: float | None) -> str:
 
 # The area of a curve, in the units of its SVG.
 _WIDTH, _HEIGHT, _MARGIN = 200.0, 60.0, 4.0
-# Told elsewhere: in the title of the run, or as the options of the method.
-_NOT_SHOWN = ("method", "options", "seed", "output_dir")
 
 
 class RunDetails(NamedTuple):
@@ -289,7 +287,7 @@ def _run_details(results: Results) -> list[RunDetails]:
         if fit := metrics.get("train_fit"):
             values.append((f"{fit['metric']} on {fit['rows']} training rows", _text(fit["score"])))
         values += [(name, _text(value)) for name, value in flat_options(metrics["options"]).items()]
-        values += [(name, value) for name, value in _options(metrics).items() if common.get(name) != value]
+        values += [(name, value) for name, value in _options(run).items() if common.get(name) != value]
         score = _finite(metrics.get("score"))
         found.append(RunDetails(f"run-{count}", setting, run, score, selected, values, _curves(run)))
     return found
@@ -297,15 +295,14 @@ def _run_details(results: Results) -> list[RunDetails]:
 
 def _common_options(results: Results) -> list[tuple[str, str]]:
     """List the options that all runs have, with the same value."""
-    options = [_options(run.metrics) for each in results.settings for run in each.runs]
+    options = [_options(run) for each in results.settings for run in each.runs]
     first = options[0] if options else {}
     return [item for item in first.items() if all(found.get(item[0]) == item[1] for found in options)]
 
 
-def _options(metrics: Mapping[str, Any]) -> dict[str, str]:
+def _options(run: ReportedRun) -> dict[str, str]:
     """Return the options of a run as texts: those that were given, replaced by what they resolved to."""
-    given = {name: value for name, value in metrics["config"].items() if name not in _NOT_SHOWN}
-    resolved = {"model": metrics["model"], **given, **(metrics.get("training") or {})}
+    resolved = {"model": run.metrics["model"], **run.options, **(run.metrics.get("training") or {})}
     return {name: _text(value) for name, value in resolved.items() if value is not None}
 
 

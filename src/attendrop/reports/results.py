@@ -18,7 +18,7 @@ from attendrop.studies.study import OverallRow, overall_rows, read_answers, read
 from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
 # In what the runs of one setting may differ.
-OF_RUN = ("method", "options", "seed", "output_dir")
+_OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
     "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "
     "--test-fraction. Scores on held-out rows are those by which an epoch or a number of steps was chosen."
@@ -38,6 +38,17 @@ class ReportedRun:
     def seed(self) -> int:
         """Its seed."""
         return int(self.metrics["seed"])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given to it, but those in which the runs of one setting may differ."""
+        return {name: value for name, value in self.metrics["config"].items() if name not in _OF_RUN}
+
+    @property
+    def setting(self) -> str:
+        """What is the same for all runs of a setting."""
+        of = self.metrics
+        return json.dumps([of["model"], of["metric"], of["task"], self.options], sort_keys=True)
 
     @property
     def history(self) -> Sequence[Mapping[str, Any]]:
@@ -182,9 +193,9 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     notes = []
     if missing := len(names - present):
         notes.append(f"{missing} of {len(names)} runs of the answer are not in the folder: figures lack their curves.")
-    settings = {(_key(run.metrics), run.label) for run in runs if Path(run.folder).name in names}
+    settings = {(run.setting, run.label) for run in runs if Path(run.folder).name in names}
     others = [run for run in runs if Path(run.folder).name not in names]
-    newer = [run for run in others if has_score(run.metrics) and (_key(run.metrics), run.label) in settings]
+    newer = [run for run in others if has_score(run.metrics) and (run.setting, run.label) in settings]
     if newer:
         notes.append(
             f"The answer is without {len(newer)} other finished runs of its methods and settings: run the study "
@@ -206,22 +217,14 @@ def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSettin
     """Compare runs with the same options but for method and seed."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        groups.setdefault(_key(run.metrics), []).append(run)
-    options = {key: _options(group[0].metrics) for key, group in groups.items()}
+        groups.setdefault(run.setting, []).append(run)
+    every = [group[0].options for group in groups.values()]
     settings = []
-    for key, group in groups.items():
+    for group, options in zip(groups.values(), every, strict=True):
         metrics = [run.metrics for run in group]
-        name = _setting_name(metrics[0], options[key], list(options.values()))
+        name = _setting_name(metrics[0], options, every)
         settings.append(ReportedSetting(name, answer(metrics, reference), tuple(group)))
     return settings
-
-
-def _key(metrics: Mapping[str, Any]) -> str:
-    return json.dumps([metrics["model"], metrics["metric"], metrics["task"], _options(metrics)], sort_keys=True)
-
-
-def _options(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metrics["config"].items() if name not in OF_RUN}
 
 
 def _setting_name(metrics: Mapping[str, Any], own: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import ANSWER_MASK, to_device
@@ -58,8 +59,7 @@ class RowSource:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise AttendropError(f"rows must be at least 1, not {self.rows}.")
+        check_least("rows", self.rows)
 
 
 @dataclass(frozen=True)

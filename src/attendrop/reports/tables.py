@@ -126,18 +126,16 @@ def score_scale(metric: str) -> float:
 
 def _are_averaged(answers: Sequence[Answer]) -> bool:
     """Whether settings have an average: they differ in the task alone, and no score is an error."""
-    same_model = len({found.model for found in answers}) == 1
-    tasks = len({found.task for found in answers})
-    return 1 < tasks == len(answers) and same_model and all(score_scale(found.metric) != 1 for found in answers)
+    models, tasks = ({getattr(found, name) for found in answers} for name in ("model", "task"))
+    scaled = all(score_scale(found.metric) != 1 for found in answers)
+    return scaled and len(models) == 1 < len(tasks) == len(answers)
 
 
 def _averages(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
     """Average the methods that have a score in every column."""
     found = {}
-    for label in columns[0]:
-        cells = [column[label] for column in columns if label in column]
-        if len(cells) < len(columns):
-            continue
+    for label in set.intersection(*map(set, columns)):
+        cells = [column[label] for column in columns]
         mean, seeds = fmean(cell.mean for cell in cells), min(cell.seeds for cell in cells)
         partial = any(cell.is_partial for cell in cells)
         marks = FLATTERED if any(FLATTERED in cell.marks for cell in cells) else ""
