@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -89,7 +89,7 @@ class DropPatterns:
     @property
     def any(self) -> bool:
         """Whether a position was dropped."""
-        return any(dropped for each in self.counts.values() for _, dropped in each)
+        return bool(self.active_layers)
 
     @property
     def active_layers(self) -> list[str]:
@@ -197,12 +197,12 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
 
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:
-    shares = [patterns.share("layer", ALL, layer) for layer in patterns.layers]
-    known = {place: share for place, share in enumerate(shares) if share is not None}
-    heights = [share.share for share in known.values()]
-    axes.errorbar([*known], heights, yerr=_errors([*known.values()]), fmt="o", capsize=3, color="tab:blue")
+    layers = enumerate(patterns.layers)
+    shares = {place: share for place, layer in layers if (share := patterns.share("layer", ALL, layer)) is not None}
+    heights, errors, top = _heights(shares.values())
+    axes.errorbar([*shares], heights, yerr=errors, fmt="o", capsize=3, color="tab:blue")
     _label_layers(axes.xaxis, patterns)
-    axes.set_ylim(0, 1.15 * np.nanmax([*heights, *(share.high for share in known.values())]) or 1.0)
+    axes.set_ylim(0, 1.15 * top or 1.0)
     axes.set(xlabel="attention layer", ylabel="dropped share")
     axes.grid(alpha=0.3)
 
@@ -224,20 +224,22 @@ def _by_layer_and_distance(axes: Any, patterns: DropPatterns) -> None:
 def _bars(axes: Any, patterns: DropPatterns, grouping: str) -> float:
     """Draw the shares of the groups; return the highest end of an interval."""
     groups = patterns.groups(grouping)
-    if not groups:
+    shares = {group: share for group in groups if (share := patterns.share(grouping, group)) is not None}
+    if not shares:
         axes.set_axis_off()
         return 0.0
-    shares = [share for group in groups if (share := patterns.share(grouping, group)) is not None]
-    heights = [share.share for share in shares]
-    axes.bar(groups, heights, yerr=_errors(shares), capsize=4, color="tab:blue", alpha=0.75)
+    heights, errors, top = _heights(shares.values())
+    axes.bar([*shares], heights, yerr=errors, capsize=4, color="tab:blue", alpha=0.75)
     axes.set(xlabel=_HEADINGS[grouping], ylabel="dropped share")
     axes.grid(alpha=0.3, axis="y")
-    return float(np.nanmax([*heights, *(share.high for share in shares)]))
+    return top
 
 
-def _errors(shares: list[Any]) -> Any:
-    ends = np.array([[share.share - share.low, share.high - share.share] for share in shares]).T
-    return np.nan_to_num(ends) if len(shares) else None
+def _heights(shares: Collection[Share]) -> tuple[list[float], Numbers, float]:
+    """Return the shares, the lengths of their error bars below and above, and the highest end of one."""
+    heights = [share.share for share in shares]
+    errors = np.nan_to_num([(share.share - share.low, share.high - share.share) for share in shares]).T
+    return heights, errors, float(np.nanmax([*heights, *(share.high for share in shares)]))
 
 
 def _label_layers(axis: Any, patterns: DropPatterns) -> None:
