@@ -117,10 +117,11 @@ def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> N
     assert len(drawn(charts[0])) == len(labels)
 
 
-def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Path) -> None:
+def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
         write_runs(tmp_path, method, scores)
-    chart = made(tmp_path)["cost_gain"]
+    found = made(tmp_path)
+    chart = found["cost_gain"]
     marks = {mark.text.partition(":")[0]: mark for mark in chart.marks}
     assert (marks["r-drop"].x, marks["r-drop"].y) == pytest.approx((1.75, 0.10))
     assert marks["r-drop"].text.startswith("r-drop: +0.100 [+")
@@ -128,18 +129,7 @@ def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Pat
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
     assert "An open marker at an edge is further away." in chart.caption
-    for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD)):
-        write_runs(tmp_path / "near", method, scores)
-    (axes,) = made(tmp_path / "near")["cost_gain"].figure.axes
-    low, high = axes.get_xlim()
-    shown = [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
-    assert len(shown) > 2 and "1x" in shown  # also where there is one power of ten at most
-
-
-def test_scores_stand_beside_the_reference_with_the_interval_of_their_difference(tmp_path: Path) -> None:
-    for method, found in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
-        write_runs(tmp_path, method, found)
-    chart = made(tmp_path)["scores"]
+    chart = found["scores"]
     assert [mark.x for mark in chart.marks][:2] == pytest.approx([0.515, 0.615])
     assert chart.marks[2].x > 0.4  # far away, at the edge
     assert values(chart, "method", "accuracy", "95 % interval beside the reference") == [
@@ -148,6 +138,15 @@ def test_scores_stand_beside_the_reference_with_the_interval_of_their_difference
         ["majority", "0.010", "-"],
     ]
     assert "An open point at an edge is further away." in chart.caption
+
+
+def test_times_have_labels_also_where_there_is_one_power_of_ten_at_most(tmp_path: Path) -> None:
+    for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD)):
+        write_runs(tmp_path, method, scores)
+    (axes,) = made(tmp_path)["cost_gain"].figure.axes
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len(shown) > 2 and "1x" in shown
 
 
 def test_drop_probabilities_of_periods_and_of_epochs(tmp_path: Path) -> None:

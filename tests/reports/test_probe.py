@@ -16,18 +16,18 @@ from torch.nn import functional
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.reports.probe import DIRECTIONS, Probe, probe
+from attendrop.reports.probe import DIRECTIONS, probe
 
 
 def batches(name: str) -> list[Any]:
     return [zoo.batch_of(name, (8, 5, 3)), zoo.batch_of(name, (6, 4), seed=5)]
 
 
-def masked_loss(name: str, direction: str, rate: float) -> float:
+def masked_loss(direction: str, rate: float) -> float:
     """Mean loss with a region of the first layer dropped by an eager model and an additive mask, written out."""
     losses: list[torch.Tensor] = []
-    for batch in batches(name):
-        adapter = ModelAdapter(model := zoo.build(name).eval())
+    for batch in batches("bert"):
+        adapter = ModelAdapter(model := zoo.build("bert").eval())
         adapter.attach()
         attribution = gradient_attribution(adapter, batch, adapter.trace(batch), "gold_label")["encoder.0"]
         adapter.detach()
@@ -39,7 +39,7 @@ def masked_loss(name: str, direction: str, rate: float) -> float:
                     number = math.floor(rate * length + 1e-6)
                     kept = math.floor((1 - rate) * length + 1e-6)
                     drop[row, head, query, order[:number] if direction == "low" else order[max(kept, 1) :]] = True
-        eager = zoo.build(name, "eager").eval()
+        eager = zoo.build("bert", "eager").eval()
         eager.load_state_dict(model.state_dict())
         own = eager.bert.encoder.layer[0].attention.self
 
@@ -52,24 +52,18 @@ def masked_loss(name: str, direction: str, rate: float) -> float:
         own.forward = masked
         logits = eager(**{key: value for key, value in batch.items() if key != "labels"}).logits
         losses.append(functional.cross_entropy(logits, batch["labels"], reduction="none"))
-    return float(torch.cat(losses).mean())
+    return float(torch.cat(losses).mean().detach())
 
 
-@pytest.mark.parametrize("direction", ["high", "low"])
-def test_high_and_low_attributions_are_dropped_in_one_layer(direction: str) -> None:
-    found = probe(zoo.build("bert"), batches("bert"), rates=[0.4])
-    assert found.by_place["encoder.0", 0.4, direction].loss == pytest.approx(
-        masked_loss("bert", direction, 0.4), abs=1e-5
-    )
-
-
-def found_on(name: str, **options: Any) -> Probe:
-    return probe(zoo.build(name, dropout=0.3), batches(name), **options)
+def test_high_and_low_attributions_are_dropped_in_one_layer() -> None:
+    found = probe(zoo.build("bert"), batches("bert"), rates=[0.4]).by_place
+    for direction in ("high", "low"):
+        assert found["encoder.0", 0.4, direction].loss == pytest.approx(masked_loss(direction, 0.4), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2-class", "bert-tokens"])
 def test_every_layer_rate_and_direction_is_compared_with_the_plain_model(name: str) -> None:
-    found = found_on(name, rates=[0.3, 0.9])
+    found = probe(zoo.build(name, dropout=0.3), batches(name), rates=[0.3, 0.9])
     kind = "decoder" if name == "gpt2-class" else "encoder"
     entries = [(result.layer, result.rate, result.direction) for result in found.results]
     assert entries == [(f"{kind}.{i}", rate, way) for i in range(2) for rate in (0.3, 0.9) for way in DIRECTIONS]
@@ -94,10 +88,11 @@ def test_nothing_else_is_changed_and_random_positions_have_a_seed() -> None:
     assert model.training
 
 
-def test_losses_and_intervals_are_over_rows_with_all_their_windows() -> None:
-    numbers = [7, 7, 8, 9, 9]
+def test_losses_and_intervals_are_over_rows_with_all_their_windows_also_as_csv() -> None:
+    numbers, seen = [7, 7, 8, 9, 9], list[tuple[int, int]]()
     model, every = zoo.build("bert"), batches("bert")
-    found = probe(model, every, rates=[0.4], row_numbers=numbers)
+    found = probe(model, every, rates=[0.4], row_numbers=numbers, on_pass=lambda *passes: seen.append(passes))
+    assert seen == [(i, 14) for i in range(14)]
     assert (found.rows, found.windows) == (3, 5)
 
     def losses(logits: list[Any]) -> Any:
@@ -111,10 +106,14 @@ def test_losses_and_intervals_are_over_rows_with_all_their_windows() -> None:
     assert result.change == pytest.approx(changes.mean(), abs=1e-6)
     width = 4.302653 * changes.std(ddof=1) / math.sqrt(3)  # of Student's t with 2 degrees of freedom
     assert (result.low, result.high) == pytest.approx((changes.mean() - width, changes.mean() + width), abs=1e-6)
+    rows = list(csv.DictReader(io.StringIO(found.csv([0.5] * 6, "accuracy"))))
+    assert [row["direction"] for row in rows[:3]] == list(DIRECTIONS)
+    assert float(rows[0]["loss_change"]) == pytest.approx(found.results[0].change, abs=1e-6)
+    assert {row["accuracy"] for row in rows} == {"0.500000"}
 
 
 def test_rows_without_signal_are_told() -> None:
-    found = found_on("bert", rates=[0.3])
+    found = probe(zoo.build("bert"), batches("bert"), rates=[0.3])
     assert found.rows_with_signal["encoder.0"] == 1.0
     assert found.rows_with_signal["encoder.1"] == pytest.approx(5 / 26)  # of the last layer the first token is read
     adapter = ModelAdapter(zoo.build("bert").eval())
@@ -123,13 +122,3 @@ def test_rows_without_signal_are_told() -> None:
     constant = adapter.forward(batches("bert")[0], ConstantAttention(["encoder.1"])).loss.item()
     adapter.detach()
     assert found.by_place["encoder.1", 0.3, "high"].loss != pytest.approx(constant)
-
-
-def test_csv_and_progress() -> None:
-    seen: list[tuple[int, int]] = []
-    found = found_on("bert", rates=[0.3], on_pass=lambda done, of: seen.append((done, of)))
-    assert seen == [(i, 14) for i in range(14)]
-    rows = list(csv.DictReader(io.StringIO(found.csv([0.5] * 6, "accuracy"))))
-    assert [row["direction"] for row in rows[:3]] == list(DIRECTIONS)
-    assert float(rows[0]["loss_change"]) == pytest.approx(found.results[0].change, abs=1e-6)
-    assert {row["accuracy"] for row in rows} == {"0.500000"}

@@ -59,18 +59,13 @@ DEFAULT_VIEWER = ViewerOptions()
 
 
 class AttentionPart(NamedTuple):
-    """What a report shows of attention.
-
-    Attributes:
-        section: The section.
-        missing: Why there is no viewer, or what it lacks of texts that were given; empty if nothing is missing.
-    """
+    """A section, and why it has no viewer, or what that lacks of texts that were given; empty: nothing."""
 
     section: Section
     missing: str
 
 
-# Makes a part that adds at most so many bytes to a page, or else the shortest there is.
+# See :func:`attention_part`.
 PartOfSize = Callable[[int], AttentionPart]
 
 
@@ -180,7 +175,7 @@ def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: s
         folder=folder,
         trained=f"{method_label(metrics)}, seed {metrics['seed']}, {rows} training rows",
         source=source,
-        method=None if stages.method is None else method_in_words(stages.method),
+        method=stages.method and method_in_words(stages.method),
         of_run=stages.of_run,
         left_out=left_out,
         viewer=section.content,

@@ -158,7 +158,7 @@ def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequenc
         texts=[shown.text for shown in texts],
         layers=list(texts[0].stages[0].layers),
         stages=stages.stages,
-        method=None if stages.method is None else stages.method.name,
+        method=stages.method and stages.method.name,
     )
     data = {
         "stages": [{"name": stage.name} for stage in stages.stages],
@@ -174,7 +174,7 @@ def explanation(stages: Stages, attribution: str = "gradient") -> Markup:
     """Explain what a viewer shows."""
     return render(
         "attention_about.html",
-        method=None if stages.method is None else method_in_words(stages.method),
+        method=stages.method and method_in_words(stages.method),
         attribution=attribution,
         both=len(stages.stages) > 1,
         score=stages.head.attributed,

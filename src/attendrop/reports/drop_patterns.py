@@ -94,8 +94,7 @@ class DropPatterns:
     @property
     def active_layers(self) -> list[str]:
         """The layers in which a position was dropped."""
-        dropped = {key for (_, key, _), each in self.counts.items() if any(count for _, count in each)}
-        return [layer for layer in self.layers if layer in dropped]
+        return [layer for layer in self.layers if any(dropped for _, dropped in self.counts["layer", layer, ALL])]
 
     def groups(self, grouping: str) -> list[str]:
         """Return the groups of a grouping that have positions, in their order."""

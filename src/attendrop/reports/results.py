@@ -219,17 +219,15 @@ def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSettin
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
     every = [group[0].options for group in groups.values()]
-    settings = []
-    for group, options in zip(groups.values(), every, strict=True):
-        metrics = [run.metrics for run in group]
-        name = _setting_name(metrics[0], options, every)
-        settings.append(ReportedSetting(name, answer(metrics, reference), tuple(group)))
-    return settings
+    return [
+        ReportedSetting(_setting_name(group[0], every), answer([run.metrics for run in group], reference), tuple(group))
+        for group in groups.values()
+    ]
 
 
-def _setting_name(metrics: Mapping[str, Any], own: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+def _setting_name(run: ReportedRun, every: Sequence[Mapping[str, Any]]) -> str:
     """Name a setting by its data, and by the options in which the settings of the same data differ."""
-    data = ("task", "train_file")
+    own, data = run.options, ("task", "train_file")
     same = [options for options in every if all(options.get(name) == own.get(name) for name in data)]
     varied = [name for name in own if any(options.get(name) != own[name] for options in same)]
-    return ", ".join([scored_data(metrics), *(f"{name}={own[name]}" for name in varied)])
+    return ", ".join([scored_data(run.metrics), *(f"{name}={own[name]}" for name in varied)])

@@ -80,7 +80,7 @@
 
     panel(element) {
       const find = (role) => element.querySelector(`[data-role="${role}"]`);
-      const panel = { element };
+      const panel = {};
       for (const role of ["map", "overview", "prediction", "legend", "readout"]) panel[role] = find(role);
       panel.map.addEventListener("keydown", (event) => this.press(event));
       panel.map.addEventListener("click", (event) => {
