@@ -76,7 +76,7 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
     unit = Unit(tiny.config(folder, method="finetune", epochs=1), keep_model=keep_model)
-    message = run_on_machine(Job(unit, here).request(60), str(tmp_path))
+    message = run_on_machine(Job(unit, here).request(), str(tmp_path))
     assert message["kind"] == "finished"
     assert not here.exists()
     assert list(there.iterdir()) == []
@@ -90,7 +90,7 @@ def test_a_run_on_the_disk_of_the_study_stays_as_it_is(folder: Path, tmp_path: P
     unit = Unit(tiny.config(folder, method="finetune", epochs=1))
     run = tmp_path / "runs" / "run"
     run.parent.mkdir()
-    message = run_on_machine(Job(unit, run).request(60), str(tmp_path))
+    message = run_on_machine(Job(unit, run).request(), str(tmp_path))
     assert message["kind"] == "finished"
     changed = (run / "metrics.json").stat().st_mtime_ns
     write_missing(run, message["files"])
@@ -218,8 +218,11 @@ def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Path, cluster: Any) -> None:
+def test_a_machine_that_is_killed_costs_its_runs_only(
+    folder: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
+    monkeypatch.setattr("attendrop.studies.units.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
     study = tmp_path / "study"
     (second,) = cluster.worker_nodes
     raylet = second.all_processes["raylet"][0].process.pid
@@ -247,9 +250,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Pa
     events: list[Event] = []
     units = [Unit(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
     try:
-        results = run_units(
-            units, study, backend=f"ray:{cluster.address}", on_event=events.append, checkpoint_seconds=0.5
-        )
+        results = run_units(units, study, backend=f"ray:{cluster.address}", on_event=events.append)
     finally:
         done.set()
         killer.join()

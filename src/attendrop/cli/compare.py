@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from functools import partial
 from itertools import product
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from attendrop.cli.app import Json, Quiet, app, show, split_columns
+from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, mappings, one_file, with_run_options
 from attendrop.errors import AttendropError
@@ -84,8 +86,6 @@ def compare(
     seconds = None if budget is None else read_duration(budget)
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
 
-    from attendrop.cli.console import messages
-    from attendrop.cli.interrupts import Interrupted
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison, default_methods
@@ -106,20 +106,13 @@ def compare(
         folds=folds,
         baselines=cheap,
     )
-    with messages(quiet=quiet) as console:
-        progress = StudyProgress(console, 0, quiet=quiet)
-        try:
-            outcome = run_comparison(
-                comparison,
-                workers=workers,
-                backend=LOCAL if ray is None else f"ray:{ray}",
-                on_event=progress,
-                on_plan=progress.plan,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted. The same command goes on where it stopped.") from None
-        finally:
-            progress.close()
+    with (
+        messages(quiet=quiet) as console,
+        closing(StudyProgress(console, quiet=quiet)) as progress,
+        continued_by("Interrupted. The same command goes on where it stopped."),
+    ):
+        backend = LOCAL if ray is None else f"ray:{ray}"
+        outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
 

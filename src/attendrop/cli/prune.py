@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -37,16 +38,12 @@ def prune(
     from attendrop.cli.progress import TrainingProgress
     from attendrop.runs.prune import prune_run
 
-    with messages(quiet=quiet) as console:
-        progress = TrainingProgress(console)
+    with messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
-        try:
-            found = prune_run(
-                run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
-                data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
-            )  # fmt: skip
-        finally:
-            progress.close()
+        found = prune_run(
+            run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
+            data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
+        )  # fmt: skip
     show(found, _summary(found), quiet=quiet, as_json=as_json)
 
 

@@ -76,9 +76,9 @@ class Job:
     unit: Unit
     folder: Path
 
-    def request(self, checkpoint_seconds: float) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """Return what a worker needs to know, see :func:`attendrop.studies.worker.perform`, as JSON values."""
-        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": checkpoint_seconds}
+        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": SECONDS_BETWEEN_CHECKPOINTS}
 
 
 @dataclass(frozen=True)
