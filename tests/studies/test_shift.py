@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(folder: Path) -> Any:
     return attendrop.compare(
         train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
-        model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=4, max_length=24,
+        model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=1, max_length=24,
         device="cpu", workers=0, shift=True, output_dir=str(folder / "answer"),
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
@@ -32,8 +31,8 @@ from attendrop.studies.setting_search import (
     search_settings,
     selection_unit,
 )
-from attendrop.studies.study import check_study_folder
-from attendrop.studies.units import CHEAP, REFERENCE, REPORTS, Result, Unit, duration
+from attendrop.studies.study import check_study_folder, write_reports
+from attendrop.studies.units import CHEAP, REFERENCE, Result, Unit, duration
 from attendrop.wording import counted
 
 # Of the time that is left after all final runs, the search gets at most so much.
@@ -177,24 +176,17 @@ def run_comparison(
         write_record(folder, comparison.config)
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()
-        found = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
-        failed = [each.failure() for each in found if each.metrics is None]
-        outcome = Outcome(answer([each.metrics for each in found if each.metrics is not None], failed=failed), trials)
-        _write(outcome, folder)  # whatever becomes of the model
+        results = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
+        failed = [each.failure() for each in results if each.metrics is None]
+        found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
+        outcome = Outcome(found, trials)
+        write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
-            kept, best = _keep_best(comparison.config, outcome.answer, found, folder)
+            kept, best = _keep_best(comparison.config, found, results, folder)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            _write(outcome, folder)
+            write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())
     return outcome
-
-
-def _write(outcome: Outcome, folder: Path) -> None:
-    """Write the files of the answer."""
-    markdown, as_json, as_csv = (folder / name for name in REPORTS)
-    write_json(as_json, outcome.as_dict())
-    write_text(markdown, outcome.answer.markdown())
-    write_text(as_csv, outcome.answer.csv())
 
 
 def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:

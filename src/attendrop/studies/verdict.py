@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from attendrop.studies.method_rows import MethodRow, p_value
+from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, Estimate, PairedDifference, Plan, holm
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
@@ -127,12 +127,11 @@ class _Judging:
         reference, methods = self.tuned[0], self.tuned[1:]
         if not methods:
             return Verdict("reference", reference.label, "alone")
-        if max(map(_pairs, methods)) < MIN_SEEDS:
-            repeated = [row for row in methods if _pairs(row) > 1]
-            return self._pair(
-                "too few seeds", None, "few seeds", max(repeated or methods, key=_gain), reference, repeated
-            )
-        tested = [row for row in methods if _pairs(row) >= MIN_SEEDS and row.p_holm is not None]
+        if max(row.pairs for row in methods) < MIN_SEEDS:
+            repeated = [row for row in methods if row.pairs > 1]
+            leader = max(repeated or methods, key=_gain)
+            return self._pair("too few seeds", None, "few seeds", leader, reference, repeated)
+        tested = [row for row in methods if row.pairs >= MIN_SEEDS and row.p_holm is not None]
         if not tested:
             return self._pair("too few seeds", None, "no row scores", max(methods, key=_gain), reference)
         shown = [row for row in tested if (row.p_holm or 0) <= ALPHA]
@@ -213,7 +212,7 @@ class _Judging:
         Methods are corrected for their number. The reference is not: it was not chosen among them.
         """
         known = {label: lead for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        p_values = {label: 1.0 if (p := p_value(lead)) is None else p for label, lead in known.items()}
+        p_values = {label: 1.0 if lead.p_value is None else lead.p_value for label, lead in known.items()}
         methods = [row.label for row in self.tuned[1:] if row.label in known]
         p_values |= dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
         shown = [row for row in self.tuned if p_values.get(row.label, 1) <= ALPHA and known[row.label].mean.value > 0]
@@ -237,10 +236,6 @@ class _Judging:
 def _difference(row: MethodRow) -> PairedDifference:
     assert row.difference is not None
     return row.difference
-
-
-def _pairs(row: MethodRow) -> int:
-    return 0 if row.difference is None else row.difference.n
 
 
 def _gain(row: MethodRow) -> float:

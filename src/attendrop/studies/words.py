@@ -77,8 +77,8 @@ class Words:
         best = f"the best {which}: {self.gains(verdict.challenger, (lead, ''))}"
         match verdict.why:
             case "few seeds":
-                pairs = (row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
-                return self.too_few(max(pairs, default=0), "each", verdict)
+                pairs = max(row.pairs for row in self.rows.values() if not row.is_baseline)
+                return self.too_few(pairs, "each", verdict)
             case "no row scores":
                 return _NO_ROW_SCORES
             case "all behind":
