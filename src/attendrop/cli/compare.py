@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app, show, split_columns
+from attendrop.cli.app import Json, Quiet, Workers, app, show, split_columns
 from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, mappings, one_file, with_run_options
@@ -62,9 +62,7 @@ def compare(
     output_dir: Annotated[
         str, typer.Option(help="Folder of the answer; the same command continues there.")
     ] = "comparison",
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
-    ] = None,
+    workers: Workers = None,
     ray: Annotated[str | None, typer.Option(help="Ray cluster to run on: its address, or local.")] = None,
     machine: Annotated[Mapping[str, Any], Groups("machine")],
     quiet: Quiet = False,
@@ -79,7 +77,8 @@ def compare(
     run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
     names = split_columns(methods)
     points = _points(settings or [], names[-1] if names else "METHOD")
-    _check_compared(points, names or tuple(points))
+    if names:
+        _check_compared(points, names)
     for name in dict.fromkeys([*names, *points]):
         for options in points.get(name, [{}]):
             check_declared(name, options)

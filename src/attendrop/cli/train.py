@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app, show
+from attendrop.cli.app import Json, MethodSettings, Quiet, app, show
 from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import (
@@ -50,9 +50,7 @@ def train(
         str | None,
         typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")
-    ] = None,
+    settings: MethodSettings = None,
     options_file: Annotated[
         str | None,
         typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set overrides it."),
