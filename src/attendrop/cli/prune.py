@@ -52,7 +52,8 @@ def _summary(metrics: Mapping[str, Any]) -> str:
     pruned, metric = metrics["pruned"], metrics["metric"]
     name = metric.replace("_", " ")
     lines = {
-        "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers" + _listed(pruned["layers"]),
+        "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers{': ' if pruned['layers'] else ''}"
+        + ", ".join(map(str, pruned["layers"])),
         "ranked by": _ranking(pruned),
     }
     lines |= _trials(pruned, name)
@@ -89,10 +90,6 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
     rows = f"{speed['rows']} rows of {pruned['chosen_on']}, {speed['batch_size']} at a time"
     form = "" if pruned["fast"] else "; this family has no fast form here"
     return f"{speed['median']:.2f} times as fast on {device} ({spread}; {rows}){form}"
-
-
-def _listed(layers: list[int]) -> str:
-    return f": {', '.join(map(str, layers))}" if layers else ""
 
 
 def _ranking(pruned: Mapping[str, Any]) -> str:
