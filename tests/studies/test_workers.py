@@ -59,19 +59,19 @@ def test_units_run_once_each_and_keep_their_scores_only(
     """Duplicates, failures, warm workers, order."""
     monkeypatch.setattr(local_workers, "_SPAWN", CONTEXT)
     asked = [
-        unit(folder),
-        unit(folder, seed=1, method="ad-drop"),
+        unit(folder, max_steps=1),
+        unit(folder, seed=1, method="ad-drop", max_steps=2),
         unit(folder, seed=2, learning_rate=1e25),
-        unit(folder),
+        unit(folder, max_steps=1),
         unit(folder, train_file=str(folder / "nowhere.csv")),
     ]
     events: list[Event] = []
-    with open_runner(tmp_path / "study", workers=2) as runner:
+    with open_runner(tmp_path / "study", workers=1) as runner:
         results = runner.run(asked, events.append)
         again: list[Event] = []
         reordered = runner.run([asked[1], asked[0]], again.append)
         assert [event.kind for event in again] == ["kept"] * 2
-    alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1))
+    alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1, max_steps=2))
     assert scores(results[1].metrics) == scores(alone)
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
     assert results[3].folder == results[0].folder
@@ -221,12 +221,12 @@ def test_this_process_ends_a_study_when_its_gpu_broke(
 
 
 def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    stopped, steps = unit(folder, method="finetune", epochs=2), []
+    stopped, steps = unit(folder), []
 
     def stop(event: Event) -> None:
         if event.kind == "progress":
             steps.append(event.steps)
-            if event.steps == 7 and len(steps) == 7:
+            if event.steps == 3 and len(steps) == 3:
                 raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
@@ -235,5 +235,5 @@ def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_p
         with pytest.raises(KeyboardInterrupt):
             run_units([stopped], tmp_path, workers=0, on_event=stop)
         (result,) = run_units([stopped], tmp_path, workers=0, on_event=stop)
-    assert 1 < steps[7] <= 8
-    assert scores(result.metrics) == scores(train(tiny.config(folder, "undisturbed", **(PLAIN | {"epochs": 2}))))
+    assert 1 < steps[3] <= 4
+    assert scores(result.metrics) == scores(train(tiny.config(folder, "undisturbed", **PLAIN)))
