@@ -27,15 +27,10 @@ OnEvent = Callable[[Event], None]
 
 
 class Workers(Protocol):
-    """What runs jobs: this process, other processes of this machine, or a Ray cluster.
+    """What runs jobs: this process, other processes of this machine, or a Ray cluster."""
 
-    Attributes:
-        count: Number of jobs that run at the same time.
-        attempts: How often a job is run whose process is lost each time.
-    """
-
-    count: int
-    attempts: int
+    count: int  # of jobs that run at the same time
+    attempts: int  # how often a job is run whose process is lost each time
 
     def start(self, job: Job) -> None:
         """Start a job; there are never more than ``count``."""
@@ -103,7 +98,7 @@ class Runner:
         source = json.dumps([config.task, config.data_dir, config.train_file, config.eval_file, config.label_map])
         if source not in self._digests:
             self._digests[source] = data_sha256(config)
-        return Job(unit, self.folder / RUNS / unit.folder_name(unit.key(self._digests[source])))
+        return Job(unit, self.folder / RUNS / unit.folder_name(self._digests[source]))
 
     def release(self) -> None:
         """Free what idle workers hold; the next units start them again."""

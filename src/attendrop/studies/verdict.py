@@ -135,7 +135,7 @@ class _Judging:
         if not tested:
             return self._pair("too few seeds", None, "no row scores", max(methods, key=_gain), reference)
         shown = [row for row in tested if (row.p_holm or 0) <= ALPHA]
-        ahead = [row for row in shown if _gain(row) > 0 and not self._is_within(_difference(row))]
+        ahead = [row for row in shown if _gain(row) > 0 and not self._is_within(row.difference)]
         behind = [row for row in shown if _gain(row) < 0]
         unclear = [row for row in tested if row not in ahead and row not in behind]
         if ahead:
@@ -144,12 +144,12 @@ class _Judging:
             verdict = replace(verdict, also_ahead=tuple(row.label for row in ahead if row is not use))
         elif not unclear:
             verdict = self._pair("reference", reference.label, "all behind", max(behind, key=_gain), reference)
-        elif all(self._is_within(_difference(row)) for row in unclear):
+        elif all(self._is_within(row.difference) for row in unclear):
             cheapest = min((reference, *unclear), key=_cost)
             leader = max(unclear, key=_gain)
             verdict = self._pair("tie", cheapest.label, "negligible", leader, reference, unclear)
         else:
-            open_yet = [row for row in unclear if not self._is_within(_difference(row))]
+            open_yet = [row for row in unclear if not self._is_within(row.difference)]
             verdict = self._pair("tie", reference.label, "undecided", max(open_yet, key=_gain), reference, open_yet)
             verdict = replace(verdict, slight=tuple(row.label for row in unclear if row in shown))
         not_judged = tuple(row.label for row in methods if row not in tested)
@@ -223,19 +223,14 @@ class _Judging:
         leads = {row.label: found.mean.value for row in rows if (found := row.versus(other)) is not None}
         return min((row for row in rows if max(leads.values()) - leads[row.label] < self.margin), key=_cost)
 
-    def _is_within(self, difference: PairedDifference) -> bool:
+    def _is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically nothing.
 
         Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
         """
-        if difference.components is not None and difference.components.rows < _ROWS_FOR_NOTHING:
+        if difference is None or (difference.components and difference.components.rows < _ROWS_FOR_NOTHING):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
-
-
-def _difference(row: MethodRow) -> PairedDifference:
-    assert row.difference is not None
-    return row.difference
 
 
 def _gain(row: MethodRow) -> float:
