@@ -21,11 +21,8 @@ PAIR = ("the cat sees not the red bird", "a dog hears the bird")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A model of two layers and data, and runs that trained it."""
-    folder = tmp_path_factory.mktemp("attend")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
     for name, method, seed in (("ad-drop", "ad-drop", 0), ("plain", "finetune", 1)):
         train_run(tiny.config(folder, name, method=method, seed=seed, learning_rate=0.02, max_steps=3))
     return folder

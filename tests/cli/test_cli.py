@@ -26,11 +26,8 @@ CONTROL = "\x1b"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A model, data, a GLUE folder with RTE alone, and in ``run`` a finished run."""
-    folder = tmp_path_factory.mktemp("cli")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
     rte = folder / "glue" / "RTE"
     rte.mkdir(parents=True)
     for split, count in {"train": 20, "dev": 8, "test": 6}.items():

@@ -18,14 +18,6 @@ from attendrop.cli.compare import read_duration
 from attendrop.tasks.row_scores import PREDICTIONS
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compared")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def command(folder: Path, *options: str) -> list[str]:
     return [
         *("compare", "--train-file", str(folder / "train.csv"), "--text-columns", "sentence1,sentence2"),

@@ -33,15 +33,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of several methods, which are trained when they are asked for."""
-    folder = tmp_path_factory.mktemp("patterns")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def run(folder: Path, name: str) -> Path:
     if not (folder / name).exists():
         train(tiny.config(folder, name, **RUNS[name]))

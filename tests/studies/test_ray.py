@@ -33,15 +33,6 @@ LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} 
 SECONDS_TO_END = 60
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("ray")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 # Without Ray ---------------------------------------------------------------------------------------------------------
 
 SHARES = [

@@ -24,15 +24,6 @@ from attendrop.studies.study_file import Setting, Study, read_study
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("study")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def content(folder: Path, **changed: Any) -> dict[str, Any]:
     data = {"name": "pairs", "train_file": str(folder / "train.csv"), "eval_file": str(folder / "dev.csv")}
     return {

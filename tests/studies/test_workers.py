@@ -27,15 +27,6 @@ from attendrop.studies.units import Event, Unit
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("units")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def unit(folder: Path, **options: Any) -> Unit:
     return Unit(tiny.config(folder, **(PLAIN | options)))
 
