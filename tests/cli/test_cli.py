@@ -26,11 +26,8 @@ CONTROL = "\x1b"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A model, data, a GLUE folder with RTE alone, and in ``run`` a finished run."""
-    folder = tmp_path_factory.mktemp("cli")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
     rte = folder / "glue" / "RTE"
     rte.mkdir(parents=True)
     for split, count in {"train": 20, "dev": 8, "test": 6}.items():
@@ -55,14 +52,15 @@ def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
 
 
 def test_json_alone_on_stdout(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train_arguments(folder, "json", "--json", "--method", "finetune")) == 0
+    assert cli.main(train_arguments(folder, "json", "--json", "--method", "finetune", "--epochs", "1")) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == tiny.read_metrics(folder / "json")
-    assert "Epoch 2 of 2" in err
+    assert "Epoch 1 of 1" in err
 
 
 def test_quiet_prints_warnings_only(folder: Path, capfd: Captured) -> None:
-    assert cli.main(train_arguments(folder, "warned", "--quiet", "--epochs", "1", "--set", "cross_tuning=true")) == 0
+    arguments = train_arguments(folder, "warned", "--quiet", "--epochs", "1", "--max-steps", "1")
+    assert cli.main([*arguments, "--set", "cross_tuning=true"]) == 0
     out, err = capfd.readouterr()
     assert out == "" and all(line.startswith("Warning: ") for line in err.splitlines())
     assert "Warning: Method ad-drop would regularise none of 1 epoch." in err
@@ -70,7 +68,7 @@ def test_quiet_prints_warnings_only(folder: Path, capfd: Captured) -> None:
 
 def test_named_task_from_train_to_submission(folder: Path, capsys: Captured) -> None:
     run, data = f"{folder}/rte", ("--data-dir", str(folder))
-    few = ("--epochs", "1", "--batch-size", "8", "--method", "finetune", "--shots", "8", "--device", "cpu")
+    few = ("--max-steps", "1", "--batch-size", "8", "--method", "finetune", "--shots", "8", "--device", "cpu")
     assert cli.main(["train", "--task", "rte", "--model", f"{folder}/model", "--output-dir", run, *data, *few]) == 0
     assert "16 train, 8 dev" in capsys.readouterr().out
     score = tiny.read_metrics(Path(run))["score"]
@@ -97,36 +95,28 @@ def test_evaluate_and_predict_own_files(folder: Path, capsys: Captured) -> None:
     assert re.fullmatch(r"0,(no|yes),0\.\d+", row)
 
 
-def test_each_method_of_a_combination_is_explained(capsys: Captured) -> None:
-    assert cli.main(["methods", "ad-drop+r-drop"]) == 0
-    out = capsys.readouterr().out
-    assert "ad-drop: " in out and "r-drop: " in out
-    assert cli.main(["methods", "scal+hiddencut"]) == 2
-    assert "cannot be combined" in capsys.readouterr().err
-
-
 def test_methods_and_tasks(capsys: Captured) -> None:
-    assert cli.main(["methods", "--json"]) == 0
-    plain, ad_drop, *_ = json.loads(capsys.readouterr().out)
+    def shown(*arguments: str, code: int = 0) -> str:
+        assert cli.main([*arguments]) == code
+        return "".join(capsys.readouterr())
+
+    plain, ad_drop, *_ = json.loads(shown("methods", "--json"))
     assert (plain["name"], plain["options"]) == ("finetune", {})
     assert ad_drop["options"]["q"] == {"type": "float", "default": 0.3, "range": "above 0 and at most 1"}
-    assert cli.main(["methods"]) == 0
-    shown = capsys.readouterr().out
-    assert "ad-drop" in shown
-    assert "Yang et al." in shown
-    assert "Measured" not in shown and max(map(len, shown.splitlines())) <= 160
-    assert cli.main(["methods", "ad-drop"]) == 0
-    shown = capsys.readouterr().out
-    assert "Measured: where classes are many, recorded in all layers" in shown
-    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
-    assert "cross_tuning  bool          false           true or false" in shown
-    assert "steps         int           8               1 or more" in shown
-    assert cli.main(["methods", "addrop"]) == 2
-    assert "Did you mean 'ad-drop'" in capsys.readouterr().err
-    assert cli.main(["tasks"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in task_names())
-    assert CONTROL not in shown
+    listed = shown("methods")
+    assert "ad-drop" in listed and "Yang et al." in listed and "Measured" not in listed
+    assert max(map(len, listed.splitlines())) <= 160
+    explained = shown("methods", "ad-drop")
+    assert "Measured: where classes are many, recorded in all layers" in explained
+    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in explained
+    assert "cross_tuning  bool          false           true or false" in explained
+    assert "steps         int           8               1 or more" in explained
+    both = shown("methods", "ad-drop+r-drop")
+    assert "ad-drop: " in both and "r-drop: " in both
+    assert "cannot be combined" in shown("methods", "scal+hiddencut", code=2)
+    assert "Did you mean 'ad-drop'" in shown("methods", "addrop", code=2)
+    listed = shown("tasks")
+    assert all(name in listed for name in task_names()) and CONTROL not in listed
 
 
 def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured) -> None:
@@ -204,14 +194,12 @@ OPTIONS = [
     (["--warmup", "1"], "warmup must be at least 0 and below 1, not 1.0."),
     (["--patience", "2", "--selection-fraction", "0"], "patience needs a selection split"),
     (["--seed", "4294967296"], "seed must be below 2**32"),
-    (["--method", "ad-dorp"], "There is no method 'ad-dorp'. Did you mean 'ad-drop'?"),
     (["--set", "layers=7"], "the model has no layer 7; layers are 0 to 1"),
     (["--set", "layers=cross"], "the model has no cross attention"),
     (["--set", "p=0.1", "--set", "p=0.2"], "--set gives p twice; give it once."),
     (["--task", "rte"], "Give a task or a train-file, and not both"),
     (["--shots", "4", "--max-train-samples", "9"], "choose one"),
     (["--resume", "--overwrite"], "resume and overwrite exclude each other"),
-    (["--train-file", "nowhere.csv"], "there is no file nowhere.csv"),
     (["--data-dir", "x"], "data-dir is for tasks; omit it"),
 ]
 
@@ -221,22 +209,13 @@ def test_wrong_options(folder: Path, capsys: Captured, more: list[str], message:
     assert_refused(train_arguments(folder, "refused", *more), folder / "refused", message, capsys)
 
 
-FILES: list[tuple[str, bytes, str]] = [
-    ("encoding", b"sentence1,sentence2,label\n\xc3\xa9,\xe9,no\n\xc3\xa9,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
-    ("unseen-label", b"sentence1,sentence2,label\na,b,x\nb,c,y\n", "the label 'no' is not among those of training"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), [row[1:] for row in FILES], ids=[row[0] for row in FILES])
-def test_broken_files(folder: Path, tmp_path: Path, capsys: Captured, content: bytes, message: str) -> None:
-    file = tmp_path / "broken.csv"
-    file.write_bytes(content)
-    more = ["--train-file", str(file)]
-    assert_refused(train_arguments(folder, "refused", *more), folder / "refused", message, capsys)
-
-
 def task_run(folder: Path, task: str, *more: str) -> list[str]:
     return ["train", "--task", task, "--model", f"{folder}/model", "--output-dir", f"{folder}/refused", *more]
+
+
+def other_labels(tmp_path: Path) -> str:
+    (tmp_path / "other.csv").write_text("sentence1,sentence2,label\na,b,x\nb,c,y\n")
+    return f"{tmp_path}/other.csv"
 
 
 def dangling(tmp_path: Path) -> str:
@@ -245,24 +224,19 @@ def dangling(tmp_path: Path) -> str:
 
 
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
-    (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
     (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "text-columns is for custom files; omit it for a task"),
     (lambda f, t: ["train", f"{f}/train.csv", "--label-type", "choice"], "of 'sentence1', 'sentence2', 'label'."),
-    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "has no column 'a'"),
+    (lambda f, t: train_arguments(f, "refused", "--train-file", other_labels(t)), "the label 'no' is not among those"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--set", "q=0.4"), "began with q=0.3, not 0.4"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--learning-rate", "1"), "the default learning_rate (0.0001),"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--max-steps", "9"), "with the default max_steps, not 9"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--shots", "1"), "began with no shots, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),
-    (lambda f, t: ["evaluate", f"{t}/none"], "There is no run folder"),
     (lambda f, t: ["evaluate", f"{f}/model", "--task", "rte"], "has no trained head"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--split", "tset"], "did you mean 'test'"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
-    (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", str(2**31)], "batch-size must be below 2**31, not 21474836"),
-    (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
     (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a link to 'gone', which does not"),
     (
         lambda f, t: ["predict", f"{f}/run", "--predict-file", f"{f}/dev.csv", "--output", f"{dangling(t)}/out.csv"],

@@ -10,20 +10,12 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from helpers import tiny
-from helpers.command_line import assert_refused
+from helpers.command_line import Captured, assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
 from attendrop.cli.compare import read_duration
 from attendrop.tasks.row_scores import PREDICTIONS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compared")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
 
 
 def command(folder: Path, *options: str) -> list[str]:
@@ -34,35 +26,8 @@ def command(folder: Path, *options: str) -> list[str]:
     ]
 
 
-def test_one_command_answers_and_keeps_a_model_that_predicts(
-    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    asked = command(folder, "--methods", "vanilla", "--seeds", "1", "--baselines", "tfidf,frozen")
-    asked += ["--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
-    assert main(asked) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("No recommendation yet.")
-    assert {line.split("  ")[0] for line in shown.splitlines()} >= {
-        "finetune",
-        "vanilla p=0.3",
-        "vanilla p=0.4",
-        "tfidf",
-        "frozen",
-    }
-    best = str(folder / "answer" / "best")
-    assert f"attendrop predict {best}" in shown
-    predict = ["predict", best, "--predict-file", str(folder / "dev.csv"), "--text-columns", "sentence1,sentence2"]
-    assert main([*predict, "--output", str(tmp_path / "found.csv")]) == 0
-
-    capsys.readouterr()
-    assert main([*asked, "--json"]) == 0  # the runs are there
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
-    assert found["methods"][0]["method"] == "finetune"
-
-
 def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     rows = [f"{'good' if n % 2 else 'bad'} {tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in range(320)]
     for name, own in (("train", rows[:80]), ("dev", rows[80:])):
@@ -71,8 +36,12 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-start", "random")]
     asked += ["--train-file", str(tmp_path / "train.csv"), "--eval-file", dev, "--output-dir", str(answer)]
     assert main([*asked, "--baselines", "none"]) == 0  # another model is there first
+    shown = capsys.readouterr().out
+    assert shown.startswith("Use plain fine-tuning.") and f"attendrop predict {answer / 'best'}" in shown
     assert main([*asked, "--baselines", "tfidf"]) == 0
-    assert "The model is in" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "The model is in" in shown
+    assert {line.split("  ")[0] for line in shown.splitlines()} >= {"finetune", "tfidf"}
     found = json.loads((answer / "answer.json").read_text(encoding="utf-8"))
     assert found["use"] == found["kept"] == "tfidf"
     assert main(["predict", found["best"], "--predict-file", dev, "--output", str(tmp_path / "found.csv")]) == 0
@@ -81,7 +50,9 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     (run,) = (answer / "runs").glob("*-tfidf-seed0-*")
     assert predicted == pyarrow.parquet.read_table(run / PREDICTIONS)["prediction"].to_pylist()
     before = (answer / "best" / "metrics.json").stat().st_mtime_ns
-    assert main([*asked, "--baselines", "tfidf"]) == 0
+    capsys.readouterr()
+    assert main([*asked, "--baselines", "tfidf", "--json"]) == 0  # the runs are there
+    assert json.loads(capsys.readouterr().out) == found
     assert (answer / "best" / "metrics.json").stat().st_mtime_ns == before
     assert "In the comparison" in (answer / "best" / "README.md").read_text(encoding="utf-8")
 
@@ -91,18 +62,13 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     [
         (["--set", "p=0.3"], "--set 'p=0.3' is not of the form METHOD.NAME=VALUE"),
         (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
-        (["--budget", "soon"], "budget 'soon' is not a duration; write 30m, 2h or 90s."),
         (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
         (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen, setfit."),
         (["--output-dir", "model"], "holds other files"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(
-    folder: Path,
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, options: list[str], message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     assert main(command(folder, *options)) == 2
@@ -120,7 +86,9 @@ def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
     options = {"seeds": 7, "trials": 5, "folds": 2, "budget": "1.5h", "baselines": "tfidf", "ray": "host:1"}
     given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    given += ["--methods", "vanilla", "--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
     assert main(command(folder, *given)) == 2
+    assert [each.label for each in asked["methods"]] == ["finetune", "vanilla p=0.3", "vanilla p=0.4"]
     expected = {"seeds": 7, "trials": 5, "folds": 2, "budget": 5400, "baselines": ("tfidf",), "workers": 0}
     assert asked.items() >= (expected | {"backend": "ray:host:1"}).items()
     assert [read_duration(text) for text in ("30m", "90s", "45", " 2 h ")] == [1800, 90, 45, 7200]
@@ -129,9 +97,7 @@ def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPa
             read_duration(text)
 
 
-def test_bad_data_are_refused_once_before_any_run(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_data_are_refused_once_before_any_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text((folder / "train.csv").read_text(encoding="utf-8") + "a,b,\n", encoding="utf-8")
     output = tmp_path / "answer"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny
@@ -13,13 +13,13 @@ from helpers import tiny
 from attendrop import AttendropError, cli
 from attendrop.cli import demo
 from attendrop.cli.demo_messages import generate_messages, write_messages
+from attendrop.studies.comparison import Comparison
 
 Captured = pytest.CaptureFixture[str]
 SHA256 = {
     "train.csv": "6111653599e82470840ff78c0e31b721c5bf242868ba76a7165baaaf306eca34",
     "test.csv": "786f72bad26fed1695b3a6a0fc4914ef3aa3e7f59c6148634d87a85217931a37",
 }
-TRAIN, TEST = generate_messages()
 
 
 def test_the_files_are_the_same_everywhere(tmp_path: Path) -> None:
@@ -37,27 +37,39 @@ def test_another_file_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "test.csv").read_text() == "mine"
 
 
-def test_the_demonstration_answers_and_is_not_run_again(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attendrop.cli.demo_messages.generate_messages", lambda draw: (TRAIN, TEST[:96]))
+def test_the_demonstration_is_a_comparison(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Comparison] = []
+
+    def stop(comparison: Comparison, **how: Any) -> None:
+        asked.append(comparison)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
+    model = tiny.save_tiny_bert(tmp_path / "model")
+    demo = ["demo", "--model", str(model), "--seeds", "2", "--workers", "0", "--output-dir", str(tmp_path / "demo")]
+    assert cli.main(demo) == 2
+    command = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("attendrop compare "))
+    assert cli.main(shlex.split(command)[1:]) == 2  # what it says that it runs is what it runs
+    compared, again = asked
+    assert compared == again
+    assert [each.method for each in compared.methods] == ["finetune", "ad-drop"]
+    assert (compared.seeds, compared.config.epochs, compared.config.model) == (2, 10, str(model))
+    assert compared.output_dir == f"{tmp_path}/demo/answer"
+    assert (compared.config.train_file, compared.config.eval_file) == tuple(
+        f"{tmp_path}/demo/{name}" for name in SHA256
+    )
+
+
+@pytest.mark.slow
+def test_the_demonstration_answers(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = generate_messages()
+    monkeypatch.setattr("attendrop.cli.demo_messages.generate_messages", lambda draw: (rows[0], rows[1][:96]))
     model = tiny.save_tiny_bert(tmp_path / "model")
     monkeypatch.setattr(demo, "SETTINGS", [*demo.SETTINGS, "--max-steps", "2", "--max-length", "24"])
     asked = ["demo", "--model", str(model), "--seeds", "1", "--workers", "0", "--output-dir", str(tmp_path / "demo")]
     assert cli.main(asked) == 0
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert f"accuracy of {model} on test.csv (96 rows), trained on train.csv:" in out
     compared = {"finetune", "ad-drop", "frozen", "tfidf", "majority"}
     assert {line.split("  ")[0] for line in out.splitlines()} >= compared
     assert f"attendrop predict {tmp_path / 'demo' / 'answer' / 'best'}" in out
-
-    command = next(line for line in err.splitlines() if line.startswith("attendrop compare "))
-    before = finished(tmp_path / "demo")
-    assert len(before) == 6  # two methods, three baselines, and the model that is kept
-    assert cli.main([*shlex.split(command)[1:], "--json"]) == 0  # what it says that it runs is what it ran
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "demo/answer/answer.json").read_text())
-    assert finished(tmp_path / "demo") == before
-
-
-def finished(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")}

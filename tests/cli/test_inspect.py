@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,35 +80,34 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "kind", "texts", "label"),
+    ("labels", "kind", "label"),
     [
-        (
-            [{"premise": f"a b {n}", "hypothesis": f"d e {n}", "gold_label": n % 2} for n in range(9)],
-            {},
-            "class",
-            2,
-            "gold_label",
-        ),
-        ([{"text": f"a b c {n}", "labels": ["x", "y"][: n % 3]} for n in range(9)], {}, "labels", 1, "labels"),
-        (
-            [{"text": f"a b c {n}", "tags": "x|y" if n % 2 else "xy"[n % 4 // 2]} for n in range(9)],
-            {},
-            "labels",
-            1,
-            "tags",
-        ),
-        ([{"text": f"a b c {n}", "score": n / 4} for n in range(9)], {}, "number", 1, "score"),
-        ([{"text": f"a b c {n}", "score": n % 3} for n in range(9)], {}, "class", 1, "score"),
-        ([{"tokens": ["a", "b"], "tags": ["X", "Y"]}], {"text_columns": ["tokens"]}, "auto", 1, "tags"),
-        ([{"text": f"a b c {n}"} for n in range(9)], {}, "auto", 1, None),
+        (lambda n: {"labels": ["x", "y"][: n % 3]}, "labels", "labels"),
+        (lambda n: {"tags": "x|y" if n % 2 else "xy"[n % 4 // 2]}, "labels", "tags"),
+        (lambda n: {"score": n / 4}, "number", "score"),
+        (lambda n: {"score": n % 3}, "class", "score"),
+        (lambda n: {}, "auto", None),
     ],
 )
-def test_kinds_of_labels(
-    tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], kind: str, texts: int, label: str | None
-) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    found = inspect_files(tmp_path / "a.jsonl", **options)
-    assert (found.label_type, len(found.text_columns), found.label_column) == (kind, texts, label)
+def test_kinds_of_labels(tmp_path: Path, labels: Callable[[int], dict[str, Any]], kind: str, label: str | None) -> None:
+    rows = [{"text": f"a b c {n}"} | labels(n) for n in range(9)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    found = inspect_files(tmp_path / "a.jsonl")
+    assert (found.label_type, found.text_columns, found.label_column) == (kind, ("text",), label)
+
+
+def test_pairs_and_tags_of_tokens_are_known(tmp_path: Path) -> None:
+    pairs = [{"premise": f"a b {n}", "hypothesis": f"d e {n}", "gold_label": n % 2} for n in range(9)]
+    write_rows(tmp_path / "a.jsonl", pairs)
+    found = inspect_files(tmp_path / "a.jsonl")
+    assert (found.text_columns, found.label_column) == (("premise", "hypothesis"), "gold_label")
+    write_rows(tmp_path / "a.jsonl", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
+    found = inspect_files(tmp_path / "a.jsonl", text_columns=["tokens"])
+    assert (found.label_type, found.label_column) == ("auto", "tags")
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
 def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear: str, tmp_path: Path) -> None:
     texts = {name: f"{name} number" for name in ("message", "answer")}
     rows = [{name: f"{texts[name]} {n}" if name in texts else f"{name}{n % 2}" for name in columns} for n in range(20)]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_rows(tmp_path / "a.jsonl", rows)
     with pytest.raises(AttendropError, match=f"It is not clear what the {unclear} of"):
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")
 

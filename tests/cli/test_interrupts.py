@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import tiny
 
 from attendrop import cli
 
@@ -28,15 +27,6 @@ SENTENCES = (
     "Interrupted. Run the same command with --resume to continue from the last checkpoint in ",
 )
 MOMENTS = 15
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("interrupts")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,8 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A model, data, and in ``run`` a finished run."""
-    folder = tmp_path_factory.mktemp("outputs")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
     train(tiny.config(folder, **PLAIN))
     return folder
 
@@ -149,27 +146,19 @@ def test_fp16_without_a_gpu_is_refused(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("line", [rb'{"text": "\ud83d!"}', rb'{"text\uDE00": "a"}', rb'{"text": ["\ud83d"]}'])
-def test_half_a_character_is_a_bad_row(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(
-        line
-        + rb"""
-{"text": "\ud83d\ude00"}
-"""
-    )
-    with pytest.raises(AttendropError, match=r"line 1: '.*' is half of a surrogate pair"):
-        read_table(tmp_path / "bad.jsonl")
-    bad = BadRows(skip=True)
-    assert read_table(tmp_path / "bad.jsonl", bad).rows[-1] == ["\U0001f600"]
-    assert len(bad.skipped) == 1
+def test_half_a_character_is_a_bad_row(tmp_path: Path) -> None:
+    for line in (rb'{"text": "\ud83d!"}', rb'{"text\uDE00": "a"}', rb'{"text": ["\ud83d"]}'):
+        (tmp_path / "bad.jsonl").write_bytes(line + b"\n" + rb'{"text": "\ud83d\ude00"}' + b"\n")
+        with pytest.raises(AttendropError, match=r"line 1: '.*' is half of a surrogate pair"):
+            read_table(tmp_path / "bad.jsonl")
+        bad = BadRows(skip=True)
+        assert read_table(tmp_path / "bad.jsonl", bad).rows[-1] == ["\U0001f600"]
+        assert len(bad.skipped) == 1
 
 
 def test_fields_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("text,label\n" + "word " * 40_000 + ",yes\n")
     assert len(read_table(tmp_path / "long.csv").rows[0][0]) == 200_000
-    (tmp_path / "open.csv").write_text('text,label\na,b\n"' + "word " * 40_000)
-    with pytest.raises(AttendropError, match=r"line 3: broken quoting \(unexpected end of data\)"):
-        read_table(tmp_path / "open.csv")
 
 
 def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:

@@ -19,11 +19,8 @@ HIGH, LOW = (0.9, 0.91, 0.89, 0.9, 0.92), (0.7, 0.72, 0.69, 0.7, 0.71)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("best")
-    tiny.save_tiny_bert(folder / "model")
+def folder(folder: Path) -> Path:
     tiny.save_tiny_gpt2(folder / "gpt2")
-    tiny.write_data(folder)
     return folder
 
 

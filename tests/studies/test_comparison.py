@@ -162,7 +162,7 @@ def test_what_makes_no_sense_is_refused(folder: Path, options: dict[str, Any], m
 
 def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "attendrop")
-    asked, best = comparison(folder, eval_file=None, seeds=1), folder / "answer" / "best"
+    asked, best = comparison(folder, eval_file=None, seeds=1, max_steps=1), folder / "answer" / "best"
     outcome = run_comparison(asked, workers=0)
     assert caplog.text.count("Data: classification, 2 classes") == 1  # of the model that is kept
     assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 1, "mixout": 1, "majority": 1}

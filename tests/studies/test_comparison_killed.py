@@ -14,18 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers import tiny
 
 pytestmark = pytest.mark.slow
 KILLS = 10
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("killed")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
 
 
 def start(folder: Path, output: str) -> subprocess.Popen[bytes]:

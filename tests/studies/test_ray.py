@@ -33,15 +33,6 @@ LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} 
 SECONDS_TO_END = 60
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("ray")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 # Without Ray ---------------------------------------------------------------------------------------------------------
 
 SHARES = [
@@ -68,33 +59,26 @@ def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPat
         RayWorkers("local")
 
 
-@pytest.mark.parametrize("keep_model", [False, True])
 def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_model: bool
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here" / "runs" / "run"
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
-    unit = Unit(tiny.config(folder, method="finetune", epochs=1), keep_model=keep_model)
-    message = run_on_machine(Job(unit, here).request(60), str(tmp_path))
+    job = Job(Unit(tiny.config(folder, method="finetune", max_steps=1), keep_model=True), here)
+    message = run_on_machine(job.request(), str(tmp_path))
     assert message["kind"] == "finished"
     assert not here.exists()
     assert list(there.iterdir()) == []
     write_missing(here, message["files"])
-    assert tiny.read_metrics(here)["steps"] == 5
-    assert {"metrics.json", "run.json", "run.yaml"} <= {path.name for path in here.iterdir()}
-    assert (here / "model.safetensors").exists() == keep_model
-
-
-def test_a_run_on_the_disk_of_the_study_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
-    unit = Unit(tiny.config(folder, method="finetune", epochs=1))
-    run = tmp_path / "runs" / "run"
-    run.parent.mkdir()
-    message = run_on_machine(Job(unit, run).request(60), str(tmp_path))
-    assert message["kind"] == "finished"
-    changed = (run / "metrics.json").stat().st_mtime_ns
-    write_missing(run, message["files"])
-    assert (run / "metrics.json").stat().st_mtime_ns == changed
+    assert tiny.read_metrics(here)["steps"] == 1
+    assert {"metrics.json", "run.json", "run.yaml", "model.safetensors"} <= {path.name for path in here.iterdir()}
+    # Now it is on the disk of the study, where it stays as it is.
+    changed = (here / "metrics.json").stat().st_mtime_ns
+    again = run_on_machine(job.request(), str(tmp_path))
+    assert again["kind"] == "finished" and set(again["files"]) < set(message["files"])
+    write_missing(here, again["files"])
+    assert (here / "metrics.json").stat().st_mtime_ns == changed
 
 
 class RayError(Exception):
@@ -218,8 +202,11 @@ def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Path, cluster: Any) -> None:
+def test_a_machine_that_is_killed_costs_its_runs_only(
+    folder: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
+    monkeypatch.setattr("attendrop.studies.units.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
     study = tmp_path / "study"
     (second,) = cluster.worker_nodes
     raylet = second.all_processes["raylet"][0].process.pid
@@ -247,9 +234,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Pa
     events: list[Event] = []
     units = [Unit(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
     try:
-        results = run_units(
-            units, study, backend=f"ray:{cluster.address}", on_event=events.append, checkpoint_seconds=0.5
-        )
+        results = run_units(units, study, backend=f"ray:{cluster.address}", on_event=events.append)
     finally:
         done.set()
         killer.join()

@@ -21,10 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shift")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
+def folder(folder: Path) -> Path:
     lines = (folder / "train.csv").read_text(encoding="utf-8").splitlines()
     dated = [f"{line},{'month' if not number else f'2026-{number % 4 + 1:02}'}" for number, line in enumerate(lines)]
     (folder / "train.csv").write_text("\n".join(dated) + "\n", encoding="utf-8")
@@ -35,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(folder: Path) -> Any:
     return attendrop.compare(
         train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
-        model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=4, max_length=24,
+        model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=1, max_length=24,
         device="cpu", workers=0, shift=True, output_dir=str(folder / "answer"),
     )  # fmt: skip
 

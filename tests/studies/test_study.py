@@ -24,15 +24,6 @@ from attendrop.studies.study_file import Setting, Study, read_study
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("study")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
-
-
 def content(folder: Path, **changed: Any) -> dict[str, Any]:
     data = {"name": "pairs", "train_file": str(folder / "train.csv"), "eval_file": str(folder / "dev.csv")}
     return {
@@ -192,27 +183,50 @@ def result(unit: Unit, score: float, by_row: np.ndarray | None = None, data: str
     return Result(unit, Path("run"), known | of_unit | {"row_scores": row_scores})
 
 
+def report_of(folder: Path, scored: dict[str, Any]) -> Any:
+    """Report of settings in which plain fine-tuning scores 0.5, and R-Drop as its function of the unit says."""
+    settings, results = [], {}
+    for name, score in scored.items():
+        plain, other = (
+            [Unit(tiny.config(folder, method=method, seed=seed)) for seed in range(4)]
+            for method in ("finetune", "r-drop")
+        )
+        settings.append(Setting(name, (*plain, *other)))
+        results[name] = [*(result(unit, 0.5, data=name[0]) for unit in plain), *map(score, other)]
+    return make_report(Study(tuple(settings)), results)
+
+
 def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Path) -> None:
     """Differences of 0.02 and 0.04 with small spread: over both settings 0.03, and p values corrected for two tests."""
     gains = {"first": [0.01, 0.02, 0.03, 0.02], "second": [0.03, 0.04, 0.05, 0.04]}
-    settings, results = [], {}
-    for name, differences in gains.items():
-        plain = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(4)]
-        other = [Unit(tiny.config(folder, method="r-drop", seed=seed)) for seed in range(4)]
-        settings.append(Setting(name, (*plain, *other)))
-        scored = [result(unit, 0.5) for unit in plain]
-        results[name] = scored + [result(unit, 0.5 + gain) for unit, gain in zip(other, differences, strict=True)]
-    report = make_report(Study(tuple(settings)), results)
+    scored = {
+        name: lambda unit, gain=gain, name=name: result(unit, 0.5 + gain[unit.config.seed], data=name[0])
+        for name, gain in gains.items()
+    }
+    report = report_of(folder, scored)
     (row,) = report.overall
-    assert row.mean is not None
     assert row.mean.values == pytest.approx([0.02, 0.03, 0.04, 0.03])
-    single = {name: report.answers[name].rows[1].difference for name in gains}
-    p_values = {name: found.p_value for name, found in single.items() if found}
-    assert row.p_values == pytest.approx({"first": p_values["first"], "second": 2 * p_values["second"]})
+    first, second = (report.answers[name].rows[1].difference.p_value for name in gains)
+    assert row.p_values == pytest.approx({"first": first, "second": 2 * second})
     assert "| r-drop | +0.030 [" in report.markdown()
     assert report.markdown().count("## All settings") == 1
-    alone = make_report(Study((settings[0],)), {"first": results["first"]})
-    assert alone.overall == ()
+    assert report_of(folder, {"first": scored["first"]}).overall == ()
+
+
+def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path) -> None:
+    """What a row adds in one setting it adds in the other: two settings know of no more rows than one."""
+    effects = np.random.default_rng(0).normal(0.02, 0.1, 100)
+
+    def width(*names: str) -> float:
+        scored = {
+            name: lambda unit, name=name: result(unit, 0.5 + effects.mean(), 0.5 + effects, name[0]) for name in names
+        }
+        mean = overall_rows(report_of(folder, scored).answers)[0].mean
+        assert mean is not None
+        return mean.mean.high - mean.mean.low
+
+    assert width("a", "a again") == pytest.approx(width("a"))
+    assert width("a", "b") == pytest.approx(width("a") / 2**0.5, rel=0.05)
 
 
 def test_methods_with_the_same_label_are_one_row_over_all_settings(folder: Path, tmp_path: Path) -> None:
@@ -253,25 +267,3 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     progress(Event("failed", jobs[2]))
     assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
-
-
-def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path) -> None:
-    """What a row adds in one setting it adds in the other: two settings know of no more rows than one."""
-    effects = np.random.default_rng(0).normal(0.02, 0.1, 100)
-    found = {}
-    for names in (("a",), ("a", "a again"), ("a", "b")):
-        settings, results = [], {}
-        for name in names:
-            plain = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(4)]
-            other = [Unit(tiny.config(folder, method="r-drop", seed=seed)) for seed in range(4)]
-            settings.append(Setting(name, (*plain, *other)))
-            results[name] = [result(unit, 0.5, data=name[0]) for unit in plain]
-            results[name] += [result(unit, 0.5 + effects.mean(), 0.5 + effects, name[0]) for unit in other]
-        mean = (
-            make_report(Study(tuple(settings)), results).overall
-            or overall_rows({"": make_report(Study(tuple(settings)), results).answers["a"]})
-        )[0].mean
-        assert mean is not None
-        found[names] = mean.mean.high - mean.mean.low
-    one, same, other = found.values()  # the last two: the same rows twice, and other rows
-    assert same == pytest.approx(one) and other == pytest.approx(one / 2**0.5, rel=0.05)

@@ -19,21 +19,12 @@ from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
 from attendrop.runs.train import train
-from attendrop.studies import local_workers, worker
+from attendrop.studies import local_workers, units, worker
 from attendrop.studies.executor import open_runner, run_units
 from attendrop.studies.local_workers import LocalWorkers, threads_of_worker
 from attendrop.studies.units import Event, Unit
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and data."""
-    folder = tmp_path_factory.mktemp("units")
-    tiny.save_tiny_bert(folder / "model")
-    tiny.write_data(folder)
-    return folder
 
 
 def unit(folder: Path, **options: Any) -> Unit:
@@ -58,20 +49,20 @@ def test_units_run_once_each_and_keep_their_scores_only(
 ) -> None:
     """Duplicates, failures, warm workers, order."""
     monkeypatch.setattr(local_workers, "_SPAWN", CONTEXT)
-    units = [
-        unit(folder),
-        unit(folder, seed=1, method="ad-drop"),
+    asked = [
+        unit(folder, max_steps=1),
+        unit(folder, seed=1, method="ad-drop", max_steps=2),
         unit(folder, seed=2, learning_rate=1e25),
-        unit(folder),
+        unit(folder, max_steps=1),
         unit(folder, train_file=str(folder / "nowhere.csv")),
     ]
     events: list[Event] = []
-    with open_runner(tmp_path / "study", workers=2) as runner:
-        results = runner.run(units, events.append)
+    with open_runner(tmp_path / "study", workers=1) as runner:
+        results = runner.run(asked, events.append)
         again: list[Event] = []
-        reordered = runner.run([units[1], units[0]], again.append)
+        reordered = runner.run([asked[1], asked[0]], again.append)
         assert [event.kind for event in again] == ["kept"] * 2
-    alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1))
+    alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1, max_steps=2))
     assert scores(results[1].metrics) == scores(alone)
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
     assert results[3].folder == results[0].folder
@@ -86,8 +77,11 @@ def test_units_run_once_each_and_keep_their_scores_only(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_unit_only(folder: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_its_unit_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first unit is killed once, in mid-training, and goes on; the second one each time, and fails."""
+    monkeypatch.setattr(units, "SECONDS_BETWEEN_CHECKPOINTS", 0.1)
     long, doomed = unit(folder, method="ad-drop", epochs=15), unit(folder, seed=1, epochs=100_000)
     events: list[Event] = []
 
@@ -98,7 +92,7 @@ def test_a_worker_that_is_killed_costs_its_unit_only(folder: Path, tmp_path: Pat
             if event.job.unit is doomed or is_first:
                 os.kill(process_of(event), signal.SIGKILL)
 
-    with open_runner(tmp_path / "study", workers=2, checkpoint_seconds=0.1) as runner:
+    with open_runner(tmp_path / "study", workers=2) as runner:
         results = runner.run([long, doomed, unit(folder)], kill)
     assert scores(results[0].metrics) == scores(train(tiny.config(folder, "long", method="ad-drop", epochs=15)))
     assert results[1].error == "The worker process was killed by SIGKILL."
@@ -114,15 +108,16 @@ PROGRAM = """
 import sys
 from helpers import tiny
 from pathlib import Path
-from attendrop.studies.units import Unit
+from attendrop.studies import units
 from attendrop.studies.executor import run_units
 
 def say(event):
     print(event.kind, event.steps, flush=True)
 
 folder = Path(sys.argv[1])
-units = [Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
-run_units(units, sys.argv[2], workers=2, on_event=say, checkpoint_seconds=0.05)
+units.SECONDS_BETWEEN_CHECKPOINTS = 0.05
+asked = [units.Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
+run_units(asked, sys.argv[2], workers=2, on_event=say)
 """
 
 
@@ -217,18 +212,19 @@ def test_this_process_ends_a_study_when_its_gpu_broke(
 
 
 def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    stopped, steps = unit(folder, method="finetune", epochs=2), []
+    stopped, steps = unit(folder), []
 
     def stop(event: Event) -> None:
         if event.kind == "progress":
             steps.append(event.steps)
-            if event.steps == 7 and len(steps) == 7:
+            if event.steps == 3 and len(steps) == 3:
                 raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "_SECONDS_BETWEEN_REPORTS", 0.0)
+        patch.setattr(units, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
         with pytest.raises(KeyboardInterrupt):
-            run_units([stopped], tmp_path, workers=0, on_event=stop, checkpoint_seconds=0.0)
+            run_units([stopped], tmp_path, workers=0, on_event=stop)
         (result,) = run_units([stopped], tmp_path, workers=0, on_event=stop)
-    assert 1 < steps[7] <= 8
-    assert scores(result.metrics) == scores(train(tiny.config(folder, "undisturbed", **(PLAIN | {"epochs": 2}))))
+    assert 1 < steps[3] <= 4
+    assert scores(result.metrics) == scores(train(tiny.config(folder, "undisturbed", **PLAIN)))

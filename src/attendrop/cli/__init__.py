@@ -52,7 +52,7 @@ def _run(arguments: list[str]) -> int:
 
     from attendrop.cli.app import command
     from attendrop.errors import AttendropError
-    from attendrop.files.output_files import broken_link
+    from attendrop.files.output_files import DISK_FULL, broken_link
 
     # UsageError of click, or of the copy of click in newer versions of typer
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
@@ -69,27 +69,20 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except FileExistsError as error:
-        told = broken_link(error.filename)
-        return _fail(_described(error, arguments), 1) if told is None else _fail(told)
     except OSError as error:
-        return _fail(_described(error, arguments), 1)
+        if isinstance(error, FileExistsError) and (link := broken_link(error.filename)) is not None:
+            return _fail(link)
+        told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
+        if error.errno in DISK_FULL:
+            repeat = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
+            told += f". Free some space, then {repeat}."
+        return _fail(told, 1)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which is not loaded for every command
             raise
         return _fail(
             "the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by the same factor.", 1
         )
-
-
-def _described(error: OSError, arguments: list[str]) -> str:
-    from attendrop.files.output_files import DISK_FULL
-
-    told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
-    if error.errno not in DISK_FULL:
-        return told
-    repeat = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
-    return f"{told}. Free some space, then {repeat}."
 
 
 def _fail(message: str, code: int = 2) -> int:

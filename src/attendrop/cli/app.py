@@ -57,6 +57,16 @@ LabelMap = Annotated[str | None, run_option("label_map")]
 TaskOptions = Annotated[list[str] | None, run_option("task_options")]
 UnknownLabels = Annotated[str | None, run_option("unknown_labels")]
 Device = Annotated[str | None, run_option("device")]
+MaxLength = Annotated[int | None, typer.Option(show_default="as in training")]
+LongTexts = Annotated[str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")]
+Task = Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")]
+TextPair = Annotated[
+    list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
+]
+MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
+]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
+from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import read_settings
 from attendrop.files.output_files import write_text
@@ -21,14 +21,12 @@ _FILE = "attention.html"
 def attend(
     model: Annotated[str, typer.Argument(help="Folder of a finished run or of a model, hub id, or minilm.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="One or more texts.")],
-    text_pair: Annotated[
-        list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
-    ] = None,
+    text_pair: TextPair = None,
     method: Annotated[
         str | None,
         typer.Option(help="Cross out what this method drops.", show_default=f"that of the run, or {DEFAULT_METHOD}"),
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
+    settings: MethodSettings = None,
     attribution: Annotated[str, typer.Option(help="gradient or integrated_gradient.")] = "gradient",
     layers: Annotated[str, typer.Option(help="Layers to show: all, first, or numbers such as 0,5.")] = "all",
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="that of the run, or 128")] = None,
@@ -44,8 +42,8 @@ def attend(
     from attendrop.reports.attention_stages import load_stages
     from attendrop.reports.attention_viewer import attention_page, show_texts
 
-    settings = read_settings(set_ or [])
-    chosen = build_method(method or DEFAULT_METHOD, settings) if method is not None or settings else None
+    options = read_settings(settings or [])
+    chosen = build_method(method or DEFAULT_METHOD, options) if method is not None or options else None
     folder = Path(model)
     is_run = folder.is_dir() and read_run(folder) is not None
     file = writable(folder, output or (folder / _FILE if is_run else _FILE), overwrite=overwrite)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from functools import partial
 from itertools import product
 from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app, show, split_columns
+from attendrop.cli.app import Json, Quiet, Workers, app, show, split_columns
+from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, mappings, one_file, with_run_options
 from attendrop.errors import AttendropError
@@ -60,9 +62,7 @@ def compare(
     output_dir: Annotated[
         str, typer.Option(help="Folder of the answer; the same command continues there.")
     ] = "comparison",
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
-    ] = None,
+    workers: Workers = None,
     ray: Annotated[str | None, typer.Option(help="Ray cluster to run on: its address, or local.")] = None,
     machine: Annotated[Mapping[str, Any], Groups("machine")],
     quiet: Quiet = False,
@@ -77,15 +77,14 @@ def compare(
     run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
     names = split_columns(methods)
     points = _points(settings or [], names[-1] if names else "METHOD")
-    _check_compared(points, names or tuple(points))
+    if names:
+        _check_compared(points, names)
     for name in dict.fromkeys([*names, *points]):
         for options in points.get(name, [{}]):
             check_declared(name, options)
     seconds = None if budget is None else read_duration(budget)
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
 
-    from attendrop.cli.console import messages
-    from attendrop.cli.interrupts import Interrupted
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison, default_methods
@@ -106,20 +105,13 @@ def compare(
         folds=folds,
         baselines=cheap,
     )
-    with messages(quiet=quiet) as console:
-        progress = StudyProgress(console, 0, quiet=quiet)
-        try:
-            outcome = run_comparison(
-                comparison,
-                workers=workers,
-                backend=LOCAL if ray is None else f"ray:{ray}",
-                on_event=progress,
-                on_plan=progress.plan,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted. The same command goes on where it stopped.") from None
-        finally:
-            progress.close()
+    with (
+        messages(quiet=quiet) as console,
+        closing(StudyProgress(console, quiet=quiet)) as progress,
+        continued_by("Interrupted. The same command goes on where it stopped."),
+    ):
+        backend = LOCAL if ray is None else f"ray:{ray}"
+        outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
+from attendrop.cli.interrupts import Interrupted, interruptible
 from attendrop.runs.run_folder import is_main_process
 from attendrop.text_tables import aligned
 
@@ -22,8 +23,6 @@ def messages(*, quiet: bool) -> Iterator[Console]:
     """
     import datasets
     import transformers
-
-    from attendrop.cli.interrupts import interruptible
 
     interruptible()
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
@@ -47,6 +46,15 @@ def messages(*, quiet: bool) -> Iterator[Console]:
         root.removeHandler(handler)
         root.setLevel(level)
         warnings.showwarning = show
+
+
+@contextmanager
+def continued_by(told: str) -> Iterator[None]:
+    """Let Ctrl-C end the command with a sentence that tells how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(told) from None
 
 
 class _Handler(logging.Handler):

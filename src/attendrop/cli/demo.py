@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app
+from attendrop.cli.app import Json, Quiet, Workers, app
 from attendrop.errors import AttendropError
 
 SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")
@@ -23,9 +23,7 @@ def demo(
     ] = "attendrop-demo",
     model: Annotated[str, typer.Option(help="minilm, a folder, or a hub id.")] = "minilm",
     seeds: Annotated[int, typer.Option(help="Number of seeds of each method.")] = 5,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
-    ] = None,
+    workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

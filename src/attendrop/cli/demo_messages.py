@@ -120,7 +120,8 @@ def write_messages(folder: Path, draw: int = 0) -> tuple[Path, Path]:
         AttendropError: One of them is there with other content.
     """
     train, test = folder / "train.csv", folder / "test.csv"
-    contents = dict(zip((train, test), map(_csv, generate_messages(draw)), strict=True))
+    tables = (csv_table(COLUMNS, rows) for rows in generate_messages(draw))
+    contents = dict(zip((train, test), tables, strict=True))
     for path, content in contents.items():
         if path.exists() and path.read_bytes() != content.encode():
             raise AttendropError(f"The file '{path}' is not the demonstration's; name another folder.")
@@ -144,7 +145,7 @@ class _Writer:
         return sorted(items, key=lambda _: self.uniform())
 
     def rows(self, phrases: Mapping[str, Sequence[str]], count: int) -> list[Row]:
-        """Write a number of messages for each topic."""
+        """Write a number of messages for each topic, all different."""
         return self.shuffled(
             (self.new_message(phrases[booking], phrases[wish]), f"{booking}: {wish}")
             for booking, wish in product(_BOOKINGS, _WISHES)
@@ -152,10 +153,8 @@ class _Writer:
         )
 
     def new_message(self, bookings: Sequence[str], wishes: Sequence[str]) -> str:
-        """Write a message that differs from all before."""
-        message = self.message(bookings, wishes)
-        while message in self.written:
-            message = self.message(bookings, wishes)
+        while (message := self.message(bookings, wishes)) in self.written:
+            pass
         self.written.add(message)
         return message
 
@@ -165,7 +164,3 @@ class _Writer:
         place_first = place.endswith(":") or self.uniform() < 0.5
         both = f"{place} {wish}" if place_first else f"{wish} {place}"
         return self.pick(_GREETINGS) + both + self.pick(_CLOSINGS)
-
-
-def _csv(rows: Iterable[Row]) -> str:
-    return csv_table(COLUMNS, rows)

@@ -27,8 +27,8 @@ def show_drops(
     source: RowSource,
     table: str | None,
     *,
-    overwrite: bool = False,
-    on_batch: Callable[[int, int], None] | None = None,
+    overwrite: bool,
+    on_batch: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Any], str]:
     """Record what the method of a run drops on some rows, and write the ``table``, CSV, and a figure beside it, PNG.
 
@@ -37,10 +37,10 @@ def show_drops(
     file = writable(run, table or f"{run}/drops.csv", overwrite=overwrite)
     picture = writable(run, str(file.with_suffix(".png")), overwrite=overwrite)
     found = record_run_drops(run, source, on_batch)
-    nothing = _nothing_dropped(run, found)
-    if nothing is not None:
-        return {"run": run, "drops_in_attention": False, "because": nothing}, nothing
     patterns = found.patterns
+    if not patterns.any:
+        because = _because_of(run, found)
+        return {"run": run, "drops_in_attention": False, "because": because}, because
     assert found.method is not None
     title = f"{found.method.name} on {_rows(found)}: {found.run}"
     with adding(run, file, picture):
@@ -63,13 +63,11 @@ def show_drops(
         "table": str(file),
         "picture": str(picture),
     }
-    return values, "\n".join([*_text(found), f"Wrote {file} and {picture}."])
+    return values, "\n".join([title, *_text(found), f"Wrote {file} and {picture}."])
 
 
-def _nothing_dropped(run: str, found: RecordedDrops) -> str | None:
-    """Say why there is nothing to show; None if there is."""
-    if found.patterns.any:
-        return None
+def _because_of(run: str, found: RecordedDrops) -> str:
+    """Say why nothing was dropped."""
     if found.method is None:
         metrics = read_metrics(Path(run)) or {}
         method = build_method(metrics["config"]["method"], metrics["config"]["options"])
@@ -85,11 +83,10 @@ def _nothing_dropped(run: str, found: RecordedDrops) -> str | None:
 
 def _text(found: RecordedDrops) -> list[str]:
     patterns = found.patterns
-    assert found.method is not None
     overall = patterns.share("layer", ALL)
+    share = "–" if overall is None else f"{overall.share:.1%} ({_interval(overall)})"
     lines = [
-        f"{found.method.name} on {_rows(found)}: {found.run}",
-        f"{patterns.batches} repeated steps drop {_percent(overall)} of the positions of attention{_where(patterns)}.",
+        f"{patterns.batches} repeated steps drop {share} of the positions of attention{_where(patterns)}.",
         *([] if found.acted else ["The run was too short for it: the method was active in none of its epochs."]),
         "",
         "By layer:",
@@ -97,8 +94,7 @@ def _text(found: RecordedDrops) -> list[str]:
         "",
     ]
     for grouping, heading in _HEADINGS.items():
-        groups = patterns.groups(grouping)
-        if groups:
+        if groups := patterns.groups(grouping):
             lines += [f"{heading}:", *_table([(group, patterns.share(grouping, group)) for group in groups]), ""]
     return lines
 
@@ -120,10 +116,6 @@ def _table(shares: list[tuple[str, Share | None]]) -> list[str]:
         if share is not None:
             rows.append([name, str(share.positions), f"{share.share:.1%}", _interval(share)])
     return aligned(rows, NAMES_LEFT)
-
-
-def _percent(share: Share | None) -> str:
-    return "–" if share is None else f"{share.share:.1%} ({_interval(share)})"
 
 
 def _interval(share: Share) -> str:

@@ -14,11 +14,14 @@ from attendrop.cli.app import (
     Json,
     LabelColumn,
     LabelMap,
+    LongTexts,
+    MaxLength,
     Overwrite,
     Quiet,
     RunFolder,
     SkipBadRows,
     SkippedFile,
+    Task,
     TaskOptions,
     UnknownLabels,
     app,
@@ -35,7 +38,7 @@ from attendrop.wording import counted, counts_of
 def evaluate(
     run: RunFolder,
     file: Annotated[str | None, file_argument("--eval-file")] = None,
-    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
+    task: Task = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="dev")] = None,
     data_dir: DataDir = None,
     eval_file: Annotated[str | None, typer.Option(help="Your file instead of a task; - is stdin.")] = None,
@@ -47,11 +50,9 @@ def evaluate(
     unknown_labels: UnknownLabels = None,
     skipped_file: SkippedFile = None,
     overwrite: Overwrite = False,
-    max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
-    long_texts: Annotated[
-        str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")
-    ] = None,
-    batch_size: Annotated[int, typer.Option()] = 64,
+    max_length: MaxLength = None,
+    long_texts: LongTexts = None,
+    batch_size: int = 64,
     task_options: TaskOptions = None,
     report: Annotated[
         bool, typer.Option("--report", help="Also say what goes wrong: classes, confusions, calibration, errors.")

@@ -48,7 +48,7 @@ def tell(sentence: str = _SENTENCE) -> int:
     """Print that the command was interrupted, and return the exit code."""
     ours = was_interrupted()
     if ours:
-        signal.signal(signal.SIGINT, _wait)  # so that the message is printed once
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that the message is printed once
     if is_first_process():
         print(sentence, file=sys.stderr, flush=True)
     if ours:
@@ -89,10 +89,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:
     _leave(number, frame)
-
-
-def _wait(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Columns, DataDir, Device, Json, Overwrite, Quiet, app, show, split_columns
+from attendrop.cli.app import Columns, DataDir, Device, Json, Overwrite, Quiet, RunFolder, app, show, split_columns
 from attendrop.cli.console import messages
 from attendrop.errors import AttendropError
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @app.command()
 def patterns(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    run: RunFolder,
     rows: Annotated[int, typer.Option(help="Number of rows to look at.")] = 128,
     file: Annotated[
         str | None, typer.Option(help="A file of texts to look at.", show_default="the run's training rows")

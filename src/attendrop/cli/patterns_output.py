@@ -31,7 +31,7 @@ def learns_patterns(run: str) -> bool:
 
 
 def show_patterns(
-    run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool = False
+    run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool
 ) -> tuple[dict[str, Any], str]:
     """Plot the patterns of a run in ``output``, and fit a schedule to them, in the file ``options``.
 

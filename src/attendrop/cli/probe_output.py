@@ -32,7 +32,7 @@ def show_probe(
     table: str | None,
     *,
     overwrite: bool,
-    on_pass: Callable[[int, int], None] | None = None,
+    on_pass: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Any], str]:
     """Probe the model of a run, and write the ``table``, CSV, and a figure beside it, PNG.
 

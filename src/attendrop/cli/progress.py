@@ -21,27 +21,28 @@ from attendrop.studies.units import Event, duration
 logger = logging.getLogger(__name__)
 
 
+# Seconds between lines of progress if stderr is not a terminal.
+_SECONDS_BETWEEN_LINES = 30.0
+
+
 def _bar(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True)
 
 
-class _WithBar:
-    bar: Progress | None = None
+class TrainingProgress(TrainerCallback):
+    """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.line = ""
 
     def close(self) -> None:
         """Remove the bar, also after an exception."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-class TrainingProgress(_WithBar, TrainerCallback):
-    """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.line = ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
@@ -69,9 +70,8 @@ class TrainingProgress(_WithBar, TrainerCallback):
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
         if self.line and (score is not None or (args.metric_for_best_model is None and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
-            self.console.print(
-                self.line + (f", selection {name} {score:.4f}" if score is not None else ""), markup=False
-            )
+            selection = "" if score is None else f", selection {name} {score:.4f}"
+            self.console.print(self.line + selection, markup=False)
             self.line = ""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -86,10 +86,6 @@ class TrainingProgress(_WithBar, TrainerCallback):
             self.bar.add_task(what)
             self.bar.start()
         self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
-
-
-# Seconds between lines of progress if stderr is not a terminal.
-_SECONDS_BETWEEN_LINES = 30.0
 
 
 @contextmanager
@@ -119,25 +115,27 @@ def row_progress(
     yield line
 
 
-class StudyProgress(_WithBar):
+class StudyProgress:
     """Progress of all units of a study: one line where stderr is a terminal, otherwise a line for each finished run.
 
     The time left is estimated from the runs that finished, and the finished parts of those that run.
     """
 
-    def __init__(self, console: Console, units: int, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, units: int = 0, *, quiet: bool = False) -> None:
         self.console, self.units, self.quiet = console, units, quiet
         self.kept = self.finished = self.failed = 0
         self.running: dict[Path, float] = {}
         self.ended: set[Path] = set()  # a search asks again for runs that it has
         self.start = time.monotonic()
         self.warned: set[str] = set()
-        if console.is_terminal and not quiet:
-            self.bar = Progress(
-                TextColumn("runs"), BarColumn(), TextColumn("{task.description}"), console=console, transient=True
-            )
-            self.bar.add_task("", total=units)
-            self.bar.start()
+        columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self.task = self.bar.add_task("", total=units)
+        self.bar.start()
+
+    def close(self) -> None:
+        """Remove the bar, also after an exception."""
+        self.bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Count an event, and show it."""
@@ -164,11 +162,15 @@ class StudyProgress(_WithBar):
                 logger.warning("%s: %s", folder.name, event.text)
         self._show(event)
 
+    def done(self) -> float:
+        """Count the runs that finished or failed, and the parts of those that run."""
+        return self.finished + self.failed + sum(self.running.values())
+
     def state(self) -> str:
         """Describe the progress, such as "5 of 24, 1 failed, about 3 min left"."""
         ended = self.kept + self.finished + self.failed
         text = f"{ended} of {self.units}" + (f", {self.failed} failed" if self.failed else "")
-        done = self.finished + self.failed + sum(self.running.values())
+        done = self.done()
         if done and ended < self.units:
             left = (self.units - self.kept - done) * (time.monotonic() - self.start) / done
             text += f", about {duration(left)} left"
@@ -177,14 +179,11 @@ class StudyProgress(_WithBar):
     def plan(self, units: int) -> None:
         """Set the number of different units, once it is known."""
         self.units = units
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], total=units)
+        self.bar.update(self.task, total=units)
 
     def _show(self, event: Event) -> None:
-        if self.bar is not None:
-            done = self.kept + self.finished + self.failed + sum(self.running.values())
-            self.bar.update(self.bar.task_ids[0], completed=done, description=self.state())
-        elif event.kind == "finished" and event.metrics is not None and not self.quiet:
+        self.bar.update(self.task, completed=self.kept + self.done(), description=self.state())
+        if self.bar.disable and event.kind == "finished" and event.metrics is not None and not self.quiet:
             metrics = event.metrics
             score = "-" if metrics.get("score") is None else f"{metrics['metric']} {metrics['score']:.4f}"
             self.console.print(f"{self.state()}: {event.job.folder.name} {score}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -37,16 +38,12 @@ def prune(
     from attendrop.cli.progress import TrainingProgress
     from attendrop.runs.prune import prune_run
 
-    with messages(quiet=quiet) as console:
-        progress = TrainingProgress(console)
+    with messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
-        try:
-            found = prune_run(
-                run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
-                data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
-            )  # fmt: skip
-        finally:
-            progress.close()
+        found = prune_run(
+            run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
+            data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
+        )  # fmt: skip
     show(found, _summary(found), quiet=quiet, as_json=as_json)
 
 
@@ -55,7 +52,8 @@ def _summary(metrics: Mapping[str, Any]) -> str:
     pruned, metric = metrics["pruned"], metrics["metric"]
     name = metric.replace("_", " ")
     lines = {
-        "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers" + _listed(pruned["layers"]),
+        "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers{': ' if pruned['layers'] else ''}"
+        + ", ".join(map(str, pruned["layers"])),
         "ranked by": _ranking(pruned),
     }
     lines |= _trials(pruned, name)
@@ -92,10 +90,6 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
     rows = f"{speed['rows']} rows of {pruned['chosen_on']}, {speed['batch_size']} at a time"
     form = "" if pruned["fast"] else "; this family has no fast form here"
     return f"{speed['median']:.2f} times as fast on {device} ({spread}; {rows}){form}"
-
-
-def _listed(layers: list[int]) -> str:
-    return f": {', '.join(map(str, layers))}" if layers else ""
 
 
 def _ranking(pruned: Mapping[str, Any]) -> str:

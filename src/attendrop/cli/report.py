@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
+from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, show
 from attendrop.errors import AttendropError
 
 
@@ -25,9 +25,7 @@ def report(
             show_default="three evaluation rows",
         ),
     ] = None,
-    text_pair: Annotated[
-        list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
-    ] = None,
+    text_pair: TextPair = None,
     no_viewer: Annotated[bool, typer.Option("--no-viewer", help="Show no attention, and load no model.")] = False,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -44,15 +42,14 @@ def report(
     viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), str(device))
     with messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
-    lines = []
-    for setting in found.results.settings:
-        name = f"{setting.name}: " if len(found.results.settings) > 1 else ""
-        lines.append(f"{name}{setting.answer.sentences[0]}")
-    lines += ["", *found.results.notes]
-    lines += [f"Not made: {line}" for line in found.left_out]
+    settings = found.results.settings
     pictures = [name for name in found.files if name.endswith((".png", ".svg"))]
     tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]
-    lines += [
+    lines = [
+        *(f"{each.name}: " * (len(settings) > 1) + each.answer.sentences[0] for each in settings),
+        "",
+        *found.results.notes,
+        *(f"Not made: {line}" for line in found.left_out),
         *([f"Tables: {', '.join(tables)}"] if tables else []),
         f"Figures: {len(pictures) // 2} in {found.folder}, as PNG and SVG",
         f"Page: {found.folder / PAGE}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attendrop.cli.app import Json, Quiet, app, show
-from attendrop.cli.console import messages
-from attendrop.cli.interrupts import Interrupted
+from attendrop.cli.console import continued_by, messages
 
 
 @app.command()
@@ -47,17 +47,13 @@ def study(
     from attendrop.studies.study import run_study
     from attendrop.studies.units import REPORTS
 
-    with messages(quiet=quiet) as console:
-        progress = StudyProgress(console, len(found.units), quiet=quiet)
-        try:
-            backend = LOCAL if ray is None else f"ray:{ray}"
-            report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"Interrupted. Run the same command again to continue; finished runs are in {folder}."
-            ) from None
-        finally:
-            progress.close()
+    with (
+        messages(quiet=quiet) as console,
+        closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
+        continued_by(f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
+    ):
+        backend = LOCAL if ray is None else f"ray:{ray}"
+        report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
     text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
     show(report.as_dict(), text, quiet=quiet, as_json=as_json)
     if report.failed:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app, show
-from attendrop.cli.console import messages
+from attendrop.cli.app import Json, MethodSettings, Quiet, app, show
+from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.interrupts import Interrupted
 from attendrop.cli.run_options import (
     DATA,
     Groups,
@@ -50,9 +50,7 @@ def train(
         str | None,
         typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")
-    ] = None,
+    settings: MethodSettings = None,
     options_file: Annotated[
         str | None,
         typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set overrides it."),
@@ -91,22 +89,18 @@ def train(
     from attendrop.runs.seeds import train_seeds
     from attendrop.runs.train import train as train_run
 
-    with messages(quiet=quiet) as console:
-        progress = TrainingProgress(console)
+    instead = " instead of --overwrite" if overwrite else ""
+    again = f"Run the same command with --resume{instead} to continue from the last checkpoint in {run.output_dir}."
+    with (
+        messages(quiet=quiet) as console,
+        closing(TrainingProgress(console)) as progress,
+        continued_by(f"Interrupted. {again}"),
+    ):
         watching = [] if quiet else [progress]
-        try:
-            if len(seeds) == 1:
-                found = train_run(run, resume=resume, overwrite=overwrite, callbacks=watching)
-            else:
-                found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
-        except KeyboardInterrupt:
-            instead = " instead of --overwrite" if overwrite else ""
-            raise Interrupted(
-                f"Interrupted. Run the same command with --resume{instead} to continue from the last checkpoint in "
-                f"{run.output_dir}."
-            ) from None
-        finally:
-            progress.close()
+        if len(seeds) == 1:
+            found = train_run(run, resume=resume, overwrite=overwrite, callbacks=watching)
+        else:
+            found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
     if push_to_hub is not None:
         from attendrop.runs.hub import push_run
 

@@ -30,6 +30,8 @@ MARGIN = 0.005
 ERROR_MARGIN = 0.01
 # Beside these, of the rows that are unlike the training rows.
 SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
+# Attributes that are their own JSON values.
+_ABOUT = ("task", "model", "metric", "scored_on", "margin")
 _SHIFTED_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
 COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
 
@@ -128,27 +130,18 @@ class Answer:
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """Read what :meth:`as_dict` returned."""
         return cls(
-            task=str(found["task"]),
-            model=str(found["model"]),
-            metric=str(found["metric"]),
-            scored_on=str(found["scored_on"]),
-            margin=float(found["margin"]),
+            **{name: found[name] for name in (*_ABOUT, "holds_for")},
             rows=tuple(MethodRow.from_dict(record, found["reference"]) for record in found["methods"]),
             verdict=Verdict.from_dict(found),
-            sentences=tuple(map(str, found["sentences"])),
-            notes=tuple(map(str, found["notes"])),
-            holds_for=str(found["holds_for"]),
+            sentences=tuple(found["sentences"]),
+            notes=tuple(found["notes"]),
             shifted=cls.from_dict(found["shifted"]) if found.get("shifted") else None,
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""
         return {
-            "task": self.task,
-            "model": self.model,
-            "metric": self.metric,
-            "scored_on": self.scored_on,
-            "margin": self.margin,
+            **{name: getattr(self, name) for name in _ABOUT},
             "reference": next((row.label for row in self.rows if row.is_reference), None),
             **self.verdict.as_dict(),
             "sentences": list(self.sentences),
@@ -261,10 +254,9 @@ def _notes(
         if idle := each.count(False):
             yield f"{label} acted in no epoch of {idle} of {len(each)} runs, which are plain fine-tuning."
     for row in rows[1:] if rows and rows[0].is_reference else ():
-        common = 0 if row.difference is None else row.difference.n
-        if common < max(row.n, rows[0].n):
-            few = "" if common >= MIN_SEEDS else ", too few to judge"
-            yield f"{row.label} and {rows[0].label} have {counted(common, 'seed')} in common{few}."
+        if row.pairs < max(row.n, rows[0].n):
+            few = "" if row.pairs >= MIN_SEEDS else ", too few to judge"
+            yield f"{row.label} and {rows[0].label} have {counted(row.pairs, 'seed')} in common{few}."
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
         yield f"Without scores by row on the rows of the reference, and so on new rows: {', '.join(unknown)}."

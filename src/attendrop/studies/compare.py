@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
@@ -32,8 +31,8 @@ from attendrop.studies.setting_search import (
     search_settings,
     selection_unit,
 )
-from attendrop.studies.study import check_study_folder
-from attendrop.studies.units import CHEAP, REFERENCE, REPORTS, Result, Unit, duration
+from attendrop.studies.study import check_study_folder, write_reports
+from attendrop.studies.units import CHEAP, REFERENCE, Result, Unit, duration
 from attendrop.wording import counted
 
 # Of the time that is left after all final runs, the search gets at most so much.
@@ -115,11 +114,13 @@ def compare(
         methods: Names or methods with options, one or several settings of each; an option that is not the default is
             not searched. Default: :func:`default_methods`.
         seeds: Number of seeds of each method.
-        budget: Time in seconds; None: no limit.
-        trials: Settings to try of each method; None: as many as fit into the budget.
+        budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time
+            is left goes into the search of settings.
+        trials: Settings to try of each method, its default included; None: as many as fit into the budget, and only
+            the default without a budget.
         folds: Number of selection splits on which settings are scored.
         baselines: Names of baselines: those above, or ``setfit``, too, which takes as long as a fine-tuning.
-        keep_best: Whether to train the recommended model on all rows, and keep it.
+        keep_best: Whether to train the recommended model on all rows, and keep it in ``best/``.
         workers: Number of processes; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.run_units`.
         **options: Options of :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
@@ -177,24 +178,17 @@ def run_comparison(
         write_record(folder, comparison.config)
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()
-        found = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
-        failed = [each.failure() for each in found if each.metrics is None]
-        outcome = Outcome(answer([each.metrics for each in found if each.metrics is not None], failed=failed), trials)
-        _write(outcome, folder)  # whatever becomes of the model
+        results = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
+        failed = [each.failure() for each in results if each.metrics is None]
+        found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
+        outcome = Outcome(found, trials)
+        write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
-            kept, best = _keep_best(comparison.config, outcome.answer, found, folder)
+            kept, best = _keep_best(comparison.config, found, results, folder)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            _write(outcome, folder)
+            write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())
     return outcome
-
-
-def _write(outcome: Outcome, folder: Path) -> None:
-    """Write the files of the answer."""
-    markdown, as_json, as_csv = (folder / name for name in REPORTS)
-    write_json(as_json, outcome.as_dict())
-    write_text(markdown, outcome.answer.markdown())
-    write_text(as_csv, outcome.answer.csv())
 
 
 def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
@@ -228,12 +222,12 @@ class Steps:
         self._counted: set[Path] = set()
 
     def run(self, units: Iterable[Unit]) -> list[Result]:
-        """Run units, and add up their time."""
+        """Run units, and add up their time, with the loading of model and data and with scoring."""
         results = self.runner.run(units, self.on_event)
         for result in results:
             if result.metrics is not None and result.folder not in self._counted:
                 self._counted.add(result.folder)
-                self.spent += _seconds(result) / self.runner.workers
+                self.spent += float(result.metrics["total_seconds"]) / self.runner.workers
         return results
 
     def search(self) -> dict[str, list[Trial]]:
@@ -241,11 +235,12 @@ class Steps:
         comparison = self.comparison
         if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
             return {}
+        before = self.spent
         first = self.run(selection_unit(comparison.config, setting, 0) for setting in self.defaults.values())
         finished = [result.metrics for result in first if result.metrics is not None]
         if not finished:
             raise AttendropError(f"No run succeeded; the first error: {first[0].error}")
-        trials = comparison.trials or self._trials_that_fit(first)
+        trials = comparison.trials or self._trials_that_fit(self.spent - before)
         if trials == 1:
             return {}
         selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
@@ -265,18 +260,17 @@ class Steps:
             decided=decided,
         )
 
-    def _trials_that_fit(self, first: Sequence[Result]) -> int:
-        """Count the settings that fit into the budget, beside all final runs."""
+    def _trials_that_fit(self, once: float) -> int:
+        """Count the settings that fit into the budget, beside all final runs, if a run of each method takes so long."""
         comparison = self.comparison
         assert comparison.budget is not None
-        once = sum(_seconds(result) for result in first) / self.runner.workers
         left = comparison.budget - self.spent - once * comparison.seeds * _FINAL_TO_SELECTION
         fitting = 1
         for trials in range(2, _MOST_TRIALS + 1):
             if once * number_of_selection_runs(trials, comparison.folds) <= left * _SEARCH_FRACTION:
                 fitting = trials
         what = f"{fitting} settings of each are tried" if fitting > 1 else "the budget leaves no time to try settings"
-        logger.info("A run of each of the %d methods takes about %s: %s.", len(first), duration(once), what)
+        logger.info("A run of each of the %d methods takes about %s: %s.", len(self.defaults), duration(once), what)
         return fitting
 
     def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
@@ -312,8 +306,3 @@ class Steps:
             *(Unit(setting.applied(config, seed=seed)) for setting in settings.values()),
             *(Unit(plain, baseline=name) for name in self.comparison.baselines),
         ]
-
-
-def _seconds(result: Result) -> float:
-    """Return how long a run took, with the loading of model and data and with scoring."""
-    return 0.0 if result.metrics is None else float(result.metrics["total_seconds"])

@@ -38,20 +38,12 @@ def default_methods() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Options of a comparison.
+    """Options of a comparison; see :func:`attendrop.studies.compare.compare`.
 
     Attributes:
         config: Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data,
             a quarter of the training rows is set aside.
-        methods: Methods with options, one or several settings of each; plain fine-tuning is always compared.
-        seeds: Number of seeds of each method.
-        budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time
-            is left goes into the search of settings.
-        trials: Settings to try of each method, its default included; None: as many as fit into the budget, and only
-            the default without a budget.
-        folds: Number of selection splits on which settings are scored.
-        baselines: Names of baselines, see :mod:`attendrop.studies.baselines`.
-        keep_best: Whether to train the recommended model on all rows, and keep it in ``best/``.
+        methods: One or several settings of each method; plain fine-tuning is always compared.
 
     Raises:
         AttendropError: An option is out of range, a method or baseline is unknown, or a setting is given twice.
@@ -129,6 +121,6 @@ def write_record(folder: Path, config: RunConfig) -> None:
 def _record(config: RunConfig) -> dict[str, Any]:
     options = {name: value for name, value in config.as_dict().items() if name not in _NOT_RECORDED}
     files = [file.name for name in (config.train_file, config.eval_file) if name for file in files_of(name)]
-    found = {"config": options, "data": config.task or ", ".join(files), "data_sha256": data_sha256(config)}
-    as_read: dict[str, Any] = json.loads(json.dumps(found))
-    return as_read
+    record = {"config": options, "data": config.task or ", ".join(files), "data_sha256": data_sha256(config)}
+    found: dict[str, Any] = json.loads(json.dumps(record))  # as it is read
+    return found

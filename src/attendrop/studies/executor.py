@@ -17,7 +17,7 @@ from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
-from attendrop.studies.units import RUNS, SECONDS_BETWEEN_CHECKPOINTS, Event, Job, Result, Unit, data_sha256
+from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256
 from attendrop.studies.worker import perform
 
 LOCAL = "local"
@@ -27,15 +27,10 @@ OnEvent = Callable[[Event], None]
 
 
 class Workers(Protocol):
-    """What runs jobs: this process, other processes of this machine, or a Ray cluster.
+    """What runs jobs: this process, other processes of this machine, or a Ray cluster."""
 
-    Attributes:
-        count: Number of jobs that run at the same time.
-        attempts: How often a job is run whose process is lost each time.
-    """
-
-    count: int
-    attempts: int
+    count: int  # of jobs that run at the same time
+    attempts: int  # how often a job is run whose process is lost each time
 
     def start(self, job: Job) -> None:
         """Start a job; there are never more than ``count``."""
@@ -54,7 +49,6 @@ def run_units(
     workers: int | None = None,
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
-    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> list[Result]:
     """Run units, each in a folder of its own below ``FOLDER/runs``; a unit that is finished there is not run again.
 
@@ -71,7 +65,6 @@ def run_units(
             ``"ray:ADDRESS"``: a running one, see :class:`attendrop.studies.ray_workers.RayWorkers`.
         on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run again,
             the units resume from their last checkpoints.
-        checkpoint_seconds: Seconds between the checkpoints of a run.
 
     Returns:
         A result for each unit, in the order of the units.
@@ -79,20 +72,14 @@ def run_units(
     Raises:
         AttendropError: Another process runs units in this folder, or the backend is not available.
     """
-    with open_runner(folder, workers=workers, backend=backend, checkpoint_seconds=checkpoint_seconds) as runner:
+    with open_runner(folder, workers=workers, backend=backend) as runner:
         return runner.run(units, on_event)
 
 
 @contextmanager
-def open_runner(
-    folder: str | Path,
-    *,
-    workers: int | None = None,
-    backend: str = LOCAL,
-    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-) -> Iterator[Runner]:
+def open_runner(folder: str | Path, *, workers: int | None = None, backend: str = LOCAL) -> Iterator[Runner]:
     """Start what :func:`run_units` needs, for several calls of :meth:`Runner.run` on the same warm workers."""
-    with locked(Path(folder)), _workers(backend, workers, checkpoint_seconds) as opened:
+    with locked(Path(folder)), _workers(backend, workers) as opened:
         (Path(folder) / RUNS).mkdir(exist_ok=True)
         yield Runner(Path(folder), opened)
 
@@ -111,7 +98,7 @@ class Runner:
         source = json.dumps([config.task, config.data_dir, config.train_file, config.eval_file, config.label_map])
         if source not in self._digests:
             self._digests[source] = data_sha256(config)
-        return Job(unit, self.folder / RUNS / unit.folder_name(unit.key(self._digests[source])))
+        return Job(unit, self.folder / RUNS / unit.folder_name(self._digests[source]))
 
     def release(self) -> None:
         """Free what idle workers hold; the next units start them again."""
@@ -172,10 +159,7 @@ class InProcess:
     """This process as the only worker: for debugging, and where processes cannot be started."""
 
     count = attempts = 1
-
-    def __init__(self, checkpoint_seconds: float) -> None:
-        self.checkpoint_seconds = checkpoint_seconds
-        self._job: Job | None = None
+    _job: Job | None = None
 
     def __enter__(self) -> InProcess:
         return self
@@ -195,7 +179,7 @@ class InProcess:
         level = logger.level
         logger.setLevel(logging.WARNING)  # what a run says of data and method is the same for all runs of a study
         try:
-            request = json.loads(json.dumps(job.request(self.checkpoint_seconds)))
+            request = json.loads(json.dumps(job.request()))
             message = perform(request, lambda message: report(Event(job=job, **message)))
         finally:
             logger.setLevel(level)
@@ -210,16 +194,14 @@ class InProcess:
         forget_results()
 
 
-def _workers(backend: str, count: int | None, checkpoint_seconds: float) -> AbstractContextManager[Workers]:
-    if backend == LOCAL and count == 0:
-        return InProcess(checkpoint_seconds)
+def _workers(backend: str, count: int | None) -> AbstractContextManager[Workers]:
     if backend == LOCAL:
-        return LocalWorkers(count, checkpoint_seconds=checkpoint_seconds)
+        return InProcess() if count == 0 else LocalWorkers(count)
     if not backend.startswith(RAY):
         raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
     from attendrop.studies.ray_workers import RayWorkers
 
-    return RayWorkers(backend.removeprefix(RAY), count, checkpoint_seconds=checkpoint_seconds)
+    return RayWorkers(backend.removeprefix(RAY), count)
 
 
 # Records of failures -------------------------------------------------------------------------------------------------

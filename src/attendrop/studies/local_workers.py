@@ -20,7 +20,7 @@ from types import ModuleType
 
 from attendrop.argument_checks import check_count
 from attendrop.runs.shared_results import share_results
-from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
+from attendrop.studies.units import Event, Job
 from attendrop.studies.worker import Message, forwarded_warnings, perform
 
 MOST_WORKERS = 8
@@ -37,12 +37,11 @@ class LocalWorkers:
 
     attempts = 2
 
-    def __init__(self, count: int | None = None, *, checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS) -> None:
+    def __init__(self, count: int | None = None) -> None:
         if count is not None:
             check_count("workers", count)
         cores, gpus = available_cores(), visible_gpus()
         self.count = count or len(gpus) or min(cores, MOST_WORKERS)
-        self.checkpoint_seconds = checkpoint_seconds
         self._logs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         threads = threads_of_worker(max(1, cores // self.count))
         self._workers = [
@@ -61,7 +60,7 @@ class LocalWorkers:
 
     def start(self, job: Job) -> None:
         """Start a job on an idle process."""
-        next(worker for worker in self._workers if worker.job is None).start(job, self.checkpoint_seconds)
+        next(worker for worker in self._workers if worker.job is None).start(job)
 
     def wait(self, report: Callable[[Event], None]) -> Event:
         """Wait for the end of a job; see :meth:`attendrop.studies.executor.Workers.wait`."""
@@ -92,7 +91,7 @@ class _Worker:
         self.environment = environment
         self.log = log
 
-    def start(self, job: Job, checkpoint_seconds: float) -> None:
+    def start(self, job: Job) -> None:
         if self.process is None or not self.process.is_alive():
             self.kill()
             self.connection, other = _SPAWN.Pipe()
@@ -102,7 +101,7 @@ class _Worker:
             other.close()  # so that the process has the only one, and its death is the end of the pipe
         self.job = job
         with suppress(OSError):  # it has just died, as `receive` will find
-            self.connection.send(job.request(checkpoint_seconds))
+            self.connection.send(job.request())
 
     def receive(self) -> Event:
         """Receive a message; after the last one of a job, there is none."""

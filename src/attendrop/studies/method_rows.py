@@ -58,6 +58,16 @@ class MethodRow:
         """Number of seeds."""
         return len(self.scores)
 
+    @property
+    def pairs(self) -> int:
+        """Number of seeds that the reference has, too."""
+        return 0 if self.difference is None else self.difference.n
+
+    @property
+    def p_value(self) -> float | None:
+        """The p value of the difference on new rows, as it is; None without one."""
+        return None if self.difference is None else self.difference.p_value
+
     @cached_property
     def mean(self) -> float:
         """Mean score."""
@@ -79,12 +89,12 @@ class MethodRow:
             "n": self.n,
             "mean": self.mean,
             "std": self.std,
-            "pairs": 0 if found is None else found.n,
+            "pairs": self.pairs,
             "difference": None if found is None else found.mean.value,
             **(found.mean if found else _UNKNOWN).ends("difference"),
             **(found.these_rows if found else _UNKNOWN).ends("these_rows"),
             "ahead": None if found is None else found.ahead,
-            "p": None if found is None else found.p_value,
+            "p": self.p_value,
             "p_holm": self.p_holm,
             "time_ratio": self.cost,
             "selected_on_reported": self.selected_on_reported,
@@ -168,14 +178,9 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     if not rows or not rows[0].is_reference:
         return rows
     compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
-    p_values = {row.label: p for row in compared if not row.is_baseline and (p := p_value(row.difference)) is not None}
+    p_values = {row.label: row.p_value for row in compared if not row.is_baseline and row.p_value is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
-
-
-def p_value(difference: PairedDifference | None) -> float | None:
-    """Return the p value on new rows; None where there is none."""
-    return None if difference is None else difference.p_value
 
 
 def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
@@ -231,13 +236,18 @@ def scored_unlike(run: Metrics) -> str:
 
 def scored_on(run: Metrics) -> str:
     """Name the rows on which a run is scored, and how many they are."""
-    rows, trained = run["data"]["rows"].get("dev"), _trained_on(run)
-    return _place(run) + ("" if rows is None else f" ({rows} rows)") + trained
+    rows = run["data"]["rows"].get("dev")
+    return scored_data(run, "" if rows is None else f" ({rows} rows)")
 
 
-def scored_data(run: Metrics) -> str:
-    """Name the data on which a run is scored, and the file that it was trained on."""
-    return _place(run) + _trained_on(run)
+def scored_data(run: Metrics, count: str = "") -> str:
+    """Name the data on which a run is scored, with their ``count``, and the file that it was trained on."""
+    config = run.get("config", {})
+    trained, evaluated = _names(config.get("train_file")), _names(config.get("eval_file"))
+    place = evaluated or trained or str(config.get("task") or run["task"])
+    if config.get("test_fraction"):
+        place = f"{100 * config['test_fraction']:g} % of {trained or place}, set aside"
+    return place + count + (f", trained on {trained}" if evaluated else "")
 
 
 def holds_for(run: Metrics, *, new_rows: bool) -> str:
@@ -256,19 +266,6 @@ def holds_for(run: Metrics, *, new_rows: bool) -> str:
         f"Intervals on new rows hold for other seeds{trained}, and other evaluation rows like those of "
         f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
     )
-
-
-def _place(run: Metrics) -> str:
-    config = run.get("config", {})
-    trained = _names(config.get("train_file")) or str(config.get("task") or run["task"])
-    if config.get("test_fraction"):
-        return f"{100 * config['test_fraction']:g} % of {trained}, set aside"
-    return _names(config.get("eval_file")) or trained
-
-
-def _trained_on(run: Metrics) -> str:
-    config = run.get("config", {})
-    return f", trained on {_names(config['train_file'])}" if config.get("eval_file") else ""
 
 
 def _names(data: str | None) -> str:

@@ -21,7 +21,7 @@ from attendrop.files.output_files import write_bytes
 from attendrop.runs.run_folder import METRICS
 from attendrop.runs.shared_results import share_results
 from attendrop.studies.local_workers import available_cores, threads_of_worker
-from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
+from attendrop.studies.units import Event, Job
 from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
 
 HERE = "local"
@@ -46,9 +46,7 @@ class RayWorkers:
 
     attempts = 4
 
-    def __init__(
-        self, address: str, count: int | None = None, *, checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS
-    ) -> None:
+    def __init__(self, address: str, count: int | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
             raise AttendropError("--ray needs the package ray; run `pip install 'attendrop[ray]'`.")
         if count is not None:
@@ -56,7 +54,6 @@ class RayWorkers:
         self.address = address
         self.count = count or 1
         self._asked = count
-        self.checkpoint_seconds = checkpoint_seconds
         self._running: dict[Any, Job] = {}  # by the reference of the task
 
     def __enter__(self) -> RayWorkers:
@@ -85,7 +82,7 @@ class RayWorkers:
 
     def start(self, job: Job) -> None:
         """Start a job, as soon as a machine has room for it."""
-        request = job.request(self.checkpoint_seconds) | {"folder": str(job.folder.absolute())}
+        request = job.request() | {"folder": str(job.folder.absolute())}
         self._running[self._task.remote(request, os.getcwd())] = job
 
     def wait(self, report: Callable[[Event], None]) -> Event:

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
 POWER = 0.8
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 # No plan asks for more seeds, or rows, than this.
 MANY_SEEDS = 1000
 MANY_ROWS = 1_000_000
@@ -101,7 +101,7 @@ class CrossedMean:
         """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""
         units = max(2.0, rows * self.units / self.rows)
         error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
-        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / max(error, _ROUNDING)))
+        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / max(error, ROUNDING)))
 
     def plan(self, effect: float, alpha: float, least_seeds: int) -> Plan:
         """Plan, with no fewer than ``least_seeds``, what shows a difference ``effect`` > 0 at level ``alpha``."""
@@ -177,12 +177,12 @@ class PairedDifference:
     def ahead(self) -> float:
         """Fraction of seeds in which the first is ahead, ties counted half."""
         values = np.asarray(self.values)
-        return float(np.mean(values > _ROUNDING) + np.mean(np.abs(values) <= _ROUNDING) / 2)
+        return float(np.mean(values > ROUNDING) + np.mean(np.abs(values) <= ROUNDING) / 2)
 
     @property
     def is_equal(self) -> bool:
         """Whether the scores of all seeds are equal."""
-        return all(abs(value) <= _ROUNDING for value in self.values)
+        return all(abs(value) <= ROUNDING for value in self.values)
 
 
 def paired_difference(
@@ -211,7 +211,7 @@ def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)
     value = sum(weight * each.mean for weight, each in zip(weights, means, strict=True))
     shares = [weight**2 * each.variance(each.seeds, each.units) for weight, each in zip(weights, means, strict=True)]
     error = math.sqrt(sum(shares))
-    if error <= _ROUNDING:  # differences that are all equal have no spread to compare with
+    if error <= ROUNDING:  # differences that are all equal have no spread to compare with
         return Estimate(value, value, value), 1.0
     each_freedom = [each.freedom(each.seeds, each.units) for each in means]
     freedom = sum(shares) ** 2 / sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))

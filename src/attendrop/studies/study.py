@@ -17,7 +17,7 @@ from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
-from attendrop.studies.method_rows import LABEL, MethodRow, p_value
+from attendrop.studies.method_rows import LABEL, MethodRow
 from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
@@ -46,9 +46,14 @@ def run_study(
     results = run_units(units, folder, workers=workers, backend=backend, on_event=on_event)
     of_unit = {unit.key(): result for unit, result in zip(units, results, strict=True)}
     report = make_report(study, {each.name: [of_unit[unit.key()] for unit in each.units] for each in study.settings})
-    for name, content in zip(REPORTS, (report.markdown(), report.json(), report.csv()), strict=True):
-        write_text(folder / name, content)
+    write_reports(folder, report.markdown(), report.as_dict(), report.csv())
     return report
+
+
+def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
+    """Write the files of an answer."""
+    for name, content in zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True):
+        write_text(folder / name, content)
 
 
 def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
@@ -114,10 +119,6 @@ class StudyReport:
             "overall": [row.as_dict() for row in self.overall],
             "failed": [{"folder": str(result.folder), **result.failure()} for result in self.failed],
         }
-
-    def json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(self.as_dict(), indent=2) + "\n"
 
     def markdown(self) -> str:
         """Return all tables and the failed runs as Markdown."""
@@ -185,7 +186,7 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     """Compare each method with the reference over all settings."""
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
     compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
-    p_values = {at: p for at, row in compared.items() if (p := p_value(row.difference)) is not None}
+    p_values = {at: row.p_value for at, row in compared.items() if row.p_value is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     references = {name: row for (name, _), row in rows.items() if row.is_reference}
     found = []

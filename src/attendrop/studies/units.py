@@ -43,20 +43,19 @@ class Unit:
         return {} if self.baseline else dict(self.config.options)
 
     def key(self, data_sha256: str = "") -> str:
-        """Hash the unit: SHA-256, in hexadecimal, of all its options and of its data, see :func:`data_sha256`.
+        """Hash all options, and the data, see :func:`data_sha256`: SHA-256, in hexadecimal.
 
-        Options that are None are left out, so that a new option of the library leaves the hashes of older runs as
-        they are.
+        Options that are None are left out, so that a new option of the library changes no older hash.
         """
         content = self.as_dict() | {"data": data_sha256}
         content["config"] = {name: value for name, value in content["config"].items() if value is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def folder_name(self, key: str) -> str:
+    def folder_name(self, data_sha256: str) -> str:
         """Name the unit's folder, such as ``cola-finetune-seed0-1a2b3c4d``."""
         data = self.config.task or Path(self.config.train_file or "").stem
         readable = f"{data}-{self.method}-seed{self.config.seed}"
-        return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{key[:8]}"
+        return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{self.key(data_sha256)[:8]}"
 
     def described(self) -> dict[str, Any]:
         """Return what tells the unit from others in a comparison, by the names of ``metrics.json``."""
@@ -76,9 +75,9 @@ class Job:
     unit: Unit
     folder: Path
 
-    def request(self, checkpoint_seconds: float) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """Return what a worker needs to know, see :func:`attendrop.studies.worker.perform`, as JSON values."""
-        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": checkpoint_seconds}
+        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": SECONDS_BETWEEN_CHECKPOINTS}
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,9 @@ class Event:
     """What happened to a unit.
 
     Attributes:
-        kind: ``"kept"``: it was finished before. ``"started"``. ``"progress"``. ``"warning"``: the run warned.
-            ``"lost"``: its process or machine died; it is run again. ``"finished"``, ``"failed"``.
+        kind: ``"kept"``: it was finished before; ``"lost"``: its process or machine died, and it is run again.
         steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
-        text: Of ``"warning"``, ``"lost"`` and ``"failed"``.
-        details: Of ``"failed"``: the traceback, if there is one.
+        text: Of ``"warning"``, ``"lost"`` and ``"failed"``, which has the traceback, if there is one, in ``details``.
         metrics: Of ``"finished"`` and ``"kept"``: the ``metrics.json``.
     """
 

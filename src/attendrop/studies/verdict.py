@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from attendrop.studies.method_rows import MethodRow, p_value
+from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, Estimate, PairedDifference, Plan, holm
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
@@ -127,16 +127,15 @@ class _Judging:
         reference, methods = self.tuned[0], self.tuned[1:]
         if not methods:
             return Verdict("reference", reference.label, "alone")
-        if max(map(_pairs, methods)) < MIN_SEEDS:
-            repeated = [row for row in methods if _pairs(row) > 1]
-            return self._pair(
-                "too few seeds", None, "few seeds", max(repeated or methods, key=_gain), reference, repeated
-            )
-        tested = [row for row in methods if _pairs(row) >= MIN_SEEDS and row.p_holm is not None]
+        if max(row.pairs for row in methods) < MIN_SEEDS:
+            repeated = [row for row in methods if row.pairs > 1]
+            leader = max(repeated or methods, key=_gain)
+            return self._pair("too few seeds", None, "few seeds", leader, reference, repeated)
+        tested = [row for row in methods if row.pairs >= MIN_SEEDS and row.p_holm is not None]
         if not tested:
             return self._pair("too few seeds", None, "no row scores", max(methods, key=_gain), reference)
         shown = [row for row in tested if (row.p_holm or 0) <= ALPHA]
-        ahead = [row for row in shown if _gain(row) > 0 and not self._is_within(_difference(row))]
+        ahead = [row for row in shown if _gain(row) > 0 and not self._is_within(row.difference)]
         behind = [row for row in shown if _gain(row) < 0]
         unclear = [row for row in tested if row not in ahead and row not in behind]
         if ahead:
@@ -145,12 +144,12 @@ class _Judging:
             verdict = replace(verdict, also_ahead=tuple(row.label for row in ahead if row is not use))
         elif not unclear:
             verdict = self._pair("reference", reference.label, "all behind", max(behind, key=_gain), reference)
-        elif all(self._is_within(_difference(row)) for row in unclear):
+        elif all(self._is_within(row.difference) for row in unclear):
             cheapest = min((reference, *unclear), key=_cost)
             leader = max(unclear, key=_gain)
             verdict = self._pair("tie", cheapest.label, "negligible", leader, reference, unclear)
         else:
-            open_yet = [row for row in unclear if not self._is_within(_difference(row))]
+            open_yet = [row for row in unclear if not self._is_within(row.difference)]
             verdict = self._pair("tie", reference.label, "undecided", max(open_yet, key=_gain), reference, open_yet)
             verdict = replace(verdict, slight=tuple(row.label for row in unclear if row in shown))
         not_judged = tuple(row.label for row in methods if row not in tested)
@@ -213,7 +212,7 @@ class _Judging:
         Methods are corrected for their number. The reference is not: it was not chosen among them.
         """
         known = {label: lead for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        p_values = {label: 1.0 if (p := p_value(lead)) is None else p for label, lead in known.items()}
+        p_values = {label: 1.0 if lead.p_value is None else lead.p_value for label, lead in known.items()}
         methods = [row.label for row in self.tuned[1:] if row.label in known]
         p_values |= dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
         shown = [row for row in self.tuned if p_values.get(row.label, 1) <= ALPHA and known[row.label].mean.value > 0]
@@ -224,23 +223,14 @@ class _Judging:
         leads = {row.label: found.mean.value for row in rows if (found := row.versus(other)) is not None}
         return min((row for row in rows if max(leads.values()) - leads[row.label] < self.margin), key=_cost)
 
-    def _is_within(self, difference: PairedDifference) -> bool:
+    def _is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically nothing.
 
         Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
         """
-        if difference.components is not None and difference.components.rows < _ROWS_FOR_NOTHING:
+        if difference is None or (difference.components and difference.components.rows < _ROWS_FOR_NOTHING):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
-
-
-def _difference(row: MethodRow) -> PairedDifference:
-    assert row.difference is not None
-    return row.difference
-
-
-def _pairs(row: MethodRow) -> int:
-    return 0 if row.difference is None else row.difference.n
 
 
 def _gain(row: MethodRow) -> float:

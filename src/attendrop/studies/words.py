@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import Estimate, PairedDifference
+from attendrop.studies.statistics import ROUNDING, Estimate, PairedDifference
 from attendrop.studies.verdict import MIN_SEEDS, Verdict
 from attendrop.wording import counted
 
@@ -22,7 +22,6 @@ _FRACTIONS_RIGHT = ("accuracy", "exact_match")
 _ERROR = "neg_"
 # From here on a difference is told of 100, below of 1,000.
 _OF_HUNDRED = 0.0195
-_ROUNDING = 1e-12
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
 
@@ -77,8 +76,8 @@ class Words:
         best = f"the best {which}: {self.gains(verdict.challenger, (lead, ''))}"
         match verdict.why:
             case "few seeds":
-                pairs = (row.difference.n for row in self.rows.values() if row.difference and not row.is_baseline)
-                return self.too_few(max(pairs, default=0), "each", verdict)
+                pairs = max(row.pairs for row in self.rows.values() if not row.is_baseline)
+                return self.too_few(pairs, "each", verdict)
             case "no row scores":
                 return _NO_ROW_SCORES
             case "all behind":
@@ -90,7 +89,7 @@ class Words:
         what = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
         if verdict.slight:
             what += f" by {self.amount(self.margin, sign=False)}"
-        return f"No other method here is {what}; {best}{', which may be chance' if abs(lead) > _ROUNDING else ''}."
+        return f"No other method here is {what}; {best}{', which may be chance' if abs(lead) > ROUNDING else ''}."
 
     def reason_against_baseline(self, verdict: Verdict) -> list[str]:
         challenger, incumbent = self.title(verdict.challenger or ""), self.title(verdict.incumbent or "")
@@ -155,7 +154,7 @@ class Words:
         fraction = self.metric in _FRACTIONS_RIGHT
         parts: list[str] = []
         for lead, other in leads:
-            than = "as" if abs(lead) <= _ROUNDING and fraction else "than" if fraction else "than that of"
+            than = "as" if abs(lead) <= ROUNDING and fraction else "than" if fraction else "than that of"
             right = "" if parts or not fraction else " right"
             parts.append(f"{self.amount(lead)}{right}{f' {than} {other}' if other else ''}")
         if fraction:
@@ -166,10 +165,10 @@ class Words:
     def needs(self, behind: float) -> str:
         """Say by how much fine-tuning would have to be better to draw level."""
         if self.metric in _FRACTIONS_RIGHT:
-            if behind <= _ROUNDING:
+            if behind <= ROUNDING:
                 return "it gets as many right"
             return f"it would have to get {self.amount(behind)} right to be level"
-        if behind <= _ROUNDING:
+        if behind <= ROUNDING:
             return f"its {self.metric.removeprefix(_ERROR)} is the same"
         return f"its {self.metric.removeprefix(_ERROR)} would have to be {self.amount(behind)} to be level"
 
@@ -179,7 +178,7 @@ class Words:
         if self.metric not in _FRACTIONS_RIGHT:
             higher = " lower" if (lead < 0) is not self.metric.startswith(_ERROR) else " higher"
             return f"{number(size)}{higher if sign else ''}"
-        if size <= _ROUNDING:
+        if size <= ROUNDING:
             return "as many"
         whole = 100 if size >= _OF_HUNDRED else 1000
         count = round(whole * size)
