@@ -122,6 +122,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_that_helps_is_dropped_after_the_exploration_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
     shares: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    states: list[Any] = []
 
     def watch(reg: Any) -> None:
         state = reg.method_state
@@ -130,7 +131,6 @@ def test_a_layer_that_helps_is_dropped_after_the_exploration_and_no_other(monkey
             assert state.attacker is None  # its memory is free
         states[:] = [state]
 
-    states: list[Any] = []
     model = zoo.build("bert", num_hidden_layers=3)
     run(AttendOut(dropout_step=1, explore=0.4), 80, model=model, watch=watch, total_steps=80)
     assert set(shares[True]) == {"encoder.0", "encoder.1", "encoder.2", "periods"}
