@@ -153,7 +153,7 @@ def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, bac
     assert model.config._attn_implementation == backend
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("name", "backend"), zoo.BUILDS)
 def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: bool, backend: str) -> None:

@@ -40,7 +40,7 @@ def seed() -> None:
     random.seed(3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_step_leaves_the_traces_of_one_pass(method: Method) -> None:
     batch = zoo.batch_of("bert")

@@ -16,6 +16,7 @@ from helpers import tiny, zoo
 from helpers.attend_out import optimizer_of, run
 from helpers.training import take_step
 from safetensors.torch import load_file
+from scipy import stats
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -98,8 +99,7 @@ def test_the_second_period_of_a_pair_drops_the_other_layers() -> None:
 # --- Runs
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("name", "accumulation"), [("bert", 2), ("llama", 1)])
 def test_a_run_that_tells_nothing_from_noise_is_plain_fine_tuning_to_the_bit(name: str, accumulation: int) -> None:
     options: dict[str, Any] = {"name": name, "accumulation": accumulation, "max_norm": 0.1, "total_steps": 10}
     plain = run(FineTune(), 10, **options)
@@ -122,24 +122,25 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_that_helps_is_dropped_after_the_exploration_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
     shares: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-    report: dict[str, Any] = {}
+    states: list[Any] = []
 
     def watch(reg: Any) -> None:
         state = reg.method_state
         shares[state.exploring].update({**dict.fromkeys(state.dropped(), 1), "periods": 1})
         if not state.exploring:
             assert state.attacker is None  # its memory is free
-        report.update(state.final_report([]))
+        states[:] = [state]
 
     model = zoo.build("bert", num_hidden_layers=3)
-    run(AttendOut(dropout_step=1, explore=0.5), 120, model=model, watch=watch, total_steps=120)
+    run(AttendOut(dropout_step=1, explore=0.4), 80, model=model, watch=watch, total_steps=80)
     assert set(shares[True]) == {"encoder.0", "encoder.1", "encoder.2", "periods"}
     assert set(shares[False]) == {"encoder.1", "periods"}
     assert shares[False]["encoder.1"] / shares[False]["periods"] == pytest.approx(0.5, abs=0.15)
-    found = report["layer_effects"]
+    found = states[0].final_report([])["layer_effects"]
     assert [key for key, layer in found.items() if layer["told_from_noise"]] == ["encoder.1"]
     low, high = found["encoder.1"]["effect_interval"]
     assert low < 0.01 < high
+    assert high - low == pytest.approx(2 * stats.t.ppf(0.975, 15) * found["encoder.1"]["standard_error"])
 
 
 def rows_with_a_shortcut(count: int, seed: int, *, holds: bool) -> dict[str, Tensor]:
@@ -194,7 +195,7 @@ def test_a_run_is_trained_again_from_the_start_without_what_was_found(
     planted(monkeypatch)
     tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
-    options: dict[str, Any] = {"epochs": 6}  # of 5 steps
+    options: dict[str, Any] = {"epochs": 3}  # of 5 steps
     attendout = options | {"method": "attendout", "options": {"dropout_step": 1, "explore": 1.0}}
     with pytest.raises(KeyboardInterrupt):
         train(tiny.config(tmp_path, "run", **attendout), callbacks=[Interrupted()])
@@ -204,7 +205,7 @@ def test_a_run_is_trained_again_from_the_start_without_what_was_found(
     assert metrics["trained_again"] == {"method": "attention-layerdrop", "options": known}
     assert [key for key, layer in metrics["layer_effects"].items() if layer["told_from_noise"]] == ["encoder.1"]
     assert sorted(metrics["history"][0]["dropped"]) == ["attention-layerdrop"]
-    assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"selection", "checkpoint-30"})
+    assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"selection", "checkpoint-15"})
     train(tiny.config(tmp_path, "known", **options, method="attention-layerdrop", options=known))
     again, direct = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "known"))
     assert all(torch.equal(value, again[name]) for name, value in direct.items())

@@ -34,7 +34,7 @@ OPAQUE = PACKED | {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("kind", "refused"), [(Packed, PACKED), (Opaque, OPAQUE)])
 @pytest.mark.parametrize("row", TABLE)
 def test_methods_train_quantized_models_or_refuse_them(

@@ -51,7 +51,6 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert-tokens": ("BertForTokenClassification", BERT, "bert-tokens"),
     "bert-choice": ("BertForMultipleChoice", BERT, "bert-choice"),
     "bert-base": ("BertModel", BERT, "bert"),
-    "roberta": ("RobertaForSequenceClassification", BERT, "bert"),
     "roberta-tokens": ("RobertaForTokenClassification", BERT, "bert-tokens"),
     "electra": ("ElectraForSequenceClassification", ELECTRA, "bert"),
     "electra-choice": ("ElectraForMultipleChoice", ELECTRA, "bert-choice"),
@@ -72,15 +71,12 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "modernbert-mean": ("ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "bert"),
     "modernbert-tokens": ("ModernBertForTokenClassification", MODERNBERT, "bert-tokens"),
 }
-SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("deberta-v3", "modernbert")]
 # They read the first token, and of one that is padding stock models make what depends on all the padding.
 PADDED_ON_THE_RIGHT = ("deberta-v3", "deberta-v2", "modernbert", "modernbert-global")
 PLAIN = ("gpt2-class", "llama-class", "vit", "bart-class")
-PADDINGS = {
-    "right": {},
-    "left": {"left": True},
-    "none": {"lengths": (6, 6)},
-}
+PADDINGS = {"right": {}, "left": {"left": True}, "none": {"lengths": (6, 6)}}
+# How the fast form lays tokens out; the last two are exported.
+LAYOUTS = {"packed": None, "padded": PaddedLayout, "gathered": GatheredLayout}
 
 
 @cache
@@ -143,17 +139,22 @@ def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5 if ON_CPU else
 
 
 @pytest.mark.gpu
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("layers", [(), (0,), (1, 2)], ids=str)
+@pytest.mark.parametrize("layers", [(0,), (1, 2)], ids=str)
 @pytest.mark.parametrize("case", FAST)
-def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str) -> None:
+def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str, layout: str) -> None:
     model, batch = stock(case), batch_for(case, **PADDINGS[padding])
     light = prune(model, layers)
     assert light.fast
+    for module in light.modules():
+        if hasattr(module, "exported"):
+            module.exported = LAYOUTS[layout]
     if padding == "left" and case in PADDED_ON_THE_RIGHT:
-        with pytest.raises(AttendropError, match="begins with padding"):
-            light(**batch)
+        if layout == "packed":  # others are not asked to look
+            with pytest.raises(AttendropError, match="begins with padding"):
+                light(**batch)
         return
     near(output(light, batch), naive(model, layers, batch))
 
@@ -231,12 +232,9 @@ def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
 # The plain form -------------------------------------------------------------------------------------------------------
 
 
-ZEROED = (*PLAIN, "modernbert", "bert", "distilbert", "deberta-v3")
-
-
-@pytest.mark.parametrize(("name", "attention"), [build for build in zoo.BUILDS if build[0] in ZEROED])
-def test_zero_queries_are_constant_attention(name: str, attention: str) -> None:
-    model = zoo.build(name, attention).eval()
+@pytest.mark.parametrize("name", [*PLAIN, "modernbert", "bert", "distilbert", "deberta-v3"])
+def test_zero_queries_are_constant_attention(name: str) -> None:
+    model = zoo.build(name).eval()
     batch = zoo.batch_of(name)
     layer = prunable_layers(model)[1]
     adapter = ModelAdapter(model)
@@ -264,16 +262,20 @@ def test_recovery_leaves_attention_constant(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_other_families_keep_the_plain_form_and_say_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_families_keep_the_plain_form_and_say_so(
+    name: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     model = zoo.build(name).eval()
     with caplog.at_level(logging.WARNING, "attendrop"):
         light = prune(model, [1])
     assert not light.fast
     assert light.layers == (1,)
     assert [type(model).__name__ in record.getMessage() for record in caplog.records] == [True]
+    light.save_pretrained(tmp_path)
     batch = zoo.batch_of(name)
     with torch.no_grad():
         near(light(**batch).logits, mask_layers(model, [1])(**batch).logits, 0)
+        near(load(tmp_path)(**batch).logits, light(**batch).logits, 0)
 
 
 def test_a_convolution_keeps_the_plain_form() -> None:
@@ -382,7 +384,6 @@ def without_labels(batch: zoo.Batch) -> zoo.Batch:
     ("scores", "tolerance", "expected"),
     [
         ((0.8, 0.7, 0.8, 0.6), 0.0, 2),  # the largest number, although a smaller one fell short
-        ((0.8, 0.7, 0.7, 0.6), 0.0, 0),
         ((0.8, 0.7, 0.72, 0.6), 0.1, 2),
     ],
 )
@@ -476,30 +477,19 @@ def test_what_is_missing_is_said(options: dict[str, Any], words: str) -> None:
         prune(stock("bert"), **options)
 
 
-SAVED = ("bert-base", "roberta-tokens", "distilbert", "deberta-v3", "modernbert")
-
-
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "layers"), [("bert", ()), *((case, (1,)) for case in SAVED)])
-def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
-    light = prune(stock(case), layers)
+@pytest.mark.parametrize("case", ["bert-base", "roberta-tokens", "deberta-v3", "modernbert"])
+def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
+    light = prune(stock(case), [1])
     light.save_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert not loaded.training
     near(output(loaded, batch_for(case)), output(light, batch_for(case)), 0)
     assert loaded.config.to_dict() == light.config.to_dict()
-    assert (loaded.layers, loaded.num_layers) == (layers, 3)
+    assert (loaded.layers, loaded.num_layers) == ((1,), 3)
     near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
-
-
-def test_plain_form_saved_and_loaded(tmp_path: Path) -> None:
-    light = prune(zoo.build("gpt2-class"), [1])
-    light.save_pretrained(tmp_path)
-    batch = zoo.batch_of("gpt2-class")
-    with torch.no_grad():
-        near(load(tmp_path)(**batch).logits, light(**batch).logits, 0)
 
 
 def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
@@ -554,7 +544,8 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
-@pytest.mark.parametrize("case", ["roberta-tokens", *SLOW])
+@pytest.mark.slow  # tests/runs/test_export.py runs one
+@pytest.mark.parametrize("case", ["roberta-tokens", "deberta-v3", "modernbert"])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 
@@ -564,7 +555,7 @@ def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     assert export_onnx(light, tmp_path / "model.onnx") < 1e-5
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
     names = []
-    for lengths in ((8, 5, 3), (11,), (2, 1, 7, 4, 4)):
+    for lengths in ((11,), (2, 1, 7, 4, 4)):
         batch = batch_for(case, lengths=lengths)
         rows = batch["attention_mask"].bool() if case.endswith("tokens") else torch.ones(len(lengths)).bool()
         names.append(str(tmp_path / f"{len(lengths)}.npz"))
@@ -594,20 +585,6 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("layout", [PaddedLayout, GatheredLayout])
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("case", FAST)
-def test_exported_forms_equal_naive(case: str, padding: str, layout: Any) -> None:
-    if padding == "left" and case in PADDED_ON_THE_RIGHT:
-        pytest.skip("padding on the left is not for this model")
-    light, batch = prune(stock(case), [0, 2]), batch_for(case, **PADDINGS[padding])
-    for module in light.modules():
-        if hasattr(module, "exported"):
-            module.exported = layout
-    near(output(light, batch), naive(stock(case), [0, 2], batch))
-
-
 @pytest.mark.slow
 def test_onnx_in_eight_bits_does_not_depend_on_padding(tmp_path: Path) -> None:
     export_onnx(stock("bert"), tmp_path / "model.onnx", quantize="int8")
@@ -619,12 +596,14 @@ def test_onnx_in_eight_bits_does_not_depend_on_padding(tmp_path: Path) -> None:
     near(torch.from_numpy(padded), torch.from_numpy(found), 1e-6)
 
 
-@pytest.mark.parametrize("case", ["electra", *SLOW])
+@pytest.mark.parametrize(
+    "case", ["electra", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deberta-v3", "modernbert"))]
+)
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])
     export_torch(light, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
-    for lengths in ((8, 5, 3), (11, 2), (2, 1, 7, 4, 4)):
+    for lengths in ((11,), (2, 1, 7, 4, 4)):
         batch = batch_for(case, lengths=lengths)
         with torch.no_grad():
             types = (torch.zeros_like(batch["input_ids"]),) if getattr(light.config, "type_vocab_size", 0) > 1 else ()

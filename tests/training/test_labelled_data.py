@@ -104,12 +104,12 @@ def test_what_cannot_be_divided(rows: Any, message: str) -> None:
 
 
 def test_the_trainer_sets_rows_aside(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, AttendOut(learner="policy_gradient", reward_fraction=0.25, dropout_step=2))
+    method = AttendOut(learner="policy_gradient", reward_fraction=0.25, dropout_step=1)
+    trainer = trainer_of(tmp_path, method, max_steps=1)
     assert (len(trainer.train_dataset), len(trainer.reward_dataset)) == (12, 4)
     trainer.train()
-    told = [entry for entry in trainer.state.log_history if "attendout/reward" in entry]
-    assert [entry["step"] for entry in told] == [2, 4, 6]
-    assert all(0 < entry["attendout/drop_probability/encoder.1"] < 1 for entry in told)
+    (told,) = [entry for entry in trainer.state.log_history if "attendout/reward" in entry]
+    assert 0 < told["attendout/drop_probability/encoder.1"] < 1
 
 
 def test_the_trainer_takes_the_rows_that_it_is_told_to(tmp_path: Path) -> None:
@@ -132,10 +132,11 @@ def test_the_metric_of_the_task_may_be_the_score(tmp_path: Path) -> None:
     for name in ("certain", "error"):
         trainer = trainer_of(
             tmp_path,
-            AttendOut(score="metric", dropout_step=2, reward_batch_size=3),
+            AttendOut(score="metric", dropout_step=1, reward_batch_size=3),
             compute_metrics=metrics,
             metric_for_best_model=name,
             greater_is_better=name == "certain",
+            max_steps=4,
         )
         trainer.train()
         rewards.append(history(trainer, "attendout/reward"))

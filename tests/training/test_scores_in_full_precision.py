@@ -13,7 +13,7 @@ from helpers.training import examples, trainer_of
 from attendrop import AttendOut, AutoDropout, Method, RegularizedTrainer
 
 METHODS: dict[str, Method] = {
-    "effects": AttendOut(dropout_step=2),
+    "effects": AttendOut(dropout_step=1),
     "autodropout": AutoDropout(trials=1, search=0.6),
 }
 
@@ -44,7 +44,7 @@ def test_models_are_scored_in_float32_while_they_train_in_bfloat16(
 ) -> None:
     """Also when the trainer trains again, which prepares the model for mixed precision twice."""
     monkeypatch.setattr(Scoring, "scored", [])
-    trainer = trainer_of(tmp_path, method, kind=Scoring, bf16=True, reward_dataset=examples(count=4))
+    trainer = trainer_of(tmp_path, method, kind=Scoring, bf16=True, max_steps=4, reward_dataset=examples(count=4))
     for _ in range(2):
         trainer.train()
     assert Scoring.scored

@@ -45,10 +45,8 @@ def collate(rows: Sequence[Any]) -> zoo.Batch:
 
 
 def stream_trainer(folder: Path, method: Method, **given: Any) -> RegularizedTrainer:
-    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "data_collator": collate}
-    return trainer_of(
-        folder, method, model=zoo.build("bert"), **{"train_dataset": shuffled_stream(), **options, **given}
-    )
+    options = {"max_steps": 8, "data_collator": collate, "train_dataset": shuffled_stream()}
+    return trainer_of(folder, method, model=zoo.build("bert"), **options | given)
 
 
 def test_a_stream_trains_as_its_rows_in_that_order(tmp_path: Path) -> None:
@@ -72,10 +70,11 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
     """In the epoch that it was in, which decides whether cross-tuning acts, and at the batch that was next, twice."""
     whole = stream_trainer(tmp_path / "whole", CROSS)
     whole.train()
+    saved = {"save_strategy": "steps", "save_steps": 1}
     for step in (5, 6):
         with pytest.raises(KeyboardInterrupt):
-            stream_trainer(tmp_path / "cut", CROSS, callbacks=[Stop(step)]).train(resume_from_checkpoint=True)
-    resumed = stream_trainer(tmp_path / "cut", CROSS)
+            stream_trainer(tmp_path / "cut", CROSS, callbacks=[Stop(step)], **saved).train(resume_from_checkpoint=True)
+    resumed = stream_trainer(tmp_path / "cut", CROSS, **saved)
     resumed.train(resume_from_checkpoint=True)
     zoo.assert_same(weights(resumed), weights(whole))
 
