@@ -17,13 +17,12 @@ from attendrop.extend import (
     AttendropError,
     AttentionCall,
     AttentionEdit,
-    AttentionLayer,
     ComputeLoss,
     Method,
     MethodInfo,
     MethodState,
     OwnParameters,
-    Plan,
+    RandomMaskPlan,
     SampleKey,
     StepContext,
     TrainingContext,
@@ -137,12 +136,20 @@ class _NetworksState(OwnParameters):
 
     def _create(self, context: StepContext, keys: set[str]) -> None:
         """Create the networks, of the sizes that a pass in evaluation mode, in which no layer is skipped, shows."""
-        sizes = _Sizes(keys)
+        sizes: dict[str, tuple[int, int]] = {}
+
+        def read(_: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            def seen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                sizes[call.layer.key] = (value.shape[1], value.shape[1] * value.shape[3])
+                return query, key, value
+
+            return AttentionEdit(inputs=seen)
+
         with torch.no_grad(), forked_rng(context.model), evaluating(context.model):
-            context.adapter.forward(context.inputs, sizes)
+            context.adapter.forward(context.inputs, RandomMaskPlan(self.method, context, read, keys))
         hidden, logit = self.method.hidden, torch.logit(torch.tensor(self.method.p))
         initial: dict[str, Tensor] = {}
-        for key, (heads, width) in sizes.found.items():
+        for key, (heads, width) in sizes.items():
             generator = torch.Generator().manual_seed(SampleKey(context.key.seed, 0, 0, 1).seeds(key, 1)[0] >> 1)
             initial[f"{key}/first"] = torch.randn(hidden, width, generator=generator) / width**0.5
             initial[f"{key}/first bias"] = torch.zeros(hidden)
@@ -150,27 +157,6 @@ class _NetworksState(OwnParameters):
             initial[f"{key}/second bias"] = logit.repeat(heads)
             initial[f"{key}/prior"] = logit
         self.create(initial)
-
-
-class _Sizes(Plan):
-    """Plan that records the number of heads, and the width of the values, of some layers."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, keys: set[str]) -> None:
-        super().__init__()
-        self.keys = keys
-        self.found: dict[str, tuple[int, int]] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        def seen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            self.found[call.layer.key] = (value.shape[1], value.shape[1] * value.shape[3])
-            return query, key, value
-
-        return AttentionEdit(inputs=seen)
 
 
 class _NetworksPlan(AntitheticPlan):

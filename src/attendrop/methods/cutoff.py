@@ -23,6 +23,7 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     Plan,
+    RandomMaskPlan,
     StepContext,
     WordPlan,
     choice,
@@ -99,26 +100,29 @@ class TokenCutoff(Method):
     def cut(self, context: StepContext, view: int) -> Plan:
         """Return the plan of a view, given its number."""
         if self.unit != "features":
-            return _CutTokens(context, lambda valid: self._sample(context, view, valid))
+            return _CutTokens(context, partial(self._sample, context, view))
 
-        def change(embedded: Tensor, valid: Tensor) -> Tensor:
-            every = torch.ones_like(embedded[:, 0], dtype=torch.bool)
-            total = torch.full((len(every), 1), embedded.shape[-1], device=embedded.device)
-            length = floor_fraction(total, self.fraction).clamp(min=1)
-            cut = lowest(token_uniform(context.key, f"{view}/features", every), length)
-            return embedded.masked_fill(cut[:, None], 0)
+        def change(embedded: Tensor, _: Tensor) -> Tensor:
+            features = torch.ones_like(embedded[:, 0], dtype=torch.bool)
+            return embedded.masked_fill(self._sample(context, view, features)[:, None], 0)
 
         return WordPlan(context, change)
 
-    def _sample(self, context: StepContext, view: int, valid: Tensor) -> Tensor:
-        """Sample the tokens to cut, ``(batch, n)``; padding is not counted in positions."""
-        total = valid.sum(-1, keepdim=True)
+    def _sample(self, context: StepContext, view: int, among: Tensor) -> Tensor:
+        """Sample what to cut ``among`` the tokens, or features, of each sequence, ``(batch, n)``."""
+        total, name = among.sum(-1, keepdim=True), f"{view}/{self.unit}"
         length = floor_fraction(total, self.fraction).clamp(min=1)
         if self.unit == "span":
-            sampled = token_uniform(context.key, f"{view}/span", torch.ones_like(valid[:, :1]))
-            start, number = (sampled * (total - length + 1)).long(), valid.cumsum(-1) - 1
-            return valid & (number >= start) & (number < start + length)
-        return lowest(token_uniform(context.key, f"{view}/tokens", valid).masked_fill(~valid, 2), length) & valid
+            sampled = token_uniform(context.key, name, torch.ones_like(among[:, :1]))
+            return span(among, (sampled * (total - length + 1)).long(), length)
+        sampled = token_uniform(context.key, name, among).masked_fill(~among, 2)
+        return among & (sampled.argsort(stable=True).argsort(stable=True) < length)
+
+
+def span(valid: Tensor, start: Tensor, length: Tensor) -> Tensor:
+    """Return the mask of ``length`` tokens from the ``start``-th of the ``valid`` ones on, ``(batch, n)``."""
+    number = valid.cumsum(-1) - 1
+    return valid & (number >= start) & (number < start + length)
 
 
 class _CutTokens(WordPlan):
@@ -141,11 +145,6 @@ class _CutTokens(WordPlan):
     def _cut(self, embedded: Tensor, valid: Tensor) -> Tensor:
         self.cut = self.sample(valid)
         return embedded.masked_fill(self.cut[..., None], 0)
-
-
-def lowest(values: Tensor, length: Tensor) -> Tensor:
-    """Return a mask of the ``length`` lowest ``values`` of each row; both have two dimensions."""
-    return values.argsort(stable=True).argsort(stable=True) < length
 
 
 @dataclass(frozen=True)
@@ -223,37 +222,23 @@ class HiddenCut(Method):
         return keys
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        keys = self.keys(context)
-        record = _Received(keys) if self.select_by == "attention" else None
-        clean = compute_loss(context.batch, record)
-        received = None if record is None else record.received
-        cuts = [Cut(context, self, keys, received, view) for view in range(self.views)]
+        keys, received = self.keys(context), dict[str, Tensor]()
+
+        def record(_: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            key, rows = call.layer.key, call.valid_queries()
+
+            def kept(weights: Tensor) -> Tensor:
+                if key not in received:
+                    given = wide(weights.detach())
+                    received[key] = (given if rows is None else given * rows).sum((1, 2))
+                return weights
+
+            return AttentionEdit(weights=kept)
+
+        by_attention = self.select_by == "attention"
+        clean = compute_loss(context.batch, RandomMaskPlan(self, context, record, keys) if by_attention else None)
+        cuts = [Cut(context, self, keys, received if by_attention else None, view) for view in range(self.views)]
         return with_views(context, compute_loss, clean, cuts, self.gamma, self.eta)
-
-
-class _Received(Plan):
-    """Plan that records the attention that each token receives in some layers, ``(batch, n)``."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, keys: Collection[str]) -> None:
-        super().__init__()
-        self.keys = keys
-        self.received: dict[str, Tensor] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        key, rows = call.layer.key, call.valid_queries()
-
-        def kept(weights: Tensor) -> Tensor:
-            if key not in self.received:
-                given = wide(weights.detach())
-                self.received[key] = (given if rows is None else given * rows).sum((1, 2))
-            return weights
-
-        return AttentionEdit(weights=kept)
 
 
 class Cut(Plan):
@@ -302,15 +287,15 @@ class Cut(Plan):
     def _sample(self, key: str) -> Tensor:
         """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""
         valid = self._valid[key]
-        count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
-        length = floor_fraction(count, self.method.alpha).clamp(min=1)
+        total = valid.sum(-1, keepdim=True)
+        length = floor_fraction(total, self.method.alpha).clamp(min=1)
         sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
         if self.received is None:
-            start = (sampled * (count - length + 1)).long()
+            start = (sampled * (total - length + 1)).long()
         else:
             order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
-            among = floor_fraction(count, self.method.candidates).clamp(min=1)
-            start = number.gather(-1, order.gather(-1, (sampled * among).long()))
-        span = valid & (number >= start) & (number < start + length)
-        self.context.report(key, span.sum(), valid.sum())
-        return span
+            among = floor_fraction(total, self.method.candidates).clamp(min=1)
+            start = (valid.cumsum(-1) - 1).gather(-1, order.gather(-1, (sampled * among).long()))
+        found = span(valid, start, length)
+        self.context.report(key, found.sum(), valid.sum())
+        return found
