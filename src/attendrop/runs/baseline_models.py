@@ -101,10 +101,9 @@ class BaselineModel:
         arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)
         vocabularies = [each.get_feature_names_out().tolist() for each in self.vectorizers]
-        description = {"baseline": self.name, "frozen": self.encoder is not None}
-        write_json(
-            folder / _FILE, description | {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
-        )
+        content = {"baseline": self.name, "frozen": self.encoder is not None}
+        content |= {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
+        write_json(folder / _FILE, content)
 
 
 def is_baseline(folder: str | Path) -> bool:
@@ -120,28 +119,24 @@ def baseline_config(folder: Path) -> PreTrainedConfig:
 
 
 def load_baseline(folder: Path) -> BaselineModel:
-    """Load the model of a baseline.
-
-    Raises:
-        AttendropError: Its files are missing or were not written by attendrop.
-    """
+    """Load the model of a baseline; raises AttendropError if its files are missing, or not attendrop's."""
     try:
         saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         arrays = load_file(folder / _WEIGHTS)
         config = baseline_config(folder)
-        vectorizers = [
-            _vectorizer(number, terms, arrays[f"idf.{number}"]) for number, terms in enumerate(saved["vocabularies"])
-        ]
+        vectorizers = []
+        for number, terms in enumerate(saved["vocabularies"]):
+            vectorizer = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
+            vectorizer.idf_ = arrays[f"idf.{number}"]
+            vectorizers.append(vectorizer)
         head, place = head_of_model(config), str(folder)
         tokenizer, encoder = head.load_preprocessor(place), None
         if saved["frozen"]:
-            encoder = head.model_class(config).from_pretrained(
-                place, config=config, use_safetensors=True, dtype="float32"
-            )
+            options = {"config": config, "use_safetensors": True, "dtype": "float32"}
+            encoder = head.model_class(config).from_pretrained(place, **options)
             head.fit_preprocessor(place, encoder, tokenizer)
-        return BaselineModel(
-            saved["baseline"], head, tokenizer, arrays["bias"], arrays.get("weight"), vectorizers, encoder
-        )
+        weight = arrays.get("weight")
+        return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
 
@@ -158,9 +153,3 @@ def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ..
     parts = [each.transform(columns[number // len(_TERMS)]) for number, each in enumerate(vectorizers)]
     features: Array = sparse.hstack(parts).tocsr()
     return features
-
-
-def _vectorizer(number: int, terms: Sequence[str], idf: Array) -> TfidfVectorizer:
-    found = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
-    found.idf_ = idf
-    return found

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
-from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option
+from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option, read_options
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -339,8 +339,6 @@ class RunConfig:
 
     def _read_kind_of_task(self) -> None:
         """Read a task that is a type of labels, as for ``label_type``."""
-        if self.task is None:
-            return
         if self.task not in LABEL_TYPES:
             return
         if self.train_file is None:
@@ -433,19 +431,15 @@ class RunConfig:
             )
         if self.rewarded_on == "selection" and self.refit:
             raise AttendropError(f"{method.rewarded_by} scores on the selection split, so refit cannot train on it.")
-        missing = sorted(set(method.columns) - set(self._task_columns)) if self.task is not None else []
-        if missing:
+        if self.task is None:
+            return
+        from attendrop.tasks.registry import get_task
+
+        if missing := sorted(set(method.columns) - set(get_task(self.task).token_columns)):
             raise AttendropError(
                 f"The data of task {self.task!r} has no column {missing[0]!r}, which method "
                 f"{self.method!r} reads with these options; give a train-file that has it, or other options."
             )
-
-    @property
-    def _task_columns(self) -> tuple[str, ...]:
-        """Columns of the task that methods can read."""
-        from attendrop.tasks.registry import get_task
-
-        return () if self.task is None else get_task(self.task).token_columns
 
     @property
     def _has_eval_rows(self) -> bool:
@@ -461,9 +455,9 @@ class RunConfig:
     @cached_property
     def adapter(self) -> LoraOptions | None:
         """The options of the adapter, checked; None if the model itself is trained."""
-        from attendrop.runs.lora import lora_options
+        from attendrop.runs.lora import LoraOptions
 
-        return None if self.lora is None else lora_options(self.lora)
+        return None if self.lora is None else LoraOptions(**read_options(LoraOptions, self.lora, "lora"))
 
     @property
     def rewarded_on(self) -> str | None:

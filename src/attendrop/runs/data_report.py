@@ -23,7 +23,6 @@ from attendrop.wording import counted, counts_of
 
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
-_Text = tuple[str, ...]
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
@@ -33,7 +32,7 @@ ALIKE = 0.15
 def data_report(
     data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, Any]:
-    """Describe the rows of a run.
+    """Describe the rows of a run; raises AttendropError if no row of a part has a token that the model knows.
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
@@ -42,9 +41,6 @@ def data_report(
         ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
         ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
         ``skipped_places``, the files and lines of the first of them.
-
-    Raises:
-        AttendropError: No row of a part has a token that the model knows.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
@@ -52,11 +48,10 @@ def data_report(
     tokens = _named(encoded)
     described: dict[str, dict[str, Any]] = {}
     for name, rows in _named(parts).items():
-        columns = columns_of(tokens[name])
         described[name] = {
             "rows": len(rows),
             **head.describe_labels(rows),
-            **head.input_report(rows, columns, tokenizer, limit),
+            **head.input_report(rows, columns_of(tokens[name]), tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
         if described[name].get("unknown") == len(rows):
@@ -140,8 +135,8 @@ def _named(parts: Parts) -> dict[str, Dataset]:
     return {name: named[name] for name in ("train", *others) if name in named}
 
 
-def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, Any]:
-    labels_of: defaultdict[_Text, list[Any]] = defaultdict(list)
+def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> dict[str, Any]:
+    labels_of: defaultdict[tuple[str, ...], list[Any]] = defaultdict(list)
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
     for text, label in zip(texts, labels, strict=True):
         labels_of[text].append(label)

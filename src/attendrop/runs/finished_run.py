@@ -48,10 +48,8 @@ class FinishedRun(ResolvedRun):
     @cached_property
     def sets(self) -> dict[str, Dataset]:
         """Return the encoded rows on which models are scored, by name."""
-        rows = dict(self.parts.report)
-        if self.parts.selection is not None and self.chosen_on == "selection":
-            rows = {"selection": self.parts.selection} | rows
-        return {name: self.encoded(part) for name, part in rows.items()}
+        held_out = {"selection": self.parts.selection} if self.chosen_on == "selection" else {}
+        return {name: self.encoded(part) for name, part in (held_out | self.parts.report).items() if part is not None}
 
     def encoded(self, rows: Dataset) -> Dataset:
         """Tokenize rows as the run did."""
@@ -88,11 +86,7 @@ class FinishedRun(ResolvedRun):
 
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
-    """Load a run with its model and the rows of its selection and reported scores.
-
-    Raises:
-        AttendropError: There is no finished run, or its data changed.
-    """
+    """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
     folder = Path(run_dir)
     run, metrics = read_run(folder), read_metrics(folder)
     if run is None or metrics is None:
@@ -116,11 +110,7 @@ def _run_inside(folder: Path) -> Path | None:
 
 
 def check_finished(run_dir: str) -> None:
-    """Refuse a folder with an unfinished run; a folder that no run has written is accepted.
-
-    Raises:
-        AttendropError: The run is not finished, there is no such folder, or only one with runs in it.
-    """
+    """Raise AttendropError if there is no such folder, or no finished run or other model in it, but runs below it."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")

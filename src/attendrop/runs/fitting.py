@@ -66,11 +66,7 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
 
 def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """Make the ``compute_loss_func`` of a run; None for the model's own loss.
-
-    Raises:
-        AttendropError: Class weights are requested, but the labels are not classes.
-    """
+    """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
     if config.class_weights is None:
         return None
     if not task.head.has_class_weights:
@@ -102,11 +98,7 @@ def _advice(config: RunConfig) -> str:
 
 
 def load_model(run: ResolvedRun) -> Loaded:
-    """Load the model as each training of a run begins with it.
-
-    Raises:
-        AttendropError: The method cannot act on the model, or names layers that it does not have.
-    """
+    """Load the model as each training of a run begins with it, and check that the method can act on it."""
     set_seed(run.config.seed)
     loaded = load_for(run.config.model, run.task, run.config.pooling)
     if run.method.info.uses_attention:
@@ -127,22 +119,11 @@ def fit(
     callbacks: Sequence[TrainerCallback] = (),
     checkpoint_seconds: float | None = None,
 ) -> RunTrainer:
-    """Train a model, or go on from its last checkpoint.
+    """Train a model, or go on from its last checkpoint; return the trainer, which knows how the head started.
 
-    Args:
-        run: The run, whose config and method are used.
-        loaded: The model.
-        encoded: Rows.
-        place: Folder of the run.
-        begin: Writes the record of the run; called after the first step, if there is none.
-        begun: Record of the run if this training may have begun before, otherwise empty.
-        checkpoints: Folder of checkpoints; None: that of the run.
-        stop_after: Number of steps after which to stop, if not after all.
-        callbacks: Callbacks of the trainer.
-        checkpoint_seconds: Seconds between checkpoints; None: a checkpoint after each epoch.
-
-    Returns:
-        The trainer with the trained model, and with how its head started.
+    After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
+    record if this training may have begun before, otherwise empty. ``checkpoints`` are in ``place`` by default, one
+    after each epoch or ``checkpoint_seconds``. ``stop_after`` is a number of steps, of a longer schedule.
     """
     checkpoints = checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None
@@ -173,10 +154,8 @@ def fit(
     own = _callbacks(run.config, encoded, checkpoint_seconds)
     own += [StopAfter(stop_after)] if stop_after is not None else []
     own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
-    in_memory = checkpoint_seconds is not None and run.chooses_epoch
-    trainer = _trainer(
-        BestInMemoryTrainer if in_memory else RunTrainer, run, loaded, encoded, arguments, [*own, *callbacks]
-    )
+    kind = BestInMemoryTrainer if checkpoint_seconds is not None and run.chooses_epoch else RunTrainer
+    trainer = _trainer(kind, run, loaded, encoded, arguments, [*own, *callbacks])
     trainer.head_start = head_start
     if run.config.max_steps == 0:
         note()

@@ -25,10 +25,9 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process. It is created if missing, and deleted if it stays empty.
+    """Lock a folder for this process; raises AttendropError if another process holds it.
 
-    Raises:
-        AttendropError: Another process holds it.
+    It is created if missing, and deleted if it stays empty.
     """
     folder = folder.absolute()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -79,9 +78,6 @@ def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to ``target`` at the end of the block; only one process may fill it.
 
     After an exception, nothing is left. The remains of a killed process are deleted when the target is filled again.
-
-    Raises:
-        AttendropError: The target is a file, is not empty, or is not writable; or another process fills it.
     """
     _check_new(target)
     beside = target.with_name(f".{target.name}.unfinished")

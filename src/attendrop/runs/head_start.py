@@ -37,10 +37,8 @@ def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> 
 
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``; None if the head starts at
-        random, by choice or, with ``head_start="auto"``, because there is no such start.
-
-    Raises:
-        AttendropError: With ``head_start="frozen"``, if the head is not one new linear layer on trained features.
+        random: by choice, or because it is not one new linear layer on trained features, which is an AttendropError
+        unless ``head_start`` is "auto".
     """
     if config.head_start == "random":
         return None

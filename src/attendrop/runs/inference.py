@@ -67,33 +67,33 @@ def evaluate(
     """
     with _outputs(run_dir, source, []):
         model = _load(run_dir, source.task_options)
-        rows = _open_rows(model, source, "dev")
+        rows = _open_rows(model, source, "dev", on_progress)
         outputs, references, loaded = [], [], []
         groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
         for chunk in rows.chunks:
             rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
-            encoded = model.encode(chunk.columns, rows.task, source)
+            encoded = model.encode(chunk.columns, rows.task, source.max_length)
             if "labels" not in encoded:
                 raise AttendropError(
                     f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict."
                 )
             if not encoded["length"]:
                 continue  # the head left all rows out
-            outputs.append(rows.outputs(model, chunk, encoded, source, on_progress))
+            outputs.append(rows.outputs(chunk, encoded))
             references.append(model.head.references(encoded))
             if report:
                 loaded.append(Dataset.from_dict(dict(chunk.columns)))
             for name, values in groups.items():
                 values += chunk.columns[name]
         rows.check_known()
-        rows.write_skipped(source)
+        rows.write_skipped()
         every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
         scores = compute_scores(rows.task, every, labels)
         predicted = (model.head if rows.reading is None else head).predicted_counts(every)
         if len(predicted) == 1 and len(labels) > 1:
             logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
-        analysis = {"report": _report(run_dir, model, rows.task, every, labels, loaded)} if report else {}
-        return rows.found(run_dir) | {
+        analysis = {"report": _report(model, rows.task, every, labels, loaded)} if report else {}
+        return rows.found() | {
             "metric": rows.task.metric,
             "score": scores[rows.task.metric],
             "all_scores": scores,
@@ -104,13 +104,11 @@ def evaluate(
         }
 
 
-def _report(
-    run_dir: str, model: _Model, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]
-) -> dict[str, Any]:
+def _report(model: _Model, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]) -> dict[str, Any]:
     train = None
     if model.options:
         try:
-            config = RunConfig(**model.options, output_dir=run_dir)
+            config = RunConfig(**model.options, output_dir=model.folder)
             train = divide(config, load_data(config)).train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
@@ -151,18 +149,17 @@ def predict(
     format = output_format(output, format)
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
         model = _load(run_dir, source.task_options)
-        rows = _open_rows(model, source, "test")
+        rows = _open_rows(model, source, "test", on_progress)
         with PredictionWriter(
             output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
         ) as writer:
             for chunk in rows.chunks:
-                encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source)
-                outputs = rows.outputs(model, chunk, encoded, source, on_progress)
-                writer.write(chunk.columns, outputs, chunk.table)
+                encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
+                writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)
             rows.check_known()
             writer.leave_out(rows.done + len(rows.bad.skipped))
-        rows.write_skipped(source)
-        return rows.found(run_dir) | {"output": output}
+        rows.write_skipped()
+        return rows.found() | {"output": output}
 
 
 @contextmanager
@@ -205,8 +202,8 @@ class _Model:
     head: Head
     options: dict[str, Any]
 
-    def encode(self, columns: dict[str, list[Any]], task: Task, source: Source) -> dict[str, list[Any]]:
-        wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
+    def encode(self, columns: dict[str, list[Any]], task: Task, max_length: int | None) -> dict[str, list[Any]]:
+        wanted = max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = self.head.length_limit(self.tokenizer, wanted, columns)
         return encode_columns(columns, task, self.tokenizer, limit)
 
@@ -240,50 +237,44 @@ class _Chunk:
 
 @dataclass
 class _Rows:
-    """Rows in chunks, counted while they are read.
+    """Rows in chunks, counted while they are read: of those ``done``, ``unknown`` have no token that the model knows.
 
-    ``total`` is None if it is not known, and ``reading`` if the model's classes are the task's, see
-    :func:`attendrop.tasks.metrics.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
-    knows.
+    ``total`` is None if it is not known, ``reading`` if the model's classes are the task's (:func:`reading_of`).
     """
 
+    model: _Model
+    source: Source
     task: Task
     split: str
-    source: str
+    place: str
     chunks: Iterator[_Chunk]
     total: int | None
     bad: BadRows
     done: int = 0
     unknown: int = 0
     reading: list[int] | None = None
+    on_progress: OnProgress | None = None
 
-    def found(self, run_dir: str) -> dict[str, Any]:
+    def found(self) -> dict[str, Any]:
         return {
-            "model": run_dir,
+            "model": self.model.folder,
             "task": self.task.name,
-            "source": self.source,
+            "source": self.place,
             "split": self.split,
             "rows": self.done,
             "skipped": len(self.bad.skipped),
         }
 
-    def outputs(
-        self,
-        model: _Model,
-        chunk: _Chunk,
-        encoded: dict[str, list[Any]],
-        source: Source,
-        on_progress: OnProgress | None,
-    ) -> Array:
+    def outputs(self, chunk: _Chunk, encoded: dict[str, list[Any]]) -> Array:
         """Compute the outputs of the model for a chunk, and count its rows."""
-        before = self.done
+        model, before = self.model, self.done
 
         def count(done: int) -> None:
             self.done += done
-            if on_progress is not None:
-                on_progress(self.done, self.total)
+            if self.on_progress is not None:
+                self.on_progress(self.done, self.total)
 
-        how: tuple[Any, ...] = (encoded, source.batch_size, source.device, count)
+        how: tuple[Any, ...] = (encoded, self.source.batch_size, self.source.device, count)
         if isinstance(model.model, BaselineModel):
             found = model.model.outputs(chunk.columns, *how)
         else:
@@ -295,7 +286,7 @@ class _Rows:
     def check_known(self) -> None:
         """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
         if self.unknown >= self.done:
-            raise AttendropError(f"{self.source} has no row with a token that the model knows.")
+            raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if self.unknown:
             logger.warning(
                 "%d of %d rows have no token that the model knows: their predictions mean nothing.",
@@ -303,18 +294,18 @@ class _Rows:
                 self.done,
             )
 
-    def write_skipped(self, source: Source) -> None:
+    def write_skipped(self) -> None:
         if not self.bad.skipped:
             return
-        listed = "add --skipped-file to list them with what is wrong"
-        if source.skipped_file is not None:
-            write_skipped(source.skipped_file, self.bad.skipped)
-            listed = f"{source.skipped_file} lists them"
+        listed, file = "add --skipped-file to list them with what is wrong", self.source.skipped_file
+        if file is not None:
+            write_skipped(file, self.bad.skipped)
+            listed = f"{file} lists them"
         count, places = counted(len(self.bad.skipped), "invalid row"), skipped_places(self.bad.skipped)
         logger.warning("Skipped %s (%s); %s.", count, places, listed)
 
 
-def _open_rows(model: _Model, source: Source, split: str) -> _Rows:
+def _open_rows(model: _Model, source: Source, split: str, on_progress: OnProgress | None) -> _Rows:
     task = source.task or (model.options.get("task") if source.file is None else None)
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
     if task is not None:
@@ -324,13 +315,14 @@ def _open_rows(model: _Model, source: Source, split: str) -> _Rows:
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
+    rows.on_progress = on_progress
     _check_texts(model, rows.task.text_columns)
     rows.task = rows.task.with_long_texts(source.long_texts or model.options.get("long_texts"))
     if model.options.get("metric") is not None:
         rows.task = with_metric(rows.task, model.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
-        raise AttendropError(f"{rows.source} has no valid row: {len(rows.bad.skipped)} were skipped.")
+        raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")
     rows.chunks = chain([first], rows.chunks)
     return rows
 
@@ -344,7 +336,7 @@ def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
     data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
     task, dataset = replace(data.task, options=model.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
-    return _Rows(task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
+    return _Rows(model, source, task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
 
 
 def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
@@ -367,7 +359,7 @@ def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
-    return _Rows(files_task(columns, model.head), split, file, read, None, bad)
+    return _Rows(model, source, files_task(columns, model.head), split, file, read, None, bad)
 
 
 def _check_texts(model: _Model, columns: tuple[str, ...]) -> None:

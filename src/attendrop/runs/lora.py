@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.options import (
-    Range,
-    check_options,
-    count,
-    option,
-    optional,
-    positive,
-    read_options,
-    unit_interval,
-)
+from attendrop.methods.core.options import Range, check_options, count, option, optional, positive, unit_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,23 +62,10 @@ class LoraOptions:
         return dataclasses.asdict(self)
 
 
-def lora_options(given: Mapping[str, Any]) -> LoraOptions:
-    """Make the options from values, which may be text, by name.
-
-    Raises:
-        AttendropError: A name is unknown, or a value is of the wrong type or out of its range.
-    """
-    return LoraOptions(**read_options(LoraOptions, given, "lora"))
-
-
 def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
-    """Add a LoRA adapter to a model: only the adapter, the head and what no file has are trained and saved.
+    """Make a ``PeftModel``, of which only the adapter, the head and what no file has are trained and saved.
 
-    Returns:
-        A ``PeftModel``.
-
-    Raises:
-        AttendropError: PEFT is not installed, or the model has no such targets.
+    Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
     from attendrop.pruning.serialization import import_peft
 

@@ -117,12 +117,8 @@ def refuse_untrainable(name: str) -> None:
 def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
     """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
 
-    ``modules.json`` says so of a model of sentence-transformers, and its configuration of one that was fine-tuned with
-    the mean. Otherwise ``"cls"``: what the class of transformers reads.
-
-    Args:
-        name: As for :func:`attendrop.files.model_files.resolve_model`.
-        config: Its configuration; None loads it.
+    ``modules.json`` says so of a model of sentence-transformers, and its configuration (None: to be loaded) of one that
+    was fine-tuned with the mean. Otherwise ``"cls"``: what the class of transformers reads.
     """
     config = load_config(name) if config is None else config
     if name in ("minilm", MINILM_HUB_ID) or (is_encoder(config) and _sentence_is_mean(resolve_model(name))):
@@ -243,8 +239,8 @@ def without_report() -> Iterator[None]:
 
 
 def _sentence_is_mean(place: str) -> bool:
-    modules = _read_json(place, "modules.json")
-    paths = [part.get("path") for part in modules or [] if str(part.get("type")).endswith("Pooling")]
+    modules = _read_json(place, "modules.json") or []
+    paths = [part.get("path") for part in modules if str(part.get("type")).endswith("Pooling")]
     pooling = _read_json(place, f"{paths[0]}/config.json") if paths else None
     if pooling is None:
         return False

@@ -83,11 +83,7 @@ class Source:
 def file_columns(
     source: Source, file: str, options: Mapping[str, Any], split: str
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the text columns and the label column of a file: as given, as in training, or those of its format.
-
-    Raises:
-        AttendropError: There are no text columns.
-    """
+    """Return the text columns and the label column of a file: as given, as in training, or those of its format."""
     texts, label = default_columns(f"x.{source.input_format}" if file == STDIN else file)
     as_trained, trained_label = tuple(options.get("text_columns", ())), options.get("label_column")
     if texts and default_columns(options.get("train_file"))[0] != texts:
@@ -104,11 +100,7 @@ def names_of_columns(file: str) -> str:
 
 
 def check_source(run_dir: str, source: Source, split: str) -> None:
-    """Look at the run and at the beginning of the file, to refuse what is wrong with them before PyTorch is loaded.
-
-    Raises:
-        AttendropError: There is no such run or file, the file cannot be read, or it lacks a column.
-    """
+    """Look at the run and at the beginning of the file, to refuse what is wrong with them before PyTorch is loaded."""
     if not Path(run_dir).is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
     if source.file in (None, STDIN) or Path(str(source.file)).is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,19 +27,13 @@ def predict_outputs(
     device: str,
     on_batch: Callable[[int], None] | None = None,
 ) -> Array:
-    """Compute a model's outputs for encoded rows.
+    """Compute a model's outputs for encoded rows, one per row of the data, such as logits ``(rows, classes)``.
 
-    Rows are sorted by length, the longest first, so that batches have little padding. The model is moved to the device,
-    and ``on_batch`` called after each batch with the number of its rows.
-
-    Returns:
-        One output per row of the data, in their order, such as logits ``(rows, classes)``.
+    The model is moved to the device; ``on_batch`` is called after each batch with the number of its rows.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
-    raw = over_rows(
-        lambda batch: head.predict(model, batch), model, tokenizer, head, encoded, batch_size, on_batch,
-        concatenate=head.concatenate,
-    )  # fmt: skip
+    predict, concatenate = partial(head.predict, model), head.concatenate
+    raw = over_rows(predict, model, tokenizer, head, encoded, batch_size, on_batch, concatenate=concatenate)
     return head.row_outputs(raw, encoded, tokenizer)
 
 
@@ -55,8 +50,7 @@ def over_rows(
 ) -> Array:
     """Compute something for batches of rows of similar length, the longest first, without gradients.
 
-    Returns:
-        The values, in the order of the rows.
+    Batches so have little padding; the values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
     read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]

@@ -235,7 +235,6 @@ class _Work:
 
 
 def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
-    """Load the run, its model on the device."""
     run = load_finished_run(run_dir, data_dir=data_dir, device=device)
     run.task.head.refuse("prune")
     if "pruned" in run.metrics:

@@ -62,23 +62,19 @@ class ResolvedRun:
 
 
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
-    """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe.
-
-    Raises:
-        AttendropError: The data cannot be read, or not be divided as the options say; or the model cannot be found.
-    """
+    """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe."""
     data = load_data(config)
-    if config.calibrate and not data.task.head.num_classes:
-        raise AttendropError(f"calibrate is for classes; the labels are {data.task.head.labels_are}: omit it.")
+    head = data.task.head
+    if config.calibrate and not head.num_classes:
+        raise AttendropError(f"calibrate is for classes; the labels are {head.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
     resolved = with_selection(resolved, has_eval_rows="dev" in data.splits or bool(config.test_fraction))
     parts = divide(resolved, data)
     held_out = parts.selection if resolved.protocol == "honest" else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    has_pooling, processes = data.task.head.has_pooling, int(os.environ.get("WORLD_SIZE", "1"))
-    resolved = with_training(resolved, rows, has_pooling=has_pooling, processes=processes)
-    head = data.task.head
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    resolved = with_training(resolved, rows, has_pooling=head.has_pooling, processes=processes)
     method = resolved.regularizer.for_data(len(head.strata) if head.input_name == "text" else 1, rows)
     if method != resolved.regularizer:
         resolved = resolved.filled(options=method.options())

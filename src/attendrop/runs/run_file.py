@@ -18,11 +18,7 @@ from attendrop.tasks.file_formats import files_of
 
 
 def read_yaml(path: str | Path, what: str) -> Any:
-    """Read a YAML file.
-
-    Raises:
-        AttendropError: The file is missing or is not YAML, or a key is given twice.
-    """
+    """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
     try:
         return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
@@ -57,9 +53,6 @@ def read_run_file(path: str) -> dict[str, Any]:
     """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
 
     Names may have dashes, as on the command line; lists may be written as there, with commas.
-
-    Raises:
-        AttendropError: There is no such file, it is not a YAML mapping, or an option is unknown or of the wrong type.
     """
     found = read_yaml(path, "config file")
     if not isinstance(found, dict):

@@ -112,12 +112,9 @@ def run_options(folder: Path) -> dict[str, Any]:
 
 
 def check_whole(folder: Path) -> None:
-    """Refuse the folder of a run, or of its pruned model, that lacks a file which it was written with.
+    """Raise AttendropError if a file of the run is missing without which its model might load as another one.
 
     What is for readers alone, such as its card and the options to repeat it, may be missing.
-
-    Raises:
-        AttendropError: It lacks one, without which its model may still load, as another one.
     """
     written = (read_run(folder) or {}).get("files", {})
     lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
@@ -169,11 +166,7 @@ def refuse_foreign(folder: Path, run: Mapping[str, Any], names: Iterable[str]) -
 
 
 def writable(run: str | Path, file: str | Path, *, overwrite: bool) -> Path:
-    """Check that a command may write a file: a new one, its earlier output in the run's folder, or one to be replaced.
-
-    Raises:
-        AttendropError: It cannot be written, exists, or is one of the run's own files.
-    """
+    """Raise AttendropError unless a file is new, a command's earlier output in the run's folder, or to be replaced."""
     path, folder = Path(file), Path(run)
     if path.is_dir() or not path.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
@@ -229,10 +222,7 @@ def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
 def run_folder(config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None) -> Iterator[Path]:
     """Lock the folder of a run while it trains; yield the folder for its files until it is complete.
 
-    The folder of a ``baseline`` belongs to that baseline only.
-
-    Raises:
-        AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
+    Raises AttendropError if another process uses the folder, or :func:`check_folder` refuses it.
     """
     folder = Path(config.output_dir)
     if not is_main_process():
@@ -261,11 +251,11 @@ def _place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
 def check_folder(
     folder: Path, config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None
 ) -> None:
-    """Refuse a folder that a run may not use, without writing anything.
+    """Refuse a folder that a run, or a ``baseline``, may not use, without writing anything.
 
     Raises:
-        AttendropError: It is a file, holds something else than a run, or holds a run that is neither resumed (with
-            the same options) nor replaced, or that has files which it did not write.
+        AttendropError: It is a file, or holds something else than a run; or the run there is neither resumed with the
+            same options nor replaced, or has files that it did not write.
     """
     if resume and overwrite:
         raise AttendropError("resume and overwrite exclude each other; choose one.")
@@ -341,10 +331,7 @@ def check_data(place: Path, data_sha256: str) -> None:
 
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
-    """Start a run in a folder: write ``run.json``, with further entries, and a ``run.yaml`` that repeats the run.
-
-    The entry ``baseline`` is the name of a baseline, which has no ``run.yaml``: that would train a model.
-    """
+    """Write ``run.json``, with further entries, and ``run.yaml``; not for a ``baseline``: that would train a model."""
     files = {} if "baseline" in entries else {RUN_FILE: run_file(config)}
     refuse_foreign(place, {}, files)
     place.mkdir(parents=True, exist_ok=True)
@@ -361,11 +348,7 @@ def note_in_run(place: Path, **entries: Any) -> None:
 
 @contextmanager
 def results(place: Path) -> Iterator[Path]:
-    """Yield a temporary folder for the results of a run; move them into the run's when complete, metrics.json last.
-
-    Raises:
-        AttendropError: Files that the run did not write would be replaced.
-    """
+    """Yield a temporary folder for the results of a run; move them into the run's when complete, metrics.json last."""
     partial = place / _RESULTS
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -385,11 +368,7 @@ def results(place: Path) -> Iterator[Path]:
 
 
 def replace_run(folder: Path) -> None:
-    """Put a complete run in the place of the older one; an interrupted replacement is continued.
-
-    Raises:
-        AttendropError: Files that the run did not write would be replaced.
-    """
+    """Put a complete run in the place of the older one; an interrupted replacement is continued."""
     new, old = folder / NEW_RUN, read_run(folder)
     if read_metrics(new) is None:
         return

@@ -169,7 +169,7 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
 
 
 def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -> float:
-    """Return the temperature that fits a model's logits to rows that it was not trained on."""
+    """Fit a temperature to a model's logits of rows that it was not trained on."""
     head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
     return best_temperature(head.checked(outputs), head.references(columns_of(rows)))
 
@@ -220,9 +220,9 @@ def run_metrics(
     if config.rewarded_on == "split" and final.parts.reward:
         rows["reward"] = len(final.parts.reward)
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
-    started = "random" if trainer.head_start is None else "frozen"
-    if config.head_start == "contrastive" and trainer.head_start is not None:
-        started = "contrastive"
+    started = "random"
+    if trainer.head_start is not None:
+        started = "contrastive" if config.head_start == "contrastive" else "frozen"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
     return found | {

@@ -57,10 +57,6 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
       where there is no choice of it.
 
     The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
-
-    Raises:
-        AttendropError: The model cannot be found, is pruned, or is an adapter; or the mean is asked for, and nothing is
-            pooled.
     """
     refuse_untrainable(config.model)
     found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}

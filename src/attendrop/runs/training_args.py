@@ -25,11 +25,7 @@ def run_arguments(
     save_epochs: bool = True,
     stop_after: int | None = None,
 ) -> TrainingArguments:
-    """Make the arguments of a run.
-
-    Raises:
-        AttendropError: The options conflict on this machine.
-    """
+    """Make the arguments of a run; raises AttendropError if its options conflict on this machine."""
     config, selecting = run.config, run.parts.selection is not None
     return _arguments(
         config,
