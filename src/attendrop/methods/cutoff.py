@@ -57,8 +57,7 @@ class TokenCutoff(Method):
         views: Number of views of a batch, 1 or more.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the model embeds no words (images) or returns no
-            logits.
+        AttendropError: In training, the model embeds no words (images) or returns no logits.
 
     Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3. 0.1, 1, 1 and one view are the values of
     the authors' GLUE scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention.
@@ -172,7 +171,7 @@ class HiddenCut(Method):
         layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no block is selected, or there are no logits.
+        AttendropError: In training, no block is selected, or there are no logits.
 
     Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code uses 0.1, 0.4,
     1, 1 and one view; it sets the output of the feed-forward to zero, before the residual connection, which

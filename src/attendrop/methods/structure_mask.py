@@ -35,10 +35,6 @@ class StructureMask(Method):
     In self-attention, each valid position of each head that is not in the structure is dropped with probability ``p``.
     A token always attends to itself.
 
-    Example:
-        >>> method = StructureMask(p=0.5, structure="dependencies", column="dependency_heads")
-        >>> trainer = RegularizedTrainer(model=model, args=args, train_dataset=dataset, regularizer=method)
-
     Args:
         p: Probability that a position outside the structure is dropped, in (0, 1].
         structure: ``"window"``: a token attends to tokens at most ``window`` positions away, and to the first token.
@@ -60,8 +56,7 @@ class StructureMask(Method):
             self-attention or, if there is none, the decoder's.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the column is missing in the batch or has
-            another shape.
+        AttendropError: In training, the column is missing in the batch or has another shape.
 
     Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
     https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, also in prediction, beside
