@@ -123,10 +123,11 @@ class UniDrop(Method):
         return _State(self, training)
 
 
-def _places(features: str | int | Sequence[int]) -> tuple[int, ...]:
+def _places(features: object) -> tuple[int, ...]:
     """Parse the places, in ascending order."""
-    text = features if isinstance(features, str | int) else ",".join(map(str, features))
-    parts = {part.strip() for part in str(text).strip("[]() ").split(",")} - {""}
+    if isinstance(features, str):
+        features = features.strip("[]() ").split(",")
+    parts = {str(part).strip() for part in (features if isinstance(features, Sequence) else [features])} - {""}
     if not parts <= set(map(str, PLACES)):
         raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
     return tuple(sorted(map(int, parts)))
