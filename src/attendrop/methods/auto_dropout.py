@@ -75,11 +75,10 @@ class AutoDropout(Method):
             search steps than trials.
 
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
-    and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
-    while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller on full
-    training runs; trials and the final training share one run. All defaults are ours. The micro-batches of a trial are
-    kept in memory and in checkpoints. Under float16 the loss scale is carried over between trials. Evaluations during
-    the search count neither for the best checkpoint nor for early stopping.
+    and sharing options. Deviations: one pattern serves all layers of ``part``, on attention scores only, while theirs
+    differ by layer and place; patterns are sampled uniformly, while they train a controller on full training runs;
+    trials and the final training share one run. All defaults are ours. The micro-batches of a trial are kept in memory
+    and in checkpoints. Evaluations during the search count neither for the best checkpoint nor for early stopping.
     """
 
     info = MethodInfo(
