@@ -227,4 +227,3 @@ def test_without_classes_of_sequences_only_copies_belong_together(
 ) -> None:
     model, batch = zoo.build(name, **options), zoo.batch_of(name, FOUR) | {"labels": labels}
     assert adversarial.classes(model, model(**batch), batch) is None
-
