@@ -98,14 +98,9 @@ def test_it_takes_the_place_of_the_models_own_attention_dropout() -> None:
 FOUR = (8, 5, 3, 6)
 
 
-def at_work(model: Any, method: SCAL | Compose, *, share: float = 1.0, scale: float = 1.0) -> Regularization:
-    regularization = Regularization(zoo.training(model), method)
-    regularization.loss_weight, regularization.loss_scale = share, scale
-    return regularization
-
-
-def loss_of(model: Any, method: SCAL | Compose, batch: zoo.Batch, **options: float) -> Tensor:
-    reg = at_work(model, method, **options)
+def loss_of(model: Any, method: SCAL, batch: zoo.Batch, *, share: float = 1.0) -> Tensor:
+    reg = Regularization(zoo.training(model), method)
+    reg.loss_weight = share
     try:
         return reg.loss(batch)
     finally:
@@ -232,9 +227,3 @@ def test_without_classes_of_sequences_only_copies_belong_together(
 ) -> None:
     model, batch = zoo.build(name, **options), zoo.batch_of(name, FOUR) | {"labels": labels}
     assert adversarial.classes(model, model(**batch), batch) is None
-
-
-# --- Gradients, dropout
-
-
-# --- Options

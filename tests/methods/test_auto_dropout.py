@@ -62,8 +62,7 @@ def test_a_row_has_the_pattern_or_nothing(size: int, stride: int, p: float) -> N
     assert drop.float().mean().item() == pytest.approx(p * size / (size + stride), abs=0.05)
 
 
-@pytest.mark.parametrize("share_heads", [False, True])
-@pytest.mark.parametrize("share_rows", [False, True])
+@pytest.mark.parametrize(("share_heads", "share_rows"), [(False, True), (True, False)])
 def test_what_is_shared(share_heads: bool, share_rows: bool) -> None:
     drop = dropped(share_heads=share_heads, share_rows=share_rows)
     assert bool((drop == drop[:, :1]).all()) == share_heads
@@ -254,17 +253,16 @@ def test_a_loss_that_is_no_number_is_the_worst() -> None:
     assert method_state._next().keys() == PATTERN.keys()
 
 
-@pytest.mark.parametrize("step", [2, 3])
-def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
+def test_a_run_goes_on_exactly_from_anywhere(tmp_path: Path) -> None:
     """Two trials of two steps each, of eight."""
     method, options = AutoDropout(trials=2), {"reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9))}
-    whole = trainer_of(tmp_path, method, save_strategy="steps", save_steps=1, **options)
+    whole: Any = trainer_of(tmp_path, method, save_strategy="steps", save_steps=1, **options)
     whole.train()
-    resumed = trainer_of(tmp_path, method, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    zoo.assert_same(weights(whole), weights(resumed))
-    assert whole.method_state is not None and resumed.method_state is not None
-    assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
+    for step in (2, 3):
+        resumed: Any = trainer_of(tmp_path, method, **options)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        zoo.assert_same(weights(whole), weights(resumed))
+        assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
 
 
 @pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(fraction=0.5, search=0.5)], ids=lambda m: m.name)
@@ -272,20 +270,10 @@ def test_evaluations_during_the_search_do_not_count(method: Any, tmp_path: Path)
     """The search is the first of two epochs' length, in which a metric that only falls has its best value."""
     held, falling = list(zoo.rows("bert", [5, 7, 4, 6], seed=9)), iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     trainer = trainer_of(
-        tmp_path,
-        method,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-        greater_is_better=True,
-        eval_dataset=held,
-        reward_dataset=held,
-        compute_metrics=lambda _: {"score": next(falling)},
-        callbacks=[EarlyStoppingCallback(9)],
-    )
+        tmp_path, method, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="score", greater_is_better=True, eval_dataset=held,
+        reward_dataset=held, compute_metrics=lambda _: {"score": next(falling)}, callbacks=[EarlyStoppingCallback(9)],
+    )  # fmt: skip
     trainer.train()
     assert trainer.state.best_metric == 0.6  # after step 4, when the search was over
     assert str(trainer.state.best_model_checkpoint).endswith("checkpoint-4")

@@ -12,12 +12,11 @@ from helpers import words, zoo
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Compose, HiddenCut, TokenCutoff, regularize
+from attendrop import AttendropError, HiddenCut, TokenCutoff, regularize
 from attendrop.methods.common.divergence import spread
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.randomness.keyed_random import SampleKey, uniform
-from attendrop.training.regularization import Regularization
 
 LENGTHS = (12, 5, 3)
 
@@ -116,18 +115,10 @@ def test_other_tokens_do_not_attend_to_cut_ones(name: str) -> None:
 SHORT = (8, 5, 3)
 
 
-def at_work(model: Any, method: HiddenCut | Compose, step: int = 0) -> Regularization:
-    regularization = Regularization(zoo.training(model), method)
-    regularization.begin_step(step)
-    return regularization
-
-
-def loss_of(model: Any, method: HiddenCut | Compose, batch: zoo.Batch, step: int = 0) -> Tensor:
-    reg = at_work(model, method, step)
-    try:
+def loss_of(model: Any, method: HiddenCut, batch: zoo.Batch, step: int = 0) -> Tensor:
+    with regularize(model, method) as reg:
+        reg.begin_step(step)
         return reg.loss(batch)
-    finally:
-        reg.close()
 
 
 # --- The loss, against an oracle
@@ -211,21 +202,12 @@ def test_the_spread_of_two_views(kind: str) -> None:
     assert float(spread(kind, views)) == pytest.approx(value, rel=1e-6)
 
 
-# --- Spans
-
-
-# --- Kinds of models, and other methods
-
-
 def test_an_encoder_alone_is_cut() -> None:
     model = zoo.build("bart")
     with regularize(model, HiddenCut()) as reg:
         reg.loss(zoo.batch_of("bart"))
         logs = reg.logs()
     assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
-
-
-# --- Options
 
 
 def test_layers_without_a_block_of_their_own_are_refused() -> None:

@@ -60,6 +60,7 @@ def test_every_registered_method_is_in_the_table() -> None:
     assert set(method_names()) == {method.name for method in TABLE.values() if method.parts == (method,)}
 
 
+@pytest.mark.sampled(3)
 @with_either("name", "bert", "bart-class")
 def test_evaluation_is_that_of_the_stock_model(method: Method, name: str) -> None:
     model, batch = zoo.build(name, dropout=0.1), zoo.batch_of(name)
@@ -135,17 +136,18 @@ def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, how: str)
     assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
-@pytest.mark.sampled(3)
+# One without a state, and one of each kind of state that no test of its own resumes; the others are slow.
+RESUMED = ("vanilla", "mixout", "child-tuning driven", "concrete-dropout", "contextual-dropout", "edropout")
+
+
 @pytest.mark.gpu
-@every_method
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, id=row, marks=[] if row in RESUMED else pytest.mark.slow) for row, m in METHODS.items()],
+)
 def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
-    options = {
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9)),
-    }
+    options = {"save_strategy": "steps", "save_steps": 3, "logging_strategy": "steps", "logging_steps": 1}
+    options["reward_dataset"] = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
     whole = trainer_of(tmp_path, method, **options)
     whole.train()
     resumed = trainer_of(tmp_path, method, **options)
@@ -160,24 +162,17 @@ def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
 def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     found = []
     for size, steps in ((8, 1), (2, 4)):
         kept = Gradients()
         trainer = trainer_of(
-            tmp_path,
-            METHODS[name],
-            model=zoo.build("bert", dtype=torch.float64),
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            callbacks=[kept],
-            max_steps=4,
-            optim="sgd",
-            max_grad_norm=0.0,
-            reward_dataset=list(zoo.rows("bert", [5, 7, 4, 6], seed=9)),
-        )
+            tmp_path, METHODS[name], model=zoo.build("bert", dtype=torch.float64), callbacks=[kept],
+            per_device_train_batch_size=size, gradient_accumulation_steps=steps, max_steps=4, optim="sgd",
+            max_grad_norm=0.0, reward_dataset=list(zoo.rows("bert", [5, 7, 4, 6], seed=9)),
+        )  # fmt: skip
         trainer.train()
         found.append((kept.steps, weights(trainer)))
     for one, other in zip(found[0][0], found[1][0], strict=True):
@@ -203,7 +198,7 @@ def test_padding_changes_nothing(name: str, left: bool, row: str) -> None:
     assert logs[0] == pytest.approx(logs[1], rel=1e-4)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.gpu
 @every_method
 def test_half_precision(method: Method, tmp_path: Path) -> None:
@@ -221,7 +216,7 @@ OTHER_BUILDS = ("llama-class", "bart-class", "modernbert", "deberta-v3")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("bert", marks=pytest.mark.gpu),
+        pytest.param("bert", marks=[pytest.mark.gpu, pytest.mark.sampled(2)]),
         *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_BUILDS),
     ],
 )

@@ -11,20 +11,10 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
-from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.training.regularization import Regularization
 
 CURVES = Scheduler((0, 0.25, 1), ((0.6, 0.5, 0.2), (0.0, 1.0, 1.0)))
-
-
-def at_work(
-    model: Any, method: Scheduler, *, step: int = 0, total: int | None = 8, rank: int = 0, world: int = 1
-) -> Regularization:
-    reg = Regularization(zoo.training(model, Processes(rank, world), total_steps=total), method)
-    reg.begin_step(step)
-    return reg
 
 
 # --- Curves
@@ -49,9 +39,9 @@ def test_the_loss_is_that_of_the_formula() -> None:
     step = 3
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
     method = Scheduler((0, 1), ((0.6, 0.1), (0.9, 0.9)))
-    reg = at_work(model, method, step=step)
-    loss, logs = reg.loss(batch), reg.logs()
-    reg.close()
+    with regularize(model, method, total_steps=8) as reg:
+        reg.begin_step(step)
+        loss, logs = reg.loss(batch), reg.logs()
     drops, valid, origins = [], batch["attention_mask"].bool()[:, None, None], torch.zeros(3, 2, dtype=torch.long)
     for i, p in enumerate((0.6 - 0.5 * step / 8, 0.9)):
         sampled = sample_mask(p, SampleKey(0, step, 0, 3), f"encoder.{i}", (3, 2, 8, 8), origins, torch.device("cpu"))
@@ -112,10 +102,7 @@ def test_what_does_not_fit_the_run_is_refused_when_it_starts(
     name: str, method: Scheduler, total: int | None, message: str
 ) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
-    with (
-        pytest.raises(AttendropError, match=message),
-        regularize(model, method, total_steps=total) as reg,
-    ):
+    with pytest.raises(AttendropError, match=message), regularize(model, method, total_steps=total) as reg:
         reg.loss(batch)
 
 

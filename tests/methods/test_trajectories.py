@@ -15,6 +15,7 @@ def test_every_row_is_pinned() -> None:
     assert PINNED.keys() == TABLE.keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", TABLE)
 def test_ten_steps_are_as_pinned(row: str) -> None:
     assert trajectory(TABLE[row]) == pytest.approx(PINNED[row], rel=1e-6, abs=1e-7)

@@ -10,11 +10,10 @@ from helpers import zoo
 from torch import Tensor
 from transformers.models.bert import modeling_bert
 
-from attendrop import UniDrop
+from attendrop import UniDrop, regularize
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)
 OFF: dict[str, Any] = {"feature": 0, "structure": 0, "token": 0}
@@ -24,18 +23,9 @@ def only(**options: Any) -> UniDrop:
     return UniDrop(**{**OFF, **options})
 
 
-def at_work(model: Any, method: UniDrop, *, step: int = 0, special: tuple[int, ...] = ()) -> Regularization:
-    regularization = Regularization(zoo.training(model, special_tokens=special), method)
-    regularization.begin_step(step)
-    return regularization
-
-
-def loss_of(model: Any, method: UniDrop, batch: zoo.Batch, **options: Any) -> Tensor:
-    reg = at_work(model, method, **options)
-    try:
+def loss_of(model: Any, method: UniDrop, batch: zoo.Batch) -> Tensor:
+    with regularize(model, method) as reg:
         return reg.loss(batch)
-    finally:
-        reg.close()
 
 
 # --- Features: an oracle that has the same draws, and hooks of its own
@@ -86,9 +76,6 @@ def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypat
     expected = oracle(model, batch, 0.3, places, monkeypatch)
     torch.testing.assert_close(loss, expected)
     assert not torch.isclose(loss, plain)
-
-
-# --- Blocks
 
 
 # --- Tokens

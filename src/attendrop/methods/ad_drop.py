@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.edits import merge_edits
-from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (
@@ -40,8 +38,8 @@ from attendrop.extend import (
     optional,
     unit_interval,
 )
-from attendrop.methods.ad_drop_records import Recorder, RowPass
-from attendrop.randomness.candidates import Region, pack, unpack
+from attendrop.methods.ad_drop_records import Candidates, Recorder, RowPass
+from attendrop.randomness.candidates import Region, pack
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
@@ -203,7 +201,7 @@ class ADDrop(Method):
         if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
             assert method.p is not None
             share = method.p * method.q
-            return RandomMaskPlan(method, context, lambda plan, call: method._drop(plan, call, None, share))
+            return RandomMaskPlan(method, context, lambda plan, call: method._drop(plan, call, share))
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # of the model's own dropout, in the attribution pass and again in this one
         candidates = method._attribute(context, attention_layers, draws)
@@ -211,7 +209,7 @@ class ADDrop(Method):
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found, rows = candidates[call.layer.key], call.valid_queries()
             rows = found.signal if rows is None else found.signal & rows
-            return replace(method._drop(plan, call, lambda: found.mask, method.q, rows), draws=draws)
+            return replace(method._drop(plan, call, method.q, found, rows), draws=draws)
 
         return RandomMaskPlan(method, context, make, candidates.keys())
 
@@ -221,9 +219,9 @@ class ADDrop(Method):
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             edits = []
-            if drops and row_pass.has_region(call):
-                region = partial(row_pass.region, call)
-                edits.append(self._drop(plan, call, region, self.q, any_last(region())))
+            found = row_pass.candidates(call) if drops else None
+            if found is not None:
+                edits.append(self._drop(plan, call, self.q, found, found.signal))
             if records:
                 edits.append(row_pass.recording(call, self.candidate_mask))
             return merge_edits(edits) or AttentionEdit()
@@ -277,35 +275,18 @@ class ADDrop(Method):
         self,
         plan: RandomMaskPlan,
         call: AttentionCall,
-        candidates: Callable[[], Tensor] | None,
         q: float,
+        candidates: Candidates | None = None,
         rows: Tensor | None = None,
     ) -> AttentionEdit:
-        """Drop candidates of a layer with probability ``q``; the reported fraction is relative to ``rows``.
-
-        The mask of the ``candidates`` is kept in bits until it is needed; None for all positions or units.
-        """
+        """Drop candidates, or any positions or units, with probability ``q``; report the fraction of ``rows``."""
 
         def among(drop: Tensor) -> Tensor:
-            return drop if candidates is None else candidates() & drop
+            return drop if candidates is None else candidates.mask & drop
 
         if self.units == "hidden":
             return plan.without_units(call, lambda units: among(plan.sample_hidden(q, call, units)), _scaled_up, rows)
         return plan.drop_scores(call, among(plan.sample(q, call)), rows)
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Candidates of one layer: the packed mask with its shape, and the rows with signal, see :class:`Region`."""
-
-    bits: Tensor
-    shape: tuple[int, ...]
-    signal: Tensor
-
-    @property
-    def mask(self) -> Tensor:
-        """The mask."""
-        return unpack(self.bits, self.shape)
 
 
 class RecordedState(MethodState):

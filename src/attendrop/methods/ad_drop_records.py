@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
@@ -35,6 +36,20 @@ _OF_OBJECTS = 250
 # Rows that each process sends at a time: they are on the GPU meanwhile, 18 MiB of each for 12 heads of 12 layers at 128
 # tokens.
 _ROWS_AT_A_TIME = 64
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of one layer: the packed mask with its shape, and the rows with signal, see :class:`Region`."""
+
+    bits: Tensor
+    shape: tuple[int, ...]
+    signal: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """The mask."""
+        return unpack(self.bits, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +275,7 @@ class RowPass:
         self.recorder = recorder
         self.rows = rows
         self.hidden = units == "hidden"
-        self._regions: dict[str, _Packed] = {}
+        self._candidates: dict[str, Candidates | None] = {}
         self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
 
     @property
@@ -268,28 +283,28 @@ class RowPass:
         """Fraction of the rows that have a record."""
         return sum(row in self.recorder.records for row in self.rows) / max(1, len(self.rows))
 
-    def has_region(self, call: AttentionCall) -> bool:
-        """Return whether any row has candidates recorded for a layer."""
-        masks = (self.recorder.records.get(*place) for place in _places(self.rows, call.layer.key, call.shape[0]))
-        return call.layer.key in self._regions or any(mask is not None for mask in masks)
-
-    def region(self, call: AttentionCall) -> Tensor:
-        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``, of which some row has any."""
+    def candidates(self, call: AttentionCall) -> Candidates | None:
+        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
         layer = call.layer.key
-        if layer not in self._regions:
+        if layer not in self._candidates:
             masks = [self.recorder.records.get(*place) for place in _places(self.rows, layer, call.shape[0])]
-            heads, _, width = next(mask.shape for mask in masks if mask is not None)
-            width = width if self.hidden else call.shape[3]
-            region = np.zeros((len(masks), heads, call.shape[2], width), dtype=np.bool_)
-            for own, mask, (query, queries, key, keys) in zip(region, masks, self.spans(call), strict=True):
-                if mask is None:
-                    continue
-                start, columns = (0, width) if self.hidden else (key, min(keys, mask.shape[2]))
-                rows = min(queries, mask.shape[1])
-                own[:, query : query + rows, start : start + columns] = mask.mask[:, :rows, :columns]
-            bits, shape = pack(torch.from_numpy(region))
-            self._regions[layer] = bits.to(call.device), shape
-        return unpack(*self._regions[layer])
+            self._candidates[layer] = self._placed(call, masks) if any(masks) else None
+        return self._candidates[layer]
+
+    def _placed(self, call: AttentionCall, masks: Sequence[RowMask | None]) -> Candidates:
+        """Put the masks of the rows where the rows are in a call."""
+        heads, _, width = next(mask.shape for mask in masks if mask is not None)
+        width = width if self.hidden else call.shape[3]
+        region = np.zeros((len(masks), heads, call.shape[2], width), dtype=np.bool_)
+        for own, mask, (query, queries, key, keys) in zip(region, masks, self.spans(call), strict=True):
+            if mask is None:
+                continue
+            start, columns = (0, width) if self.hidden else (key, min(keys, mask.shape[2]))
+            rows = min(queries, mask.shape[1])
+            own[:, query : query + rows, start : start + columns] = mask.mask[:, :rows, :columns]
+        found = torch.from_numpy(region)
+        bits, shape = pack(found)
+        return Candidates(bits.to(call.device), shape, any_last(found).to(call.device))
 
     def recording(self, call: AttentionCall, choose: Choose) -> AttentionEdit:
         """Return the edit that records the candidates of a layer when the pass is differentiated."""

@@ -57,9 +57,6 @@ class AdversarialDropout(Method):
         weight: Weight of the loss with the changed mask (the paper's lambda), above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
     Source: Park et al. (2018), https://arxiv.org/abs/1707.03631, the supervised form (SAdD) and its greedy algorithm.
     There, the hidden units of one layer are dropped; here, the attention weights of all layers are, and all masks are
     changed by the gradients of one pass. All defaults are ours. Kept weights of the changed mask are divided by ``1 -
@@ -148,8 +145,8 @@ class SCAL(Method):
         layers: Attention layers to perturb, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the model has no word embeddings (for images,
-            use ``where="attention"``) or no final projection.
+        AttendropError: In training, the model has no word embeddings (for images, use ``where="attention"``) or no
+            final projection.
 
     Source: Miao et al. (2021), https://arxiv.org/abs/2111.13301; the perturbation is that of Miyato et al. (2017), the
     contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, multi-label classification,
@@ -266,7 +263,7 @@ class _PerturbedAttention(_Perturbed):
 
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
-    """Return one vector per sequence, ``(batch, width)``, averaged over tokens if there is one per token."""
+    """Return one vector per sequence, ``(batch, width)``, a mean over tokens if there is one per token."""
     read = wide(read)
     if read.ndim == 2:
         return read

@@ -56,14 +56,7 @@ class AutoDropout(Method):
     with a pattern sampled at random. All else is equal: initial weights and optimizer state, the micro-batches of the
     first trial, all random numbers, and learning rates that decay linearly to zero, whatever the schedule of the run.
     The score is the mean loss on held-out rows. Training then restarts from the initial state with the best pattern,
-    for the remaining steps and the rest of the schedule.
-
-    Example:
-        >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # at the end of a trial: score and restart
+    for the remaining steps and the rest of the schedule. In a custom loop ``reg.step()`` scores and restarts.
 
     Args:
         search: Fraction of the planned steps used for the search, in (0, 1).
@@ -78,15 +71,14 @@ class AutoDropout(Method):
         layers: Candidate layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; the optimizer, the number of steps or the rows to score on are
-            unknown; or there are fewer search steps than trials.
+        AttendropError: The optimizer, the number of steps or the rows to score on are unknown, or there are fewer
+            search steps than trials.
 
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
-    and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
-    while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller on full
-    training runs; trials and the final training share one run. All defaults are ours. The micro-batches of a trial are
-    kept in memory and in checkpoints. Under float16 the loss scale is carried over between trials. Evaluations during
-    the search count neither for the best checkpoint nor for early stopping.
+    and sharing options. Deviations: one pattern serves all layers of ``part``, on attention scores only, while theirs
+    differ by layer and place; patterns are sampled uniformly, while they train a controller on full training runs;
+    trials and the final training share one run. All defaults are ours. The micro-batches of a trial are kept in memory
+    and in checkpoints. Evaluations during the search count neither for the best checkpoint nor for early stopping.
     """
 
     info = MethodInfo(
@@ -166,8 +158,8 @@ class _Search(MethodState):
         return len(self.trials) < self.method.trials
 
     def state_dict(self) -> dict[str, Any]:
-        found = {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
-        return found | {"rates": self.rates}
+        start = self.start.state_dict()
+        return {"start": start, "trials": list(self.trials), "seed": self.seed, "rates": self.rates}
 
     def rank_state_dict(self) -> dict[str, Any]:
         return {"steps": self.recorded.steps} if self.searching() else {}
@@ -200,8 +192,7 @@ class _Search(MethodState):
             return sample_pattern(self.seed, len(self.trials), self.method.max_size, self.method.max_stride)
         self.start.forget()
         self.recorded.steps = []
-        found: dict[str, Any] = self._best()["pattern"]
-        return found
+        return dict(self._best()["pattern"])
 
     def _set_rates(self, *_: Any) -> None:
         """Set the learning rates of the trial, just before an optimizer step."""

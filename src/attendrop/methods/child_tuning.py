@@ -46,13 +46,6 @@ class ChildTuning(Method):
     layers' parameters with the highest Fisher information on the training rows, the mean of the squared gradients of
     the loss of single rows.
 
-    Example:
-        >>> with regularize(model, ChildTuning(p=0.3), optimizer=optimizer) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()  # masks the gradients first
-        ...     optimizer.zero_grad()
-        ...     reg.step()
-
     Args:
         variant: ``"F"`` or ``"D"``.
         p: Fraction of the parameters in the child network, in (0, 1).
@@ -62,7 +55,7 @@ class ChildTuning(Method):
             no clipping. The authors' code clips to the norm used in training, usually 1.
 
     Raises:
-        AttendropError: An option is out of its range; or, with D, the training rows are unknown.
+        AttendropError: With D, the training rows are unknown.
 
     Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they tune ``p`` in 0.2 to 0.4 (F) and 0.1 to
     0.3 (D). As in their code, the mask is applied after gradient clipping, D trains embeddings and head fully, and D
@@ -118,14 +111,16 @@ class _Free(MethodState):
                     "Child-Tuning does not support sparse gradients; create the embeddings with sparse=False."
                 )
             place = (*self._seed_and_step, f"child-tuning/{name}")
-            if name in self.by_row and name not in together:  # most rows are zero and stay zero
+            if name in together:
+                kept = together[name]
+            elif name in self.by_row:  # most rows are zero and stay zero
                 rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
                 kept = sample_row_mask(p, *place, rows, gradient.shape[1])
                 gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
+                continue
             else:
-                sampled = name in together
-                kept = together[name] if sampled else sample_parameter_mask(p, *place, gradient.shape, gradient.device)
-                gradient.mul_(kept.to(gradient).mul_(1 / p))
+                kept = sample_parameter_mask(p, *place, gradient.shape, gradient.device)
+            gradient.mul_(kept.to(gradient).mul_(1 / p))
 
     def _sample_jointly(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Sample the masks of small parameters in one call."""

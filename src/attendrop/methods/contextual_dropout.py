@@ -50,14 +50,8 @@ class ContextualDropout(Method):
     from an additional pass with ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is
     ``prior_weight`` times the mean over the queries of a row, without padding, of ``KL(Bernoulli(p) ||
     Bernoulli(p0))``, summed over heads and layers, where the prior ``p0`` is learnt for each layer; rows are weighted
-    as in the loss. Two forward passes and one backward pass per step.
-
-    Example:
-        >>> with regularize(model, ContextualDropout()) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # updates the networks
+    as in the loss. Two forward passes and one backward pass per step; ``reg.step()`` of a custom loop updates the
+    networks.
 
     Args:
         p: Probability of all heads and queries at the start, in (0, 1).
@@ -67,7 +61,7 @@ class ContextualDropout(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, there are no labels.
+        AttendropError: In training, there are no labels.
 
     Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
     learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing

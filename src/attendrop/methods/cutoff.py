@@ -57,16 +57,14 @@ class TokenCutoff(Method):
         views: Number of views of a batch, 1 or more.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the model embeds no words (images) or returns no
-            logits.
+        AttendropError: In training, the model embeds no words (images) or returns no logits.
 
-    Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3. 0.1, 1, 1 and one view are the values of
-    the authors' GLUE scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention.
-    Deviations: their code zeroes the sum of word, position and type embeddings, samples the tokens with replacement,
-    and cuts none of a short text; here the word embeddings of different tokens are zeroed, at least of one. In
-    regression, the squared distance from the mean replaces the divergence; with several labels, it is that of each
-    label's Bernoulli distribution; at token level, the mean is over labelled tokens. Of encoder-decoder models, the
-    encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
+    Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3, with the values of the authors' GLUE
+    scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their
+    code zeroes the sum of word, position and type embeddings, samples the tokens with replacement, and cuts none of a
+    short text. In regression, the squared distance from the mean replaces the divergence; with several labels, it is
+    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. Of encoder-decoder
+    models, the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
     """
 
     info = MethodInfo(
@@ -172,17 +170,16 @@ class HiddenCut(Method):
         layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no block is selected, or there are no logits.
+        AttendropError: In training, no block is selected, or there are no logits.
 
-    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code uses 0.1, 0.4,
-    1, 1 and one view; it sets the output of the feed-forward to zero, before the residual connection, which
-    ``"feed_forward"`` does except for the last bias. ``"block"`` is stronger: it removes all information about these
-    tokens, of which one may be the first, which a classifier reads. Further deviations from the code: it ranks tokens
-    by the attention of the cut pass, before dropout, with padding; here it is that of the first pass, after dropout,
-    without padding. It skips the dropout after the feed-forward where it cuts; here the model's own dropout acts in all
-    passes, with separate samples. Its divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper.
-    Other kinds of predictions are compared as in :class:`attendrop.TokenCutoff`. In an encoder-decoder model only the
-    encoder is cut.
+    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3, with the values of the authors'
+    code, which sets the output of the feed-forward to zero, as ``"feed_forward"`` does except for the last bias.
+    ``"block"`` is stronger: it removes all information about these tokens, of which one may be the first, which a
+    classifier reads. Further deviations from the code: it ranks tokens by the attention of the cut pass, before
+    dropout, with padding; here it is that of the first pass, after dropout, without padding. It skips the dropout after
+    the feed-forward where it cuts; here the model's own dropout acts in all passes, with separate samples. Its
+    divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Other kinds of predictions are
+    compared as in :class:`attendrop.TokenCutoff`. In an encoder-decoder model only the encoder is cut.
     """
 
     info = MethodInfo(

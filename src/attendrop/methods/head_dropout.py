@@ -57,8 +57,7 @@ class DropHead(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and the number of
-            planned optimizer steps is unknown.
+        AttendropError: In training, the schedule is ``"v"`` and the number of planned optimizer steps is unknown.
 
     Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. Their V has its minimum at the end of the
     learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to yours. The default of
@@ -111,7 +110,7 @@ class HeadMask(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, with ``"importance"``, a batch has no labels.
+        AttendropError: With ``"importance"``, a batch has no labels.
 
     Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
     that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8 is
@@ -134,7 +133,7 @@ class HeadMask(Method):
 
     def count(self, heads: int) -> int:
         """Return the number of masked heads, given the number of heads."""
-        return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction)))))
+        return min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction))))
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.selected_layers(context.adapter.attention_layers)
@@ -166,9 +165,6 @@ class AlphaDropout(Method):
     Args:
         p: Probability that a unit is dropped, in (0, 1).
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Raises:
-        AttendropError: An option is out of its range.
 
     Source: Klambauer et al. (2017), https://arxiv.org/abs/1706.02515, section "New Dropout Technique", where 0.05 and
     0.1 are recommended, after SELUs; its use on attention follows a comparison in the AttendOut paper. The outputs of
@@ -217,14 +213,7 @@ class EDropout(Method):
     element of ``s`` is replaced by that of the result with probability ``crossover``. All run on the batch, without
     gradients, and a challenger of lower energy replaces its state. The training pass uses the state that had the lowest
     energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2 population`` forward
-    passes and one backward pass per step.
-
-    Example:
-        >>> with regularize(model, EDropout(population=4)) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # selects the states
+    passes and one backward pass per step; ``reg.step()`` of a custom loop selects the states.
 
     Args:
         p: Probability that a head is dropped in a state at the start, in (0, 1).
@@ -232,9 +221,6 @@ class EDropout(Method):
         mutation: Probability of a change where two states differ, in (0, 1].
         crossover: Probability that an element comes from the mutated state, in (0, 1].
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Raises:
-        AttendropError: An option is out of its range.
 
     Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
     papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines. There, filters and units of
@@ -300,8 +286,11 @@ class _EDropoutState(MethodState):
 
     def dropped(self, key: SampleKey, layer: str, heads: int, number: int) -> Tensor:
         """Return the heads of a layer that a state drops, ``(heads,)``; numbers from ``population`` on: challengers."""
-        if layer not in self.states:
-            self.states[layer] = self._first_states(key, layer, heads)
+        if layer in self.learnt and layer not in self.states:
+            known = torch.tensor([head in self.learnt[layer] for head in range(heads)])
+            self.states[layer] = known.repeat(self.method.population, 1)
+        elif layer not in self.states:
+            self.states[layer] = _uniform(key, f"{layer}/start", self.method.population, heads) < self.method.p
         if layer not in self.challengers:
             self.challengers[layer] = self._challengers(key, layer)
         return torch.cat([self.states[layer], self.challengers[layer]])[number]
@@ -344,14 +333,6 @@ class _EDropoutState(MethodState):
             return plan.without_heads(call, drop, scale) if reports else scaled_heads(drop, scale)
 
         return RandomMaskPlan(self.method, context, make)
-
-    def _first_states(self, key: SampleKey, layer: str, heads: int) -> Tensor:
-        """Sample the states at the start, ``(population, heads)``; after :meth:`restore` all are what was learnt."""
-        method = self.method
-        if layer in self.learnt:
-            dropped = [head in self.learnt[layer] for head in range(heads)]
-            return torch.tensor(dropped).repeat(method.population, 1)
-        return _uniform(key, f"{layer}/start", method.population, heads) < method.p
 
     def _challengers(self, key: SampleKey, layer: str) -> Tensor:
         """Mutate and cross the states, ``(population, heads)``."""

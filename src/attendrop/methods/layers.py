@@ -49,7 +49,7 @@ class LayerDrop(Method):
         layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no block can be skipped.
+        AttendropError: In training, no block can be skipped.
 
     Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation. One
     sample for the global batch is ours, so that processes agree. Blocks whose results later blocks need (T5's first:
@@ -116,9 +116,6 @@ class AttentionLayerDrop(Method):
         p: Probability that a layer is selected, in (0, 1].
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
     Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Not specified
     there: one sample is used for the global batch, and the model's own attention dropout acts on the equal weights.
     """
@@ -159,8 +156,7 @@ class LayerReinit(Method):
         pooler: Whether to re-initialise the pooler, if the model has one.
 
     Raises:
-        AttendropError: An option is out of its range; the model has an adapter of PEFT; or, in training, the model has
-            fewer blocks, or shares them (ALBERT).
+        AttendropError: The model has an adapter of PEFT; or, in training, fewer blocks, or shares them (ALBERT).
 
     Source: Zhang et al. (2021), https://arxiv.org/abs/2006.05987, section 5. They re-initialise the pooler and up to 6
     of the 24 blocks of BERT-large, with the number searched for each task; the default is ours.
@@ -187,11 +183,7 @@ class LayerReinit(Method):
         self.reinitialize(adapter, seed)
 
     def reinitialize(self, adapter: ModelAdapter, seed: int) -> None:
-        """Re-initialise the chosen modules of a traced model: the same weights for the same seed.
-
-        Raises:
-            AttendropError: The model has too few blocks, shares them, or they are frozen (as quantized ones are).
-        """
+        """Re-initialise the chosen modules of a traced model: the same weights for the same seed."""
         model = adapter.model
         chosen = top_blocks(adapter, self.layers)
         pooler = getattr(getattr(model, "base_model", model), "pooler", None)

@@ -42,40 +42,31 @@ class ConcreteDropout(Method):
     A weight is multiplied by ``(1 - z) / (1 - p)`` with ``z = sigmoid((log p - log(1 - p) + log u - log(1 - u)) / t)``
     and ``u`` uniform in (0, 1): ``z`` is a relaxed sample close to 0 or 1, through which gradients reach ``p``. The
     penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, with the entropy ``H``, is added to the
-    loss. The probabilities have their own Adam optimizer, and are not parameters of the model.
-
-    Example:
-        >>> with regularize(model, ConcreteDropout(), train_data=loader) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # updates the probabilities
+    loss. The probabilities have their own Adam optimizer, and are not parameters of the model; ``reg.step()`` of a
+    custom loop updates them.
 
     Args:
         p: Initial probability, in (0, 1).
         learning_rate: Learning rate of the log-odds of the probabilities, above 0.
         length_scale: Length scale ``l`` of the prior of the weights, above 0.
-        entropy_weight: Weight ``K`` of the entropy, above 0. The entropy pulls all probabilities towards 1/2 equally;
-            the data must outweigh it for layers to differ.
-        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        entropy_weight: Weight ``K`` of the entropy, above 0, which pulls all probabilities towards 1/2 equally.
+        num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
         temperature: Temperature ``t`` of the relaxation, above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; the number of training rows is unknown; or, in training, a
-            layer's value projection cannot be found.
+        AttendropError: The number of training rows is unknown; or, in training, a layer's value projection cannot be
+            found.
 
     Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3, including ``t`` = 0.1, the
     initial probability of 0.1 and, from their code, ``l`` = 1e-4. There the input features of a layer are dropped, each
-    with a row of ``W``, and ``K`` is their number. An attention weight does not correspond to a row of ``W``, so ``K``
-    and ``W`` are our choice: ``K`` is 1, such that the prior of a probability counts as one row of data (with the
-    number of features, its gradient would be a hundred times that of 2,490 rows); ``W`` is the weight of the layer's
-    value projection. A joint projection of queries, keys and values is supported if they have this order and the same
-    width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since kept weights are scaled up. Of a projection
-    with a LoRA adapter, ``W`` is their sum. The learning rate is ours, because fine-tuning takes few steps. The model's
-    own dropout stays enabled; set it to 0 to use this one only. In 60 steps on 160 rows of RTE probabilities came from
-    0.1 to between 0.10 and 0.15; differences between layers result from the gradient of the loss, also with shuffled
-    labels, for the prior pulls all alike.
+    with a row of ``W``, and ``K`` is their number. An attention weight has no row of ``W``, so ``K`` and ``W`` are our
+    choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the weight of the
+    layer's value projection, with that of a LoRA adapter. A joint projection of queries, keys and values is supported
+    if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since kept
+    weights are scaled up. The learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays
+    enabled. In 60 steps on 160 rows of RTE probabilities came from 0.1 to between 0.10 and 0.15; differences between
+    layers result from the gradient of the loss, also with shuffled labels, for the prior pulls all alike.
     """
 
     info = MethodInfo(
@@ -131,27 +122,20 @@ class LearnableBernoulli(Method):
     A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The gradient of
     the log-odds of ``p`` comes from an additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences
     and positions, without padding, of ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in
-    both passes; the gradient through ``1 / (1 - p)`` is added. The penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) /
-    N``, summed over layers, is that of Concrete Dropout. Two forward passes and one backward pass per step.
-
-    Example:
-        >>> with regularize(model, LearnableBernoulli(), train_data=loader) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # updates the probabilities
+    both passes; the gradient through ``1 / (1 - p)`` is added. Penalty and optimizer are those of
+    :class:`attendrop.ConcreteDropout`. Two forward passes and one backward pass per step.
 
     Args:
         p: Initial probability, in (0, 1).
         learning_rate: Learning rate of the log-odds, above 0.
-        length_scale: Length scale ``l`` of the prior of the weights, above 0.
-        entropy_weight: Weight ``K`` of the entropy, above 0.
-        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        length_scale: Length scale of the prior of the weights, above 0.
+        entropy_weight: Weight of the entropy, above 0.
+        num_train_rows: Number of training rows. 0: that of the training rows, which must then be known.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; the number of training rows is unknown; or, in training, a
-            layer's value projection cannot be found, or there are no labels.
+        AttendropError: The number of training rows is unknown; or, in training, a layer's value projection cannot be
+            found, or there are no labels.
 
     Source: Boluki et al. (2020), https://arxiv.org/abs/2002.05155, sections 2 and 3, with the estimator of Yin and Zhou
     (2019), https://arxiv.org/abs/1807.11143. There, hidden units and feature maps are dropped; here, attention weights,
@@ -209,31 +193,24 @@ class VariationalDropout(Method):
     ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
     layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
     Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
-    optimizer, and are not parameters of the model.
-
-    Example:
-        >>> with regularize(model, VariationalDropout(), train_data=loader) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # updates the variances
+    optimizer, as the probabilities of :class:`attendrop.ConcreteDropout` do.
 
     Args:
         alpha: Initial variance, in (0, 1]. Dropout with probability ``p`` has the variance ``p / (1 - p)``.
         learning_rate: Learning rate of the logarithms of the variances, above 0.
         kl_weight: Weight ``K`` of the divergence, above 0.
-        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or the number of training rows is unknown.
+        AttendropError: The number of training rows is unknown.
 
     Source: Kingma, Salimans, Welling (2015), https://arxiv.org/abs/1506.02557, section 3 (independent noise of the
     inputs of a linear layer, as in Gaussian dropout) and Eq. 14, including the limit of 1. There, the inputs are hidden
     units, and ``K`` is the number of weights of the layer; here they are the attention weights, and ``K`` is 1, so that
     the prior of a variance counts as one row of data. Samples are of single weights, without the local
     reparametrisation of the sum. Rows are not normalised again, and weights may become negative. The defaults are ours:
-    0.11 is the variance of dropout with 0.1. The model's own dropout stays enabled; set it to 0 to use this one only.
+    0.11 is the variance of dropout with 0.1. The model's own dropout stays enabled.
     """
 
     info = MethodInfo(

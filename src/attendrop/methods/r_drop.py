@@ -56,7 +56,7 @@ class RDrop(Method):
         reduction: ``"sum"``, as in the authors' code, or ``"mean"``, as in the paper.
 
     Raises:
-        AttendropError: An option is out of its range; or the model returns no logits.
+        AttendropError: The model returns no logits.
 
     Source: Wu et al. (2021), https://arxiv.org/abs/2106.14448, Eq. 2 to 4, and the code of its GLUE runs, whose
     regression adds ``MSE(1, 2)`` to ``MSE1 + MSE2`` (BERT: ``alpha=1``) or ``0.8 MSE(1, 2)`` to half of that (RoBERTa:

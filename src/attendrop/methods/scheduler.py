@@ -43,11 +43,6 @@ class Scheduler(Method):
     Every valid position of every head is dropped with a probability that is piecewise linear in the training progress,
     with one curve per layer. `attendrop patterns RUN --fit N` fits the curves to the probabilities of an AttendOut run.
 
-    Example:
-        >>> scheduler = Scheduler(progress=(0, 0.5, 1), probabilities=(0.6, 0.5, 0.1))
-        >>> with regularize(model, scheduler, total_steps=1000) as reg:
-        ...     reg.loss(batch).backward()
-
     Args:
         progress: Knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists of
@@ -59,9 +54,8 @@ class Scheduler(Method):
             lower, to 0.25; ``"cola"``, all layers to 0.9.
 
     Raises:
-        AttendropError: An option is out of its range, or a shape is given together with lists; or, at the start of
-            training, the number of lists is neither one nor the number of layers, or the number of planned optimizer
-            steps is unknown.
+        AttendropError: A shape is given together with lists; or, at the start of training, the number of lists is
+            neither one nor the number of layers, or the number of planned optimizer steps is unknown.
 
     Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6 with a slope for each layer, which it does not
     give. By its description of learnt curves, QNLI's first layer stays at 0.55 and the fourth decays faster, and CoLA

@@ -41,11 +41,7 @@ class Vanilla(Method):
             ``"weights"``: attention weights, in place of the model's own attention dropout.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
-    Source: Table 3 of Wu, Zhao, Zhang (2021), with 0.1 and 0.2; dropout of weights is defined as in Vaswani et al.
-    (2017).
+    Source: Table 3 of Wu, Zhao, Zhang (2021), with 0.1 and 0.2; for weights, Vaswani et al. (2017).
     """
 
     info = MethodInfo(
@@ -90,9 +86,6 @@ class DropBlock(Method):
             dropped fraction is the same there as elsewhere.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
     Source: Ghiasi, Lin, Le (2018), https://arxiv.org/abs/1810.12890, Eq. 1 and Algorithm 1, for feature maps of
     convolutional networks; here the scores of a head take the place of a map. Deviations: blocks are spans of a row by
     default, not squares; softmax replaces their rescaling; ``p`` is constant, while they increase it linearly from 0;
@@ -112,20 +105,19 @@ class DropBlock(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return RandomMaskPlan(self, context, lambda plan, call: plan.drop_scores(call, self.drop_mask(plan, call)))
+        return RandomMaskPlan(self, context, self._drop)
 
-    def drop_mask(self, plan: RandomMaskPlan, call: AttentionCall) -> Tensor:
-        """Sample the blocks of a layer, ``(batch, heads, query, key)``; invalid keys may be among them."""
+    def _drop(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
         chances = begin_chances(call, self.p / self.block_rows, self.block_size)
         if self.block_rows == 1:
-            return spread(plan.sample(chances, call), self.block_size)
+            return plan.drop_scores(call, spread(plan.sample(chances, call), self.block_size))
         batch, heads, queries, keys = call.shape
         shape = (batch, heads, queries + self.block_rows - 1, keys)
         sampled = uniform(plan.context.key, call.layer.key, shape, plan.origins(call), call.device)
         starts = sampled[:, :, :queries] < chances
         for above in range(1, self.block_rows):  # each row has the blocks that start in it, and in the rows above
             starts |= sampled[:, :, above : above + queries] < chances
-        return spread(starts, self.block_size)
+        return plan.drop_scores(call, spread(starts, self.block_size))
 
 
 @dataclass(frozen=True)
@@ -140,9 +132,6 @@ class DropAttention(Method):
         unit: ``"column"``, a key for all queries, or ``"element"``, a single weight.
         window: Number of neighbouring columns, or elements of a row, that are dropped together, 1 or more.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Raises:
-        AttendropError: An option is out of its range.
 
     Source: Lin et al. (2019), https://arxiv.org/abs/1907.11065, section 3: DropAttention(c) and DropAttention(e), and
     the normalised rescaling. The defaults are ours. A window starts at each position with the probability of DropBlock.
@@ -165,8 +154,7 @@ class DropAttention(Method):
     def plan(self, context: StepContext) -> Plan:
         return RandomMaskPlan(self, context, self._renormalise)
 
-    def drop_mask(self, plan: RandomMaskPlan, call: AttentionCall) -> Tensor:
-        """Sample the weights to drop in a layer, broadcastable to ``(batch, heads, query, key)``."""
+    def _drop_mask(self, plan: RandomMaskPlan, call: AttentionCall) -> Tensor:
         shape, origins, batch = call.shape, plan.origins(call), call.shape[0]
         if self.unit == "column":
             valid = None if call.valid is None else call.valid.any(-2, keepdim=True)
@@ -177,7 +165,7 @@ class DropAttention(Method):
 
     def _renormalise(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
         valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
-        kept = valid & ~self.drop_mask(plan, call)
+        kept = valid & ~self._drop_mask(plan, call)
         plan.report(call, ~kept)
         number = valid.expand(call.shape).sum(-1, keepdim=True).clamp(min=1)
 

@@ -35,10 +35,6 @@ class StructureMask(Method):
     In self-attention, each valid position of each head that is not in the structure is dropped with probability ``p``.
     A token always attends to itself.
 
-    Example:
-        >>> method = StructureMask(p=0.5, structure="dependencies", column="dependency_heads")
-        >>> trainer = RegularizedTrainer(model=model, args=args, train_dataset=dataset, regularizer=method)
-
     Args:
         p: Probability that a position outside the structure is dropped, in (0, 1].
         structure: ``"window"``: a token attends to tokens at most ``window`` positions away, and to the first token.
@@ -51,17 +47,16 @@ class StructureMask(Method):
         column: Column of the data with one or ``n`` numbers per token. Positions count from 0, the first token of the
             model's input, including special tokens. In a custom training loop it is a key of the batch, ``(batch, n)``
             or ``(batch, n, n)``, padded with -1 at the end, whatever the padding side of the input. Tokens with head -1
-            (special tokens), matrix elements of -1, and positions beyond the column are unrestricted: such a token
-            attends to all others, and they to it. On the command line it is a column of the train file only: lists, in
-            CSV and TSV cells such as ``"[-1, 2, 2, -1]"``, with one entry per token of the tokenized row. A token whose
-            head is truncated with the text has head -1. Where tags of words are predicted, it has one entry per word,
-            as CoNLL-U files do; the first token of a word has that of the head's first token, and others depend on it.
+            (special ones, or where the head is truncated), matrix elements of -1, and positions beyond the column are
+            unrestricted: such a token attends to all others, and they to it. On the command line it is a column of the
+            train file only: lists, in CSV and TSV cells such as ``"[-1, 2, 2, -1]"``, with one entry per token. Where
+            tags of words are predicted, it has one entry per word, as CoNLL-U files do; the first token of a word has
+            that of the head's first token, and others depend on it.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the column is missing in the batch or has
-            another shape.
+        AttendropError: In training, the column is missing in the batch or has another shape.
 
     Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
     https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, also in prediction, beside

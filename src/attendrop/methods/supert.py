@@ -46,16 +46,9 @@ class SuperT(Method):
     """Pruning of the least important attention heads and feed-forwards, and fine-tuning from the initial weights.
 
     During the first ``search`` fraction of the planned steps the model trains normally, and importances ``I = E
-    |dL / dg|`` are accumulated, for a gate ``g = 1`` on the output of each head and feed-forward. Then weights and
-    optimizer are reset to their initial state, and the lowest-ranked units are pruned: the output projection's weights
-    of a pruned head, and the last projection of a pruned feed-forward, are set to zero and stay zero.
-
-    Example:
-        >>> with regularize(model, SuperT(fraction=0.1), optimizer=optimizer, total_steps=1000) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     reg.step()  # after the 300th step the model is the ticket, with the initial weights
+    |dL / dg|`` are accumulated, for a gate ``g = 1`` on the output of each head and feed-forward. Then ``reg.step()``
+    resets weights and optimizer to their initial state, and prunes the lowest-ranked units: the output projection's
+    weights of a pruned head, and the last projection of a pruned feed-forward, are set to zero and stay zero.
 
     Args:
         fraction: Fraction of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most
@@ -68,9 +61,8 @@ class SuperT(Method):
             ``"row"``, that of one gate per row, as in the paper's formula.
 
     Raises:
-        AttendropError: An option is out of its range; the model has an adapter of PEFT; the optimizer or the number of
-            steps is unknown, or there are too few steps; or, in training, the model shares its layers (ALBERT), or
-            nothing would be pruned.
+        AttendropError: The model has an adapter of PEFT; the optimizer or the number of steps is unknown, or there are
+            too few steps; or, in training, the model shares its layers (ALBERT), or nothing would be pruned.
 
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
     taken per token; heads are ranked after dividing the importances of a layer by their norm, and feed-forwards are
@@ -141,9 +133,8 @@ class _SuperT(MethodState):
             check_prunable(context.adapter)
             self._adapter = context.adapter
         self.loss_scale = context.loss_scale
-        by_token = self.method.absolute == "token"
-        method, rows = self.method, context.key.rows
-        plan = GatePlan(rows, heads=method.heads, feed_forward=method.feed_forward, by_token=by_token)
+        method, by_token = self.method, self.method.absolute == "token"
+        plan = GatePlan(context.key.rows, heads=method.heads, feed_forward=method.feed_forward, by_token=by_token)
         self._gates.append(plan)
         return plan
 
@@ -151,7 +142,8 @@ class _SuperT(MethodState):
         if self.pruned is not None or self._adapter is None:
             return {}
         self._add()
-        self._check_fraction(self._adapter)
+        if not self._checked:
+            self._check_fraction(self._adapter)
         return self._begin_anew(self._adapter) if steps_taken >= self.search_steps else {}
 
     def searching(self) -> bool:
@@ -206,7 +198,7 @@ class _SuperT(MethodState):
         """Raise AttendropError if nothing would be pruned, once all layers have run (LayerDrop may skip some)."""
         forwards = sum(block.feed_forward is not None for block in adapter.blocks)
         known = len(adapter.attention_layers) * self.method.heads + forwards * self.method.feed_forward
-        if self._checked or len(self.importance) < known:
+        if len(self.importance) < known:
             return
         self._checked = True
         fraction, chosen = self.method.fraction, lowest(self.importance, self.method.fraction)
@@ -247,8 +239,7 @@ def _count(chosen: Mapping[str, Sized], kind: str) -> int:
 def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[int]]:
     """Select the units to prune: head numbers by layer, and ``[0]`` for a feed-forward to prune.
 
-    The most important head of each layer is never selected. Importances are ``(heads,)`` by ``heads/LAYER``, and
-    ``(1,)`` by ``feed_forward/BLOCK``; of both kinds ``fraction`` is selected, rounded down.
+    Importances are ``(heads,)`` by ``heads/LAYER``, and ``(1,)`` by ``feed_forward/BLOCK``.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
     for kind in _KINDS:
@@ -272,16 +263,12 @@ def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
-    """Return the places to set to zero in each parameter, by name, to remove the units that :func:`lowest` selected.
-
-    ``heads`` is their number, by ``heads/LAYER``.
-    """
+    """Return the places to set to zero in each parameter, given what is pruned of so many ``heads`` by layer."""
     names = {parameter: name for name, parameter in adapter.model.named_parameters()}
     found: dict[str, Place] = {}
     for block in adapter.blocks:
         for key, module in block.output_projections.items():
-            numbers = pruned.get(f"heads/{key}")
-            if numbers:
+            if numbers := pruned.get(f"heads/{key}"):
                 weight = module.get_parameter("weight")
                 found[names[weight]] = inputs_of_heads(module, numbers, heads[f"heads/{key}"])
         if pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
@@ -304,9 +291,8 @@ def check_prunable(adapter: ModelAdapter) -> None:
     name = type(adapter.model).__name__
     if len(set(modules)) < len(modules):
         raise AttendropError(f"{name} shares its layers, so heads of one cannot be pruned alone; use another model.")
-    if {key for block in adapter.blocks for key in block.output_projections} != {
-        layer.key for layer in adapter.attention_layers
-    }:
+    projected = {key for block in adapter.blocks for key in block.output_projections}
+    if projected != {layer.key for layer in adapter.attention_layers}:
         raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")
     for module in modules:
         refuse_quantized(base_layer(module))

@@ -59,8 +59,8 @@ class UniDrop(Method):
         token: Probability that a token of any other sequence is dropped, in [0, 1].
 
     Raises:
-        AttendropError: An option is out of its range; all parts are disabled; or, in training, the model lacks the
-            components of a part: blocks that can be skipped, a feed-forward, tokens (for images, set ``token=0``).
+        AttendropError: All parts are disabled; or, in training, the model lacks the components of a part: blocks that
+            can be skipped, a feed-forward, tokens (for images, set ``token=0``).
 
     Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
@@ -125,14 +125,12 @@ class UniDrop(Method):
 
 def _places(features: object) -> tuple[int, ...]:
     """Parse the places, in ascending order."""
-    parts: Sequence[object]
     if isinstance(features, str):
-        parts = features.strip("[]() ").split(",") if features.strip("[]() ") else ()
-    else:
-        parts = features if isinstance(features, Sequence) else (features,)
-    if not {str(part).strip() for part in parts} <= set(map(str, PLACES)):
+        features = features.strip("[]() ").split(",")
+    parts = {str(part).strip() for part in (features if isinstance(features, Sequence) else [features])} - {""}
+    if not parts <= set(map(str, PLACES)):
         raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
-    return tuple(sorted({int(str(part)) for part in parts}))
+    return tuple(sorted(map(int, parts)))
 
 
 class _State(MethodState):

@@ -47,8 +47,7 @@ class Mixout(Method):
         unit: Unit of replacement: all weights of an input ``"neuron"``, or a single ``"element"``.
 
     Raises:
-        AttendropError: An option is out of its range; or, at the start of training, no linear layer below the head is
-            trainable.
+        AttendropError: At the start of training, no linear layer below the head is trainable.
 
     Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3; 0.7 is among the values of their GLUE
     runs (0.7 to 0.9). The pre-trained values are the weights at the start of training. As in their code, weights of
@@ -85,11 +84,11 @@ class _MixoutState(WeightMixing):
 
     def __init__(self, method: Mixout, training: TrainingContext) -> None:
         super().__init__(method, training, method.p, by_neuron=method.unit == "neuron")
-        weights = dict(training.model.named_parameters())
-        self.targets = {name: weights[name].detach().clone() for name in projection_weights(training.model)}
+        model = training.model
+        self.targets = {name: model.get_parameter(name).detach().clone() for name in projection_weights(model)}
         if not self.targets:
             raise AttendropError(
-                f"{type(training.model).__name__} has no trainable linear layers below its head, so there is nothing "
+                f"{type(model).__name__} has no trainable linear layers below its head, so there is nothing "
                 "to mix; unfreeze some."
             )
 
@@ -116,8 +115,7 @@ class DropConnect(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no projections can be found, or their weights
-            are quantized.
+        AttendropError: In training, no projections can be found, or their weights are quantized.
 
     Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
     Deviations: kept weights are scaled up in training, and evaluation uses the unchanged weights, while the paper
@@ -172,7 +170,7 @@ class SAM(Method):
         rho: Norm of the perturbation, above 0.
 
     Raises:
-        AttendropError: ``rho`` is out of its range; or, in training, the gradient is not finite.
+        AttendropError: In training, the gradient is not finite.
 
     Source: Foret et al. (2021), https://arxiv.org/abs/2010.01412, Eq. 2 and 3, with their default of 0.05; they, too,
     perturb by the gradient of the part of the batch on one accelerator, and leave out the second-order term. The logged
@@ -244,19 +242,12 @@ class L2SP(Method):
     their values at the start of training, and ``v`` the parameters of the head. Its gradient, ``alpha (w - w0)`` and
     ``beta v``, is added to that of the loss just before the optimizer step.
 
-    Example:
-        >>> with regularize(model, L2SP(alpha=0.1), optimizer=optimizer) as reg:
-        ...     reg.loss(batch).backward()
-        ...     optimizer.step()  # adds the gradient of the penalty first
-        ...     optimizer.zero_grad()
-        ...     reg.step()
-
     Args:
         alpha: Weight of the distance from the start, above 0.
         beta: Weight of the norm of the head, 0 or more.
 
     Raises:
-        AttendropError: An option is out of its range; the optimizer is unknown; or, in training, a gradient is sparse.
+        AttendropError: The optimizer is unknown; or, in training, a gradient is sparse.
 
     Source: Li, Grandvalet, Davoine (2018), https://arxiv.org/abs/1802.01483, Eq. 2 and 3. They train with SGD, search
     ``alpha`` between 0.001 and 1, and fix ``beta`` at 0.01. Deviations: the gradient is added after gradient clipping;
@@ -289,9 +280,8 @@ class _L2SPState(MethodState):
     def __init__(self, method: L2SP, training: TrainingContext) -> None:
         super().__init__(method)
         self.model = training.model
-        weights = {name: weight for name, weight in training.model.named_parameters() if weight.requires_grad}
-        pretrained = [name for name in pretrained_parameters(training.model) if name in weights]
-        self.start = {name: weights[name].detach().clone() for name in pretrained}
+        weights = {name: self.model.get_parameter(name) for name in pretrained_parameters(self.model)}
+        self.start = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
 
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -303,8 +293,7 @@ class _L2SPState(MethodState):
                     "L2-SP does not support sparse gradients; create the embeddings with sparse=False."
                 )
             if name in self.start:
-                start = self.start[name].to(weight.device)
-                weight.grad.add_(weight - start, alpha=self.method.alpha)
+                weight.grad.add_(weight - self.start[name].to(weight.device), alpha=self.method.alpha)
             else:
                 weight.grad.add_(weight, alpha=self.method.beta)
 
@@ -317,6 +306,6 @@ class _L2SPState(MethodState):
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Report how far training has moved the pre-trained weights."""
-        weights = dict(self.model.named_parameters())
-        moved = [wide(weights[name].detach() - start).square().sum() for name, start in self.start.items()]
+        start = self.start.items()
+        moved = [wide(self.model.get_parameter(name).detach() - value).square().sum() for name, value in start]
         return {"l2_sp": {"distance": float(torch.stack(moved).sum().sqrt()) if moved else 0.0}}

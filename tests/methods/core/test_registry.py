@@ -16,10 +16,10 @@ from attendrop.methods.core.running_statistics import RunningStatistics
 # --- Options
 
 
-@pytest.mark.parametrize("method", [*TABLE.values(), ADDrop(layers=[0, 1])], ids=str)
-def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
-    options = json.loads(json.dumps(method.options()))
-    assert build_method(method.name, options) == method
+def test_options_survive_json_and_make_the_same_method() -> None:
+    for method in (*TABLE.values(), ADDrop(layers=[0, 1])):
+        options = json.loads(json.dumps(method.options()))
+        assert build_method(method.name, options) == method
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,12 @@ def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
         ("ad-drop", {"q": 0.3}, {}),  # the default
         ("ad-drop", {"p": 0.1}, {"p": 0.1}),  # what the data would decide otherwise
         ("ad-drop", {"p": 0.5}, {"p": 0.5}),
-        (
-            "attendout",
-            {"learner": "policy_gradient", "dropout_step": 10, "merge": "sample"},
-            {"learner": "policy_gradient"},
-        ),
+        ("attendout", {"learner": "policy_gradient", "merge": "sample"}, {"learner": "policy_gradient"}),
         (
             "attendout",
             {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},  # the other learner's defaults
             {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},
         ),
-        ("attendout", {"variant": "pruning", "dropout_step": 7}, {"variant": "pruning", "dropout_step": 7}),
         ("ad-drop+attendout", {"attendout.variant": "pruning"}, {"attendout.variant": "pruning"}),
     ],
 )
@@ -51,9 +46,7 @@ def test_options_that_were_given(name: str, options: dict[str, Any], given: dict
 @pytest.mark.parametrize(
     ("method", "epochs", "expected"),
     [
-        (ADDrop(cross_tuning=True), 4, [1, 3]),
         (ADDrop(), 3, [0, 1, 2]),
-        (ADDrop(start_epoch=2), 4, [2, 3]),
         (ADDrop(cross_tuning=True, start_epoch=2), 6, [3, 5]),
         (ADDrop(attribution="recorded"), 3, [1, 2]),
         (ADDrop(attribution="recorded", start_epoch=2), 4, [2, 3]),
@@ -79,7 +72,6 @@ def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
     [
         ({"p": "0.4", "q": "1"}, ADDrop(p=0.4, q=1.0)),
         ({"cross-tuning": "off"}, ADDrop()),
-        ({"steps": "20", "rule": "riemann"}, ADDrop(steps=20, rule="riemann")),
         ({"layers": "[4]"}, ADDrop(layers="[4]")),
         ({"layers": [1, 2], "p": 0.5}, ADDrop(layers=(1, 2), p=0.5)),
     ],
@@ -125,20 +117,15 @@ OUTSIDE = {
     "4 or more": [3],
     "true or false": ["maybe"],
 }
-RANGES = [
-    pytest.param(name, option, found["range"], id=f"{name}.{option}")
-    for name in method_names()
-    for option, found in described(get_method(name)).items()
-]
 
 
-@pytest.mark.parametrize(("name", "option", "allowed"), RANGES)
-def test_values_outside_the_declared_range_are_refused(name: str, option: str, allowed: str) -> None:
-    assert allowed
-    outside = OUTSIDE.get(allowed, ["no such value"] if option != "column" else [""])
-    for value in outside:
-        with pytest.raises(AttendropError, match=re.escape(option)):
-            build_method(name, {option: value})
+@pytest.mark.parametrize("name", method_names())
+def test_values_outside_the_declared_ranges_are_refused(name: str) -> None:
+    for option, found in described(get_method(name)).items():
+        assert found["range"]
+        for value in OUTSIDE.get(found["range"], ["no such value"] if option != "column" else [""]):
+            with pytest.raises(AttendropError, match=re.escape(option)):
+                build_method(name, {option: value})
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,8 @@ def with_antithetic_pass(
 def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
     """Compute each row's part of the mean loss of a batch, ``(rows,)``: their sum is the mean over rows or tokens.
 
-    Cross-entropy, for several labels that of each label's Bernoulli distribution, for numbers the squared error; as the
-    models of transformers compute it, without label smoothing or class weights.
-
-    Raises:
-        AttendropError: The outputs have no logits, or the batch has no labels.
+    It is the loss of transformers, without label smoothing or class weights. Raises AttendropError if the outputs have
+    no logits, or the batch has no labels.
     """
     means = [losses.sum(1) / labelled.sum().clamp(min=1) for losses, labelled in _items(model, outputs, batch)]
     return torch.stack(means).mean(0)
@@ -155,8 +152,7 @@ def _classes(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tens
 def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
     """Find the queries that are not padding, ``(batch, 1, query, 1)``.
 
-    The mask of an attention layer contains neither the padding of targets in an encoder-decoder model nor padded
-    choices, which do not change the loss; they are found in the batch.
+    The mask of a layer shows neither padded targets of an encoder-decoder model nor padded choices; the batch does.
     """
     size, _, length, _ = call.shape
     rows = call.valid_queries()

@@ -119,7 +119,7 @@ class ValuePerLayer(OwnParameters):
         """Return the selected layers; the first call creates their numbers."""
         attention_layers = self.method.selected_layers(context.adapter.attention_layers)
         if self.optimizer is None:
-            self._begin([layer.key for layer in attention_layers], self.initial.repeat(len(attention_layers)))
+            self._create([layer.key for layer in attention_layers], self.initial.repeat(len(attention_layers)))
         self.loss_scale = context.loss_scale
         for key, value in zip(self.keys, self.reported(self.values.detach()), strict=True):
             context.note(f"{self.note}/{key}", value)
@@ -140,24 +140,24 @@ class ValuePerLayer(OwnParameters):
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         learnt: Mapping[str, float] = metrics.get(self.method.source, {})
         if learnt:
-            self._begin(list(learnt), self.learnt_from(torch.tensor(list(learnt.values()), dtype=torch.float64)))
+            self._create(list(learnt), self.learnt_from(torch.tensor(list(learnt.values()), dtype=torch.float64)))
 
-    def _begin(self, keys: Sequence[str], values: Tensor) -> None:
-        self.keys = list(keys)
+    def _create(self, keys: list[str], values: Tensor) -> None:
+        self.keys = keys
         self.create({"values": values.float()})
 
 
 class LearntProbabilities(ValuePerLayer):
     """State with the log-odds of a drop probability per layer, and the penalty of their prior.
 
-    The penalty is ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, where ``W`` is the weight of the
-    layer's value projection, and ``H`` the entropy of a Bernoulli variable. Among the method's options are ``p``,
-    ``length_scale``, ``entropy_weight`` and ``num_train_rows``.
+    The penalty is that of :class:`attendrop.ConcreteDropout`. Among the method's options are ``p``, ``length_scale``,
+    ``entropy_weight`` and ``num_train_rows``.
     """
+
+    method: Any
 
     def __init__(self, method: Any, training: TrainingContext) -> None:
         super().__init__(method, training, torch.logit(torch.tensor(method.p, dtype=torch.float64)))
-        self.length_scale, self.entropy_weight = method.length_scale, method.entropy_weight
         self._projections: dict[str, ValueProjection] = {}
 
     def reported(self, values: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class LearntProbabilities(ValuePerLayer):
         for key, logit in self.by_layer().items():
             weight = self._projections[key].weight()
             norm = wide(weight).square().sum() / (2 * torch.sigmoid(-logit))
-            total = total + self.length_scale**2 * norm - self.entropy_weight * entropy(logit)
+            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
         return total / self.num_train_rows
 
 

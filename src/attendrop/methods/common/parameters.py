@@ -21,8 +21,8 @@ from attendrop.randomness.keyed_random import sample_parameter_mask
 class ParameterOverride:
     """Override of parameters by a function of them while their module, or the whole model, runs in training mode.
 
-    The parameter itself stays registered under its name, so that checkpoints, the optimizer and DDP are unaffected.
-    Gradients reach it through the function.
+    Parameters stay registered under their names, for checkpoints, the optimizer and DDP. Gradients reach them through
+    the function.
 
     Args:
         model: The model.

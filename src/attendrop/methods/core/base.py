@@ -32,10 +32,10 @@ from attendrop.model_support.batches import Batch
 class Method:
     """Base class of regularisation methods. Subclasses are frozen dataclasses; their fields are the method's options.
 
-    Options are declared with their ranges by :func:`attendrop.methods.core.options.option`, and checked when the object
-    is created; a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`, :meth:`plan`
-    or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that has state, or
-    acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`.
+    Options are declared with their ranges by :func:`attendrop.methods.core.options.option`. Creating the object checks
+    them (AttendropError); a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`,
+    :meth:`plan` or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that
+    has state, or acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`.
 
     Attributes:
         info: Facts of the method. What it declares is checked when training starts.
@@ -103,10 +103,9 @@ class Method:
     # What it needs of the data.
 
     def for_data(self, classes: int, rows: int) -> Method:
-        """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts.
+        """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts, or 1.
 
-        There is one class where labels are no classes of whole texts. The rows are divided before: what is read of the
-        data, and the rows of rewards, must not depend on it.
+        The rows are divided before: what is read of the data, and the rows of rewards, must not depend on it.
         """
         return self
 

@@ -161,8 +161,8 @@ class ComposedState(MethodState):
             state.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        found = [(state, state.after_step(steps_taken)) for state in self.states]
-        return {name: value for state, own in found for name, value in state.with_log_names(own).items()}
+        found = [state.with_log_names(state.after_step(steps_taken)) for state in self.states]
+        return {name: value for own in found for name, value in own.items()}
 
     def replay(self) -> Replay | None:
         return next((found for state in self.states if (found := state.replay()) is not None), None)
@@ -177,8 +177,8 @@ class ComposedState(MethodState):
         return Compose(*(again or state.method for again, state in zip(found, self.states, strict=True)))
 
     def finish(self) -> dict[str, float]:
-        found = [(state, state.finish()) for state in self.states]
-        return {name: value for state, own in found for name, value in state.with_log_names(own).items()}
+        found = [state.with_log_names(state.finish()) for state in self.states]
+        return {name: value for own in found for name, value in own.items()}
 
     def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics)

@@ -80,8 +80,8 @@ class TrainingContext:
         scaler: The gradient scaler of float16 training, if any.
         reward_data: Rows to score models on, if any.
         train_data: The training rows, if known.
-        evaluate: Computes the mean loss of a model on a batch, and its outputs. Mixed precision is that of the model
-            itself; :func:`attendrop.attention.isolation.in_full_precision` switches it off.
+        evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
+            unless within :func:`attendrop.attention.isolation.in_full_precision`.
         metric: Computes a score (higher is better) from logits and labels, if any.
         mask_token: Id of the mask token, if any.
         special_tokens: Ids of tokens that are never masked.

@@ -25,10 +25,7 @@ SECOND_MODEL = "trains a second model"
 
 @dataclass(frozen=True)
 class Rule:
-    """Compatibility rule: a method with trait ``one`` cannot be combined with a method with trait ``other``.
-
-    Both are traits or names of methods, and may be equal; ``reason`` is a sentence.
-    """
+    """Compatibility rule: methods with the traits, or names, ``one`` and ``other`` are not combined, for a reason."""
 
     one: str
     other: str
