@@ -305,12 +305,8 @@ class TokenRow:
 def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
     """Tokenize texts, each to a row; where a tokenizer does not tell words (it is not fast), each token is one.
 
-    Args:
-        texts: The texts.
-        tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens; None: without a limit.
-        pack: Join the texts, with the tokenizer's separator between them if it has one, and cut them into rows of
-            ``max_length``; the last is shorter.
+    ``max_length`` is in tokens, including special tokens; None is no limit. With ``pack``, the texts are joined, with
+    the tokenizer's separator between them if it has one, and cut into rows of this length.
     """
     before, after = special_tokens(tokenizer)
     frame = tokenizer("a")["input_ids"]
@@ -348,11 +344,7 @@ class TokenMasks:
 
     What is chosen is a function of a key and the row's own tokens: neither of padding, nor of the other rows, nor of
     the place of the row in a file. Rows with the same tokens are masked alike. Special tokens, among them unknown ones,
-    are neither chosen nor drawn.
-
-    Args:
-        tokenizer: Tokenizer with a mask token.
-        probability: Probability of each token, or word, to be chosen. If none is, one of them is chosen.
+    are neither chosen nor drawn. ``probability`` is that of each token, or word, to be chosen; one at least is.
     """
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:

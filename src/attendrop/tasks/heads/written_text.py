@@ -140,9 +140,7 @@ def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the log-likelihood of the labels of each row, and count these: ``(batch, 2)``, in float32.
 
-    Args:
-        logits: ``(batch, n, tokens)``, at the positions that predict the labels.
-        labels: ``(batch, n)``, -100 where there is none.
+    Logits are ``(batch, n, tokens)``, at the positions that predict the labels, ``(batch, n)``; -100 is no label.
     """
     losses = functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     return torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
