@@ -60,11 +60,10 @@ def test_the_calibration_error_is_the_distance_of_probability_and_accuracy() -> 
     assert found["error"] == pytest.approx((4 * 0.25 + 2 * 0.05) / 6)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_the_temperature_of_overconfident_logits_is_found(temperature: float) -> None:
+def test_the_temperature_of_overconfident_logits_is_found() -> None:
     logits = generator.normal(size=(20_000, 4)) * 2
     labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)  # drawn from the softmax
-    assert best_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
+    assert best_temperature(logits * 3.0, labels) == pytest.approx(3.0, rel=0.05)
 
 
 def test_a_few_right_rows_do_not_make_a_model_sure() -> None:

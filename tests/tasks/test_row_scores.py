@@ -11,10 +11,11 @@ from datasets import Dataset
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import row_array
+from attendrop.tasks.heads.written_text import WrittenText
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
 
-CLASSES, NUMBERS = ("no", "yes"), ()
+CLASSES = ("no", "yes")
 
 
 def task(metric: str, kind: str = "classification", names: Sequence[str] = CLASSES) -> Task:
@@ -25,29 +26,39 @@ def rows_of(texts: Sequence[str]) -> Dataset:
     return Dataset.from_dict({"text": list(texts), "label": [0] * len(texts), "index": list(range(len(texts)))})
 
 
-def drawn(count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw logits and labels that agree in three rows of four."""
-    generator = np.random.default_rng(key)
+    generator = np.random.default_rng(0)
     labels = (generator.random(count) < 0.4).astype(int)
     answers = labels ^ (generator.random(count) < 0.25)
-    return np.eye(2)[answers] + generator.normal(0, 0.1, (count, 2)), labels
+    return np.eye(2)[answers], labels
 
 
-def scores_of(metric: str, count: int, key: int = 0) -> RowScores:
-    found = row_scores(task(metric), *drawn(count, key), rows_of([str(row) for row in range(count)]))
+def correlated(count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    outputs, noise = np.random.default_rng(key).normal(size=(2, count))
+    return outputs, outputs + noise
+
+
+CORRELATION = task("pearson", "regression", ())
+
+
+def correlation_scores(count: int) -> RowScores:
+    found = row_scores(CORRELATION, *correlated(count), rows_of([str(row) for row in range(count)]))
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize(("metric", "count"), [("accuracy", 99), ("f1_macro", 99), ("roc_auc", 1000)])
-def test_the_mean_of_the_values_is_the_score(metric: str, count: int) -> None:
-    expected = compute_scores(task(metric), *drawn(count))[metric]
-    assert np.mean(scores_of(metric, count).values) == pytest.approx(expected, abs=0.3 / count)
+@pytest.mark.parametrize("count", [99, 1000])
+def test_the_mean_of_the_values_is_the_score(count: int) -> None:
+    expected = compute_scores(CORRELATION, *correlated(count))["pearson"]
+    assert np.mean(correlation_scores(count).values) == pytest.approx(expected, abs=0.3 / count)
+    (outputs, labels), texts = drawn(count), [f"row {row}" for row in range(count)]
+    assert pairs(texts, texts).values.tolist() == (outputs.argmax(1) == labels).tolist()
 
 
 def test_the_variance_of_the_values_is_that_of_the_score_on_other_rows() -> None:
-    scores = [compute_scores(task("f1_macro"), *drawn(400, key))["f1_macro"] for key in range(100)]
-    found = scores_of("f1_macro", 400).values
+    scores = [compute_scores(CORRELATION, *correlated(400, key))["pearson"] for key in range(100)]
+    found = correlation_scores(400).values
     assert np.std(found, ddof=1) / np.sqrt(len(found)) == pytest.approx(np.std(scores), rel=0.25)
 
 
@@ -55,24 +66,15 @@ def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
     """Divide accuracy among pairs of texts."""
     outputs, labels = drawn(len(first))
     columns = {"text": list(first), "text_pair": list(second), "label": labels.tolist()}
-    found = row_scores(
-        Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""),
-        outputs,
-        labels,
-        Dataset.from_dict(columns),
-    )
+    found = row_scores(task("accuracy"), outputs, labels, Dataset.from_dict(columns))
     assert found is not None and found.rows == len(first)
     return found
 
 
-@pytest.mark.parametrize(("paragraphs", "each"), [(20, 10), (12, 5)])
-def test_rows_that_share_a_paragraph_are_one_block(paragraphs: int, each: int) -> None:
-    count = paragraphs * each
-    found = pairs(
-        [f"question {row}" for row in range(count)], [f"a long paragraph {row // each}" for row in range(count)]
-    )
-    outputs, labels = drawn(count)
-    right = (outputs.argmax(1) == labels).reshape(paragraphs, each).mean(axis=1)
+def test_rows_that_share_a_paragraph_are_one_block() -> None:
+    found = pairs([f"question {row}" for row in range(200)], [f"a long paragraph {row // 10}" for row in range(200)])
+    outputs, labels = drawn(200)
+    right = (outputs.argmax(1) == labels).reshape(20, 10).mean(axis=1)
     assert sorted(found.values) == pytest.approx(sorted(right))
 
 
@@ -88,18 +90,16 @@ def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() ->
 
 def test_neighbours_in_running_text_are_one_block() -> None:
     """Errors that come in runs make the score less certain than independent ones."""
-    outputs = row_array([np.eye(2)[[0, 1]] if row // 20 % 2 else np.eye(2)[[1, 0]] for row in range(200)])
-    rows = Dataset.from_dict({"words": [["a", "b"]] * 200, "label": [[0, 1]] * 200})
-    of_tags = task("accuracy", "token-classification", ("A", "B"))
-    found = row_scores(of_tags, outputs, row_array([[0, 1]] * 200), rows)
-    assert found is not None and found.values == pytest.approx(np.repeat(np.arange(10) % 2, 10))
+    outputs = row_array([WrittenText("", -float(row // 20 % 2), 1) for row in range(200)])
+    found = row_scores(task("neg_log_loss", "translation", ()), outputs, row_array([""] * 200), rows_of([""] * 200))
+    assert found is not None and found.values == pytest.approx(-np.repeat(np.arange(10) % 2, 10))
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1_macro"])
-def test_values_are_read_as_they_were_written(metric: str) -> None:
-    found = scores_of(metric, 77)
-    again = RowScores.from_dict(json.loads(json.dumps(found.as_dict())))
-    assert (again.values == found.values).all() and (again.rows, again.data) == (found.rows, found.data)
+def test_values_are_read_as_they_were_written() -> None:
+    texts = [f"row {row}" for row in range(77)]
+    for found in (correlation_scores(77), pairs(texts, texts)):
+        again = RowScores.from_dict(json.loads(json.dumps(found.as_dict())))
+        assert (again.values == found.values).all() and (again.rows, again.data) == (found.rows, found.data)
 
 
 def test_only_scores_on_the_same_rows_are_of_the_same_data() -> None:

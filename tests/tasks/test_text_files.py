@@ -83,15 +83,12 @@ def write(path: Path, *lines: str) -> Path:
 
 def test_parallel_files_are_one_table(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a.tr", "bir, iki", "üç\r", "dört"), write(tmp_path / "a.en", "x", " y", "z")
-    chunks = list(read_chunks(f"{first},{second}", 2))
+    files = f"{first},{second}"
+    assert (default_columns(files), default_label_type(files)) == ((("source",), "target"), "text")
+    chunks = list(read_chunks(files, 2))
     assert [chunk.columns for chunk in chunks] == [["source", "target"]] * 2
     assert [row for chunk in chunks for row in chunk.rows] == [["bir, iki", "x"], ["üç", " y"], ["dört", "z"]]
     assert chunks[1].places == ["line 3"] and chunks[1].index == [2]
-
-
-def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:
-    files = f"{write(tmp_path / 'a.tr', 'bir')},{write(tmp_path / 'a.en', 'one')}"
-    assert (default_columns(files), default_label_type(files)) == ((("source",), "target"), "text")
 
 
 @pytest.mark.parametrize(

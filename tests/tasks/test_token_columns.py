@@ -79,13 +79,12 @@ def test_heads_reach_the_batches_that_train(folder: Path, tmp_path: Path, monkey
         return outside_of_tree(heads, relation)
 
     monkeypatch.setattr(structure_mask, "outside_of_tree", watched)
-    dev = write(tmp_path / "dev.csv", [{"text": row["text"], "label": row["label"]} for row in ROWS[:4]])
+    dev = write(tmp_path / "dev.csv", [{"text": row["text"], "label": row["label"]} for row in ROWS[:4]])  # no heads
     file = write(tmp_path / "a.parquet", ROWS)
     assert cli.main(train(folder, file, "--eval-file", str(dev), "--selection-fraction", "0", "--quiet")) == 0
     width = max(map(len, seen))
     padded = [[heads + [-1] * (width - len(heads)) for heads in every] for every in (seen, map(chain, TEXTS))]
     assert sorted(padded[0]) == sorted(padded[1])
-    assert cli.main(["evaluate", f"{file}-run", "--quiet"]) == 0  # of rows without heads
 
 
 # Alignment ------------------------------------------------------------------------------------------------------------

@@ -219,9 +219,8 @@ class _Rows:
 
         if self.label is None:
             return table.checked_rows(self.texts, problem, self.bad)
-        return table.checked(self.label, head.label_problem, self.bad).checked_rows(
-            (*self.texts, self.label), problem, self.bad
-        )
+        table = table.checked(self.label, head.label_problem, self.bad)
+        return table.checked_rows((*self.texts, self.label), problem, self.bad)
 
     def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
         """Make the columns of a data set from a table of valid rows."""

@@ -29,7 +29,7 @@ def error_analysis(
     """Say what a model gets wrong, as JSON values.
 
     Args:
-        task: A task whose head predicts one class, or several labels, for each row.
+        task: The task.
         outputs: Logits of the rows, ``(rows, classes)``.
         references: Class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
         rows: The rows as they were loaded.

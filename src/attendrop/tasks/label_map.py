@@ -89,14 +89,10 @@ def _misspelt(first: str, second: str) -> bool:
 
 
 def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str) -> Table:
-    """Return the table with its labels replaced by what they mean.
+    """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
-    Args:
-        table: Rows of a file.
-        column: Column of the labels; a table without it is returned as it is.
-        meanings: As of :func:`read_label_map`; a label that it lacks stays.
-        label_type: "labels": rows may have several, with separators between them. "number", or "auto" where all labels
-            are numbers: in a file separated by semicolons, ``0,5`` is 0.5, as spreadsheets write it.
+    Labels that ``meanings`` lacks stay. With label type "labels", rows may have several. With "number", or "auto" where
+    all labels are numbers, ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
     """
     if column is None or column not in table.columns:
         return table

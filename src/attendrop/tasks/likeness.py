@@ -38,11 +38,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     group is held out: that of which the nearest rows that are kept are farthest, among those of between half the
     fraction and half of the class. Of numbers, all rows are one class. Classes of fewer texts than groups are kept.
 
-    Args:
-        rows: The rows to divide.
-        task: The task.
-        fraction: About how much of each class to hold out, in (0, 0.5].
-        seed: Seed of k-means.
+    ``fraction`` is about how much of each class to hold out, in (0, 0.5].
 
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
@@ -68,11 +64,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
     """Hold out the rows of whole values: the last in sorted order, such as the newest of dates; numbers by value.
 
-    Args:
-        rows: The rows to divide.
-        column: Name of the column, for messages.
-        values: The value of each row.
-        fraction: Values are held out until their rows are about so much.
+    ``values`` has that of each row, of a column with a name for messages. Values are held out until their rows are
+    about the fraction.
 
     Raises:
         AttendropError: All rows have the same value; or values are dates in which the year is last, whose order is not

@@ -17,10 +17,8 @@ from attendrop.tasks.heads.base import Array, Head
 def with_metric(task: Task, name: str) -> Task:
     """Return the task with another metric for model selection; the previous one is reported beside it.
 
-    Args:
-        task: The task.
-        name: Name of a scorer of scikit-learn ("f1_macro", "balanced_accuracy", "roc_auc", "neg_mean_squared_error"),
-            with dashes or underscores, or an alias such as "macro-f1" and "mcc".
+    The name is that of a scorer of scikit-learn ("f1_macro", "roc_auc", "neg_mean_squared_error"), with dashes or
+    underscores, or an alias such as "macro-f1" and "mcc".
 
     Raises:
         AttendropError: The metric is unknown or does not fit the task.
@@ -42,10 +40,7 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     scikit-learn; of several labels per row, over all labels), Matthews, Pearson and Spearman are fractions, not
     percentages. A score that is undefined, such as the correlation with a constant, is 0.0, not NaN.
 
-    Args:
-        task: The task.
-        outputs: Outputs of the model, one entry per row, such as logits ``(rows, classes)``.
-        labels: References, as :meth:`Head.references` returns them.
+    Outputs have one entry per row, such as logits ``(rows, classes)``; labels are those of :meth:`Head.references`.
 
     Raises:
         AttendropError: There are no rows, or an output is NaN or infinite because the model diverged.
@@ -58,12 +53,9 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
 
 
 def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:
-    """Score the constant prediction: the most common class of the training data, or the mean of their numbers.
+    """Score the constant prediction, the most common class of training or the mean of its numbers; return both.
 
-    Both labels are references, as :meth:`Head.references` returns them.
-
-    Returns:
-        The class or number, and its scores; None if the kind of task has no constant prediction.
+    Both labels are those of :meth:`Head.references`. Returns None if the kind of task has no constant prediction.
     """
     found = task.head.constant_answer(train_labels, labels)
     return None if found is None else (found[0], compute_scores(task, found[1], labels))

@@ -78,30 +78,28 @@ class PredictionWriter:
 
     def write(self, columns: Mapping[str, Any], outputs: Array, table: Table | None = None) -> None:
         """Write a prediction for each row, with "index" among its columns; ``keep_columns`` requires the ``table``."""
-        added = self._predictions(self.task.head.checked(outputs))
+        head = self.task.head
+        added = self._predictions(head.checked(outputs))
         if table is not None and self.keep_columns:
             rows = self._beside(table.columns, table.rows, added)
         elif self.format == "conll":
-            inputs = self.task.head.inputs_in(columns)
+            inputs = head.inputs_in(columns)
             rows = self._beside(inputs, zip(*(columns[name][:] for name in inputs), strict=True), added)
         else:
-            name, ids = self.task.head.row_ids(columns)
+            name, ids = head.row_ids(columns)
             rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
-        if self._file is None:
-            self._begin(list(rows[0]))
-        assert self._file is not None
+        file = self._file or self._begin(list(rows[0]))
         if self.format == "jsonl":
-            self._file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-            return
-        if self.format == "txt":
-            name, ids = self.task.head.row_ids(columns)
-            for number, row in zip(ids, added, strict=True):
-                self.leave_out(number if name == "index" else self._lines)
-                self._file.write(" ".join(str(row[self._answer]).split()) + "\n")
-                self._lines += 1
+            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             return
         if self.format == "conll":
-            self._file.writelines(map(_sentence, rows))
+            file.writelines(map(_sentence, rows))
+            return
+        if self.format == "txt":
+            for row in rows:
+                self.leave_out(row.get("index", self._lines))
+                file.write(" ".join(str(row[self._answer]).split()) + "\n")
+                self._lines += 1
             return
         unknown = [name for row in rows for name in row if name not in self._columns]
         if unknown:
@@ -109,7 +107,7 @@ class PredictionWriter:
                 f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
                 f".{self.format} file is already written; write .jsonl."
             )
-        self._delimited().writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
     def leave_out(self, row: int) -> None:
         """Leave out the rows before one, by its number in the input: a .txt file has an empty line for each."""
@@ -132,21 +130,23 @@ class PredictionWriter:
         finally:
             self._unfinished.unlink(missing_ok=True)
 
-    def _begin(self, columns: list[str]) -> None:
+    def _begin(self, columns: list[str]) -> TextIO:
         self._columns = columns
         if str(self.path) == STDOUT:
-            self._file = sys.stdout
+            file = sys.stdout
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._unfinished.open("w", encoding="utf-8", newline="")
+            file = self._unfinished.open("w", encoding="utf-8", newline="")
+        self._file = file
         if self.format in _DELIMITERS:
-            self._delimited().writeheader()
+            self._delimited(file).writeheader()
+        return file
 
-    def _delimited(self) -> csv.DictWriter[str]:
-        assert self._file is not None
-        ended = _LineFeeds(self._file)
+    def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
         # The writer quotes the characters of its own line ends: so, in a cell, a carriage return alone, too.
-        return csv.DictWriter(ended, self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
+        return csv.DictWriter(
+            _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
+        )
 
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
@@ -182,11 +182,7 @@ def _cell(value: Any) -> Any:
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
-    """Write a row of a column file; nothing is "_".
-
-    Raises:
-        AttendropError: The columns have no entry for each word.
-    """
+    """Write a row of a column file; nothing is "_"."""
     values = list(row.values())
     if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
         raise AttendropError(
@@ -197,11 +193,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
-    """Return the format of a file of predictions: by default its extension, and "csv" for standard output, "-".
-
-    Raises:
-        AttendropError: The format is unknown.
-    """
+    """Return the format: by default the extension, and "csv" for "-"; raise AttendropError for an unknown one."""
     found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix("."))
     if not found:
         raise AttendropError(f"the output {str(path)!r} has no extension; name it .{', .'.join(FORMATS)}.")

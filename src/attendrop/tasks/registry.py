@@ -49,11 +49,7 @@ def task_names() -> list[str]:
 
 
 def get_task(name: str) -> Task:
-    """Return a task by its name.
-
-    Raises:
-        AttendropError: There is no such task.
-    """
+    """Return a task by its name; raise AttendropError if there is none."""
     return _source(name).task
 
 

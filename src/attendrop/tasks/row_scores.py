@@ -35,7 +35,7 @@ class RowScores:
     data: str  # hash of the rows; only scores on the same rows can be paired
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: bits, in base64, of rows that are right or wrong, otherwise numbers."""
+        """Return JSON values: of rows that are right or wrong, bits in base64."""
         found = {"rows": self.rows, "data": self.data}
         if self.values.dtype == bool:
             return found | {"right": base64.b64encode(np.packbits(self.values).tobytes()).decode()}
@@ -61,14 +61,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     Rows belong together if they share their longest text, such as the questions about one paragraph. Those of running
     text, whose neighbours are alike (``Head.in_sequence``), are divided into consecutive blocks.
 
-    Args:
-        task: The task.
-        outputs: Outputs of the model, one entry for each row.
-        references: What they are scored against.
-        rows: The rows as they were loaded.
-
-    Returns:
-        None if there are fewer than two independent blocks.
+    Outputs and references have one entry for each of the rows, which are as they were loaded. Returns None if there are
+    fewer than two independent blocks.
     """
     head, metric = task.head, task.head.metrics[task.metric]
     outputs, count = head.checked(outputs), len(references)
@@ -104,10 +98,7 @@ def data_digest(*parts: Dataset | None) -> str:
 
 
 def _belonging_together(texts: Sequence[Sequence[str]]) -> Array:
-    """Number the groups of rows that share their longest text, from 0: one number for each row.
-
-    A column with few different texts, such as a prompt for all rows, makes no groups.
-    """
+    """Number the groups of rows that share their longest text, from 0; a column of few different texts makes none."""
     columns = [column for column in zip(*texts, strict=False) if len(set(column)) >= _LEAST_GROUPS]
     if not columns:
         return np.arange(len(texts))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,33 @@ class Source:
         return list(dict.fromkeys(file for file in found if file is not None))
 
     def _folder(self, data_dir: str | Path | None) -> Path | None:
-        names = [name for files in self.file_names.values() for names in files for name in names]
-        return find_folder(data_dir, self.folders, self.within, names)
+        """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if that has none.
+
+        ``data_dir`` may be the folder itself: it has its name, in which cases and dashes do not matter, or its files.
+        """
+        given = data_dir or os.environ.get("ATTENDROP_DATA")
+        if not given:
+            return None
+        root = Path(given)
+        if data_dir and not root.is_dir():
+            raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of the task's files.")
+        parents = ([root / self.within] if self.within else []) + [root]
+        children = [child for parent in parents if parent.is_dir() for child in sorted(parent.iterdir())]
+        wanted = set(map(_plain, self.folders))
+        for folder in (*children, root):
+            if folder.is_dir() and _plain(folder.name) in wanted:
+                return folder
+        if not data_dir:
+            return None
+        files = [name for split in self.file_names.values() for names in split for name in names]
+        if any(any(root.glob(file)) for file in files):
+            return root
+        name = self.folders[0]
+        places = f"neither '{self.within}/{name}' nor '{name}'" if self.within else f"no folder '{name}'"
+        raise AttendropError(
+            f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}; name a folder that has "
+            "one."
+        )
 
     def _files(self, folder: Path, split: str) -> list[Path | None]:
         """Return the files of a split; None for one that there is not."""
@@ -101,12 +126,22 @@ class Source:
                 f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
                 f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
             )
-        there, options = self.hub_splits.get(split, split), {} if self.revision is None else {"revision": self.revision}
-        raw = [load_from_hub(self.task, *names, split=there, **options) for names in self.hub]
+        raw = [self._load(names, split) for names in self.hub]
         rows = [row for names, part in zip(self.hub, raw, strict=True) for row in self.of_hub(names[0], part)]
         if split.startswith("test"):
-            rows = [row if row.label != -1 else Row(row.file, row.place, row.inputs, None, row.others) for row in rows]
+            rows = [replace(row, label=None) if row.label == -1 else row for row in rows]
         return self._dataset(rows)
+
+    def _load(self, names: Sequence[str], split: str) -> Dataset:
+        options = {} if self.revision is None else {"revision": self.revision}
+        try:
+            return datasets.load_dataset(*names, split=self.hub_splits.get(split, split), **options)
+        except Exception as error:  # the hub's client and its HTTP library raise many classes
+            reason = str(error).strip().partition("\n")[0]
+            raise AttendropError(
+                f"{self.task.name} is not in a local folder, and loading {names[0]} from the hub failed "
+                f"({type(error).__name__}: {reason}); name a folder of its files with --data-dir or ATTENDROP_DATA."
+            ) from error
 
     def _dataset(self, rows: Sequence[Row]) -> Dataset:
         """Make a data set of rows; raise AttendropError for a row whose values or label are wrong."""
@@ -139,62 +174,8 @@ class Source:
         )
 
 
-def find_folder(
-    data_dir: str | Path | None, names: Collection[str], within: str | None, files: Collection[str]
-) -> Path | None:
-    """Find the folder of a task in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if the task has none there.
-
-    Args:
-        data_dir: A folder with the task's folder, perhaps in a folder ``within``; or the task's folder itself, which
-            has one of these names or one of the ``files``.
-        names: Names of the task's folder; the first is the usual one. Cases and dashes do not matter.
-        within: Folder of a group of tasks, such as "glue".
-        files: Names of the task's files, or patterns.
-
-    Raises:
-        AttendropError: ``data_dir`` does not exist, or has no folder of the task.
-    """
-    root = data_dir or os.environ.get("ATTENDROP_DATA")
-    if not root:
-        return None
-    root = Path(root)
-    if data_dir and not root.is_dir():
-        raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of the task's files.")
-    parents = ([root / within] if within else []) + [root]
-    children = [child for parent in parents if parent.is_dir() for child in sorted(parent.iterdir())]
-    wanted = {_plain(name) for name in names}
-    for folder in (*children, root):
-        if folder.is_dir() and _plain(folder.name) in wanted:
-            return folder
-    if not data_dir:
-        return None
-    if any(any(root.glob(file)) for file in files):
-        return root
-    name, file = next(iter(names)), next(iter(files))
-    places = f"neither '{within}/{name}' nor '{name}'" if within else f"no folder '{name}'"
-    raise AttendropError(
-        f"the data folder {str(root)!r} holds {places}, nor a file such as {file!r}; name a folder that has one."
-    )
-
-
 def _plain(name: str) -> str:
     return name.lower().replace("-", "")
-
-
-def load_from_hub(task: Task, name: str, *args: Any, split: str, **options: Any) -> Dataset:
-    """Load a split of a data set of the hub; other arguments are those of ``datasets.load_dataset``.
-
-    Raises:
-        AttendropError: The hub cannot be reached, or has no such data set.
-    """
-    try:
-        return datasets.load_dataset(name, *args, split=split, **options)
-    except Exception as error:  # the hub's client and its HTTP library raise many classes
-        reason = str(error).strip().partition("\n")[0]
-        raise AttendropError(
-            f"{task.name} is not in a local folder, and loading {name} from the hub failed "
-            f"({type(error).__name__}: {reason}); name a folder of its files with --data-dir or ATTENDROP_DATA."
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,7 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
 
 
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
-    """Sample ``n`` rows, in their original order; all of them if there are no more.
-
-    Raises:
-        AttendropError: ``n`` is less than 1.
-    """
+    """Sample ``n`` rows, in their original order, or all; raise AttendropError if ``n`` is less than 1."""
     if n < 1:
         raise AttendropError(f"the number of rows must be at least 1, not {n}.")
     return take(dataset, _shuffled(len(dataset), seed)[:n])
@@ -149,7 +145,7 @@ def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts:
 
 
 def _classes_of(labels: Sequence[int], texts: Sequence[int]) -> dict[int, set[int]]:
-    """Return the classes of each text: several where its rows contradict each other."""
+    """Return the classes of each text; rows may contradict each other."""
     found: defaultdict[int, set[int]] = defaultdict(set)
     for text, label in zip(texts, labels, strict=True):
         found[text].add(label)

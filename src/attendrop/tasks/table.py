@@ -34,8 +34,7 @@ class BadRows:
 
     Args:
         skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
-        unknown_labels: Whether rows with labels that training lacks are invalid, ``"error"``, or count as
-            ``"wrong"``; None: the former.
+        unknown_labels: Whether labels that training lacks are invalid, ``"error"`` (default), or count as ``"wrong"``.
     """
 
     def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:

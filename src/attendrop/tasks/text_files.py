@@ -34,11 +34,7 @@ def read_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 
 
 def read_parallel(files: Sequence[Path], size: int | None) -> Iterator[Table]:
-    """Read two text files in chunks: the columns ``source`` and ``target`` have the lines of the first and the second.
-
-    Raises:
-        AttendropError: There are not two files, one is missing, or they have different numbers of lines.
-    """
+    """Read two text files, of the same length, in chunks: their lines are the columns ``source`` and ``target``."""
     named = ", ".join(map(str, files))
     if len(files) != 2:
         raise AttendropError(f"{named} are {len(files)} parallel files; give two, of the texts and of their targets.")

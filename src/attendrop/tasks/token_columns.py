@@ -129,11 +129,8 @@ def spread(
     A position becomes that of the first token of the word there. The further tokens of a word get the position of its
     first token, so that in a tree of words they depend on it.
 
-    Args:
-        columns: The columns, with an entry for each word.
-        rows: Their values, and "place".
-        word_of_token: Of each row, the word of each token, None for special tokens.
-        num_words: Number of words of each row, before truncation.
+    ``rows`` has the values of the columns, and "place"; ``word_of_token``, of each row, the word of each token, None
+    for special ones; ``num_words`` the number of words of each row before truncation.
 
     Raises:
         AttendropError: A row has more or fewer entries than words.

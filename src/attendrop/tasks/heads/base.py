@@ -73,12 +73,11 @@ class Head(ABC):
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
 
-    *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`. *Labels* are the values of the column
-    ``"label"``, *targets* the ``labels`` passed to the model. *Raw outputs* are what passes of the model return,
-    collected over batches, and *outputs* an array with one entry per row of the data, which :meth:`row_outputs` makes
-    of them. Metrics compare outputs with *references*, one entry per row. The *tokenizer* is what makes a model's
-    inputs and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
-    A *problem* is what is wrong with a value of a file: a sentence without its full stop.
+    *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`; *labels* the column ``"label"``, *targets*
+    the ``labels`` passed to the model. *Raw outputs* are those of the model's passes, *outputs* an array with one entry
+    per row of the data, and *references* what metrics compare them with. The *tokenizer* makes a model's inputs and is
+    saved with it; for images it is an image processor. A *problem* is what is wrong with a value of a file: a sentence
+    without its full stop.
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
@@ -110,7 +109,7 @@ class Head(ABC):
     problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
     pipeline_tag: ClassVar[str]  # name of the task on the hub, for model cards
     preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")  # name, class, further arguments
-    # Python code that calls the model, for its card; usage() fills in $texts and $max_length
+    # Python code that calls the model, for its card
     example: ClassVar[str] = """\
 inputs = tokenizer($texts, truncation=True, max_length=$max_length, return_tensors="pt")
 logits = model(**inputs).logits"""
@@ -146,7 +145,6 @@ logits = model(**inputs).logits"""
         return replace(self, **read_options(type(self), given, f"the task, {self.kind},")) if given else self
 
     def options(self) -> dict[str, Any]:
-        """Return the options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if "range" in each.metadata}
 
     def refuse(self, command: str) -> None:
@@ -177,15 +175,11 @@ logits = model(**inputs).logits"""
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
+        """Names of labels, the unknown ones last, in the order of their ids."""
         return (*self.label_names, *self.unknown_names)
 
     def with_unknown(self, labels: Sequence[Any]) -> Self:
-        """Return the head with those of some labels that it does not know among its ``unknown_names``.
-
-        Raises:
-            AttendropError: There can be none in this kind of task.
-        """
+        """Add the labels that the head does not know to its ``unknown_names``; raise AttendropError if it has none."""
         if not self.keeps_unknown:
             raise AttendropError(
                 f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
@@ -226,11 +220,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """With label type "auto", tell whether all labels, as for :meth:`from_labels`, are of this kind.
-
-        Raises:
-            AttendropError: It is unclear.
-        """
+        """With label type "auto", tell whether all labels are of this kind; raise AttendropError if it is unclear."""
         return True
 
     @classmethod
@@ -270,11 +260,11 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for the labels in files; by default, any labels will do.
+        """Make the head for the labels in files, none of which has a :meth:`value_problem`.
 
         Args:
             tables: By split: "train", "dev" or both.
-            column: Column of the labels; none has a :meth:`value_problem`.
+            column: Column of the labels.
             asked: Whether the user said what the labels are.
 
         Raises:
@@ -307,8 +297,8 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head of a saved model that :meth:`recognizes` accepts: by default, with its classes."""
-        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
+        """Make the head of a saved model that :meth:`recognizes` accepts: with its classes, if it has any."""
+        names: Any = {} if cls.pretrained else config.id2label or {}  # JSON keys are converted back
         return cls(tuple(names[number] for number in sorted(names)))
 
     @property
@@ -321,10 +311,7 @@ logits = model(**inputs).logits"""
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """Set the class, the size, the names and the loss of the head in a model's configuration.
-
-        The output layer of a pre-trained head stays as it is.
-        """
+        """Set the class and, unless it is pre-trained, the size, the names and the loss of the head."""
         config.architectures = [name] if (name := self._class_name(config)) else None
         if not self.pretrained:
             config.num_labels = len(self.output_names)
@@ -343,20 +330,12 @@ logits = model(**inputs).logits"""
         return load_tokenizer(place, **self.tokenizer_options)
 
     def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
-        """Adapt a model and what :meth:`load_preprocessor` returned to each other; ``name`` is for messages.
-
-        Raises:
-            AttendropError: They do not belong together.
-        """
+        """Adapt a model and its tokenizer to each other; raise AttendropError, with ``name``, if they do not fit."""
         set_padding(name, model, tokenizer)
         limit_to_positions(model, tokenizer)
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set what the options ask for in a loaded model and its tokenizer.
-
-        Raises:
-            AttendropError: The model cannot do what an option asks for.
-        """
+        """Set what the options ask for in a loaded model and its tokenizer; raise AttendropError if it cannot be."""
         return  # most kinds have no options
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
@@ -367,11 +346,11 @@ logits = model(**inputs).logits"""
         return f"{imports}{self.loading(stock=stock)}\n{code}"
 
     def example_values(self) -> dict[str, str]:
-        """Return further values of :attr:`example`, by name."""
+        """Return the values of :attr:`example`, by name, beside ``texts`` and ``max_length``."""
         return {}
 
     def loading(self, *, stock: bool) -> str:
-        """Return Python code that loads the model and its tokenizer; the arguments are those of :meth:`usage`."""
+        """Return Python code that loads the model and its tokenizer."""
         name, loader, options = self.preprocessor
         imports, load = f"from transformers import {self.auto_class}, {loader}", f"{self.auto_class}.from_pretrained"
         if not stock:
@@ -382,10 +361,7 @@ model = {load}(folder)
 {name} = {loader}.from_pretrained(folder{options})"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
-        """Fit a linear model of features ``(rows, features)``, with the model's outputs, to targets; None if none fits.
-
-        With ``balanced``, classes have equal weight, instead of rows.
-        """
+        """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None."""
         return None
 
     # Encoding ---------------------------------------------------------------------------------------------------------
@@ -408,11 +384,7 @@ model = {load}(folder)
         return encoding
 
     def length_limit(self, tokenizer: Tokenizer, max_length: int, columns: Collection[str]) -> int:
-        """Return the number of tokens to which rows with these columns are truncated, given the one that was asked for.
-
-        Raises:
-            AttendropError: It leaves no room for text.
-        """
+        """Lower ``max_length``, in tokens, to what the tokenizer reads; raise AttendropError if there is no room."""
         return length_limit(tokenizer, max_length, pair=len(self.inputs_in(columns)) > 1)
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
@@ -422,12 +394,7 @@ model = {load}(folder)
     def input_report(
         self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: Tokenizer, limit: int
     ) -> dict[str, int]:
-        """Count what encoding lost, for the report on data.
-
-        Returns:
-            ``truncated`` (rows longer than ``limit`` tokens) and ``unknown`` (see :meth:`unknown_rows`); empty for
-            inputs that can be neither.
-        """
+        """Count rows ``truncated`` to ``limit`` tokens, and ``unknown``, without a known token, if there can be any."""
         lengths = of_documents(encoded["length"], encoded)
         full = [row for row, length in enumerate(lengths) if length >= limit]
         whole = self.lengths(self.tokenize(rows.select(full).to_dict(), tokenizer, None)) if full else []
@@ -474,10 +441,7 @@ model = {load}(folder)
     def training_collator(
         self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
     ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows, by default that of :meth:`collator`.
-
-        The trainer sets its ``epoch``, if it has one.
-        """
+        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one."""
         return collate
 
     # Outputs ----------------------------------------------------------------------------------------------------------
@@ -500,15 +464,10 @@ model = {load}(folder)
         return np.concatenate([np.pad(array, pad, constant_values=self.padding) for array, pad in pairs])
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
-        """Convert raw outputs to outputs, one entry per row of the data, that can be decoded and scored.
+        """Convert raw outputs, of all encoded rows, to outputs; by default, those of a text in windows to their mean.
 
-        By default, the outputs of a text in windows are their mean.
-
-        Args:
-            raw: Raw outputs of all encoded rows, in their order.
-            encoded: All columns that :meth:`tokenize` made, and "labels"; in training, of the batches on which a
-                method is rewarded, only "labels".
-            tokenizer: The tokenizer.
+        ``encoded`` has all columns that :meth:`tokenize` made, and "labels"; of the batches on which a method is
+        rewarded in training, only "labels".
         """
         return document_means(raw, encoded)
 
@@ -522,11 +481,7 @@ model = {load}(folder)
         return np.asarray(labels)
 
     def checked(self, outputs: Array) -> Array:
-        """Convert outputs to float64, unless they are objects.
-
-        Raises:
-            AttendropError: An output is NaN or infinite.
-        """
+        """Convert outputs to float64, unless they are objects; raise AttendropError if one is NaN or infinite."""
         outputs = outputs if outputs.dtype == object else np.asarray(outputs, dtype=np.float64)
         good = self.finite(outputs) if len(outputs) else np.ones(0, dtype=bool)
         if not good.all():

@@ -102,7 +102,6 @@ class SequenceHead(Head):
 
     @classmethod
     def may_label(cls, label: Any) -> bool:
-        """Accept anything but lists; what is no label is refused later."""
         return not isinstance(label, list)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
@@ -150,9 +149,9 @@ class Classification(NamedLabels, SequenceHead):
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose classes are the labels of "train" (otherwise "dev"), as of :meth:`Head.from_labels`.
+        """Make the head whose classes are the labels of "train" (otherwise "dev"): integers by value, then text.
 
-        Classes are ordered: integers by value, then text alphabetically. ``1`` and ``1.0`` are the same class.
+        ``1`` and ``1.0`` are the same class.
 
         Raises:
             AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
@@ -225,7 +224,6 @@ class Classification(NamedLabels, SequenceHead):
         return rows["label"][:]  # type: ignore[no-any-return]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of classes without rows, and of one that joins others."""
         joined = joined_labels(self.label_names)
         return super().label_warnings(train) + ([] if joined is None else [f"The class {joined}."])
 
@@ -241,7 +239,6 @@ def named_probabilities(names: Sequence[str], row: Array) -> dict[str, float]:
 
 
 def _refuse_doubtful(source: Table, column: str, names: Sequence[str]) -> None:
-    """Raise AttendropError if many different labels are probably not classes."""
     where = f"{source.path}, column {column!r}"
     if all(number_form(name) == "whole" for name in names):
         raise AttendropError(

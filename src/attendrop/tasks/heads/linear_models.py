@@ -46,11 +46,8 @@ def fit_logistic_regression(
     The features are divided by one number, their mean norm, which the weights make up for. The strength ``C`` has the
     best likelihood in cross-validation over 1, 10 and 100; it is 10 where a class has fewer than ten rows.
 
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        labels: Class of each row.
-        num_classes: Number of classes; one without rows gets weights of zero and the lowest bias.
-        balanced: Whether classes have equal weight, instead of rows.
+    Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
+    If ``balanced``, classes have equal weight, instead of rows.
     """
     counts = Counter(labels)
     if len(counts) < 2:
@@ -74,13 +71,9 @@ def fit_logistic_regression(
 def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool = False) -> LinearFit | None:
     """Fit a logistic regression for each label; None if no label varies.
 
-    Features are scaled as in :func:`fit_logistic_regression`; ``C`` is 10.
-
-    Args:
-        features: ``(rows, features)``, dense or sparse.
-        targets: ``(rows, labels)``, zeros and ones. A label that does not vary gets weights of zero, and as its bias
-            the log-odds of its rows, with half a row of each kind added.
-        balanced: Whether rows with and without a label have equal weight, instead of all rows.
+    Features are as in :func:`fit_logistic_regression`, targets ``(rows, labels)``, zeros and ones; ``C`` is 10. A label
+    that does not vary gets weights of zero, and as its bias the log-odds of its rows, with half a row of each kind
+    added. If ``balanced``, rows with and without a label have equal weight.
     """
     varying = np.flatnonzero(np.ptp(targets, axis=0))
     if not len(varying):

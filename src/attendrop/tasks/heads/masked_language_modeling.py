@@ -33,6 +33,11 @@ _PACKED, _TO_FILL = "packed_text", "masked_text"
 _SCORED = "scored"
 
 
+def _accuracy(references: Array, outputs: Array) -> float:
+    """Compute the fraction of hidden tokens that are the most likely ones."""
+    return float(np.mean(np.concatenate([each.ids for each in outputs]) == np.concatenate(references)))
+
+
 @dataclass(frozen=True)
 class PredictedTokens(WrittenText):
     """Output for a row: its text with its own masks filled, or the likelihood of tokens that were hidden at random."""
@@ -77,6 +82,7 @@ inputs = tokenizer(text, truncation=True, max_length=$max_length, return_tensors
 best = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
 tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     default_metrics = ("neg_log_loss", "perplexity", "accuracy")
+    metrics: ClassVar[Mapping[str, Metric]] = {**LIKELIHOOD_METRICS, "accuracy": Metric(_accuracy)}
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
     answer_column = "filled"
     pretrained = True
@@ -85,7 +91,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     reads_labels = True
     training_columns = ("words",)
     predicts = "masked tokens"
-    output_names = ()
     refused: ClassVar = {
         "prune": "layers of constant attention are measured on labels; train the folder on a task, and prune that run",
         "export": "what is exported predicts labels; train the folder on a task, and export that run",
@@ -98,12 +103,7 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         """Accept encoders with a masked language model's head; transformers lists some encoder-decoders, too."""
         return not config.is_encoder_decoder and super().recognizes(config)
 
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        return cls()
-
     def configure(self, config: PreTrainedConfig) -> None:
-        """Set the class of the model; its output layer stays as it is."""
         if self._class_name(config) is None or config.is_encoder_decoder:
             raise AttendropError(
                 f"Models of the family {config.model_type!r} are no masked language models; use an encoder, such as "
@@ -231,11 +231,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
             for each in outputs
         ]
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """Likelihood of the hidden tokens, and how many of them are the most likely ones."""
-        return {**LIKELIHOOD_METRICS, "accuracy": Metric(_accuracy)}
-
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         return word_counts(rows["text"][:])
 
@@ -256,13 +251,12 @@ class MaskingCollator:
     epoch: int = 0
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Mask rows, and make a batch of them."""
-        return self.pad([self._masked(row) for row in rows])
-
-    def _masked(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        before = unmasked(row["input_ids"], row["labels"])
-        ids, labels = self.masks.mask(before, f"{self.seed}/{self.epoch}", row.get("words"))
-        return {**row, "input_ids": ids, "labels": labels}
+        masked = []
+        for row in rows:
+            before = unmasked(row["input_ids"], row["labels"])
+            ids, labels = self.masks.mask(before, f"{self.seed}/{self.epoch}", row.get("words"))
+            masked.append({**row, "input_ids": ids, "labels": labels})
+        return self.pad(masked)
 
 
 def _is_blank(text: Any) -> bool:
@@ -296,10 +290,6 @@ def _filled(text: str, row: Array, tokenizer: Tokenizer) -> PredictedTokens:
     return PredictedTokens(filled, ids=ids, written=written, probabilities=probabilities)
 
 
-def _accuracy(references: Array, outputs: Array) -> float:
-    return float(np.mean(np.concatenate([each.ids for each in outputs]) == np.concatenate(references)))
-
-
 # Rows of tokens, which are hidden, and what fills them in ------------------------------------------------------------
 
 
@@ -315,12 +305,8 @@ class TokenRow:
 def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
     """Tokenize texts, each to a row; where a tokenizer does not tell words (it is not fast), each token is one.
 
-    Args:
-        texts: The texts.
-        tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens; None: without a limit.
-        pack: Join the texts, with the tokenizer's separator between them if it has one, and cut them into rows of
-            ``max_length``; the last is shorter.
+    ``max_length`` is in tokens, including special tokens; None is no limit. With ``pack``, the texts are joined, with
+    the tokenizer's separator between them if it has one, and cut into rows of this length.
     """
     before, after = special_tokens(tokenizer)
     frame = tokenizer("a")["input_ids"]
@@ -358,11 +344,7 @@ class TokenMasks:
 
     What is chosen is a function of a key and the row's own tokens: neither of padding, nor of the other rows, nor of
     the place of the row in a file. Rows with the same tokens are masked alike. Special tokens, among them unknown ones,
-    are neither chosen nor drawn.
-
-    Args:
-        tokenizer: Tokenizer with a mask token.
-        probability: Probability of each token, or word, to be chosen. If none is, one of them is chosen.
+    are neither chosen nor drawn. ``probability`` is that of each token, or word, to be chosen; one at least is.
     """
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:

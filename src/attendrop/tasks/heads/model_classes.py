@@ -96,11 +96,7 @@ def pooling_of(config: PreTrainedConfig) -> str:
 
 
 def configure_pooling(config: PreTrainedConfig, pooling: str) -> None:
-    """Write ``"cls"`` or ``"mean"`` into a configuration.
-
-    Raises:
-        AttendropError: The mean is asked for, and the model is no encoder of text.
-    """
+    """Write ``"cls"`` or ``"mean"`` into a configuration; raise AttendropError for a mean of what is no encoder."""
     if pooling == pooling_of(config):
         return
     if pooling == "mean":

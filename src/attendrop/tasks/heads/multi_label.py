@@ -80,7 +80,6 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Accept models configured for several labels."""
         return config.problem_type == cls.problem_type
 
     def fit_linear(self, features: Array, targets: Sequence[Sequence[float]], *, balanced: bool) -> LinearFit | None:
@@ -120,11 +119,9 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return [[int(name in names) for name in self.label_names] for names in map(_items, values)]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[float]]:
-        """Return zeros and ones as floats, which the loss needs."""
-        return [[float(number) for number in row] for row in labels]
+        return [[float(number) for number in row] for row in labels]  # which the loss needs
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array ``(rows, labels)`` of zeros and ones."""
         return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:

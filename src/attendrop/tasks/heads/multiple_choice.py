@@ -70,21 +70,19 @@ answer = choices[logits.argmax()]"""
     def answers(self) -> tuple[str, ...]:
         return (f"up to {len(self.label_names)} choices",)
 
-    def _name(self, choice: int) -> str:
-        return LETTERS[choice] if self._has_letters else str(choice)
-
     @property
     def _has_letters(self) -> bool:
         return self.label_names[:1] == ("A",)
 
+    def shown_label(self, label: Any) -> str:
+        return LETTERS[label] if self._has_letters else str(label)
+
     def configure(self, config: PreTrainedConfig) -> None:
-        """Keep the names of the choices in the model's configuration, though it scores one at a time."""
-        super().configure(config)
+        super().configure(config)  # of a model that scores one choice at a time
         config.id2label = dict(enumerate(self.label_names))
         config.label2id = {name: number for number, name in enumerate(self.label_names)}
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        """Return the class of transformers, extended so that padded choices are hidden."""
         return choice_class(self._class_name(config)) or super().model_class(config)
 
     @classmethod
@@ -129,11 +127,7 @@ answer = choices[logits.argmax()]"""
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for labels written as those of "train" (otherwise "dev").
-
-        Raises:
-            AttendropError: No label of "train" is 0, so that they probably count from 1.
-        """
+        """Make the head for labels as in "train" (otherwise "dev"); refuse numbers that probably count from 1."""
         source = tables.get("train") or tables["dev"]
         labels = source.column(column)
         numbers = [choice_number(label) or 0 for label in labels]
@@ -156,7 +150,7 @@ answer = choices[logits.argmax()]"""
         choices, number = len(inputs[1]), choice_number(label) or 0
         if number < choices:
             return None
-        last = f"from {self._name(0)} to {self._name(choices - 1)}"
+        last = f"from {self.shown_label(0)} to {self.shown_label(choices - 1)}"
         return f"the label {written(label)!r} is none of the {choices} choices, {last}"
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
@@ -205,7 +199,7 @@ answer = choices[logits.argmax()]"""
         rows = []
         for best, logits in zip(self.decode(outputs), outputs, strict=True):
             shares = np.round(softmax(np.asarray(logits, dtype=np.float64)), 6).tolist()
-            answer = {"label": self._name(best), "probability": shares[best]}
+            answer = {"label": self.shown_label(best), "probability": shares[best]}
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows
 
@@ -215,20 +209,17 @@ answer = choices[logits.argmax()]"""
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         most = int(np.bincount(train).argmax())
-        return self._name(most), row_array([np.eye(most + 1)[most]] * len(references))
+        return self.shown_label(most), row_array([np.eye(most + 1)[most]] * len(references))
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(question, *choices) for question, choices in zip(rows["question"][:], rows["choices"][:], strict=True)]
-
-    def shown_label(self, label: Any) -> str:
-        return self._name(label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         counts = [len(choices) for choices in rows["choices"][:]]
         places = Counter(rows["label"][:])
         return {
             "choices": {"min": min(counts), "mean": statistics.fmean(counts), "max": max(counts)},
-            "correct": {self._name(place): places[place] for place in range(max(counts))},
+            "correct": {self.shown_label(place): places[place] for place in range(max(counts))},
         }
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -35,7 +35,7 @@ class NamedLabels(Head):
 
     @abstractmethod
     def names_in(self, value: Any) -> list[str]:
-        """Return the names in a label of a file that has no :meth:`value_problem`."""
+        """Return the names in a label of a file."""
 
     @abstractmethod
     def ids_in(self, label: Any) -> Iterable[int]:
@@ -48,8 +48,9 @@ class NamedLabels(Head):
         unknown = self.unknown_labels(value)
         if not unknown:
             return None
-        (value_noun, _, several), names, others = self.label_noun, self.label_names, len(self.label_names) - _SHOWN
-        known = ", ".join(map(repr, names[:_SHOWN])) + (f" and {others} more" if others > 0 else "")
+        (value_noun, _, several), names = self.label_noun, self.label_names
+        others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        known = ", ".join(map(repr, names[:_SHOWN])) + others
         hint = did_you_mean(unknown[0], names) or f"; the {several} are {known}"
         counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
         return f"the {value_noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
@@ -73,7 +74,6 @@ class NamedLabels(Head):
         return count_lines([part[several] for part in parts], f"rows of a {one}")
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of names that no row has."""
         several = self.label_noun[-1]
         missing = ", ".join(repr(name) for name, count in train[several].items() if count == 0)
         what = f"No row of train has one of these {several}, which cannot be learnt"

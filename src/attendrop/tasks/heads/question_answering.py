@@ -171,28 +171,20 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         contexts, offsets = encoded["context"][:], encoded["offsets"][:]
-        return row_array(
-            [
-                _best_answer(contexts[windows.start], offsets[windows], np.asarray(raw[windows], dtype=np.float64))
-                for windows in document_slices(encoded)
-            ]
-        )
+        raw = np.asarray(raw, dtype=np.float64)
+        found = [_best_answer(contexts[each.start], offsets[each], raw[each]) for each in document_slices(encoded)]
+        return row_array(found)
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array of the texts of each question's answers."""
         return row_array([tuple(label["text"]) for label in labels])
-
-    def decode(self, outputs: Array) -> list[Any]:
-        """Return the answers as labels: none where that has the greater score, and there may be none."""
-        return [
-            {"text": [], "answer_start": []}
-            if self._is_none(answer)
-            else {"text": [answer.text], "answer_start": [answer.start]}
-            for answer in outputs
-        ]
 
     def _is_none(self, answer: SpanAnswer) -> bool:
         return self._may_be_none and answer.none_score > answer.score
+
+    def decode(self, outputs: Array) -> list[Any]:
+        """Return the answers as labels: none where that has the greater score, and there may be none."""
+        given = [[] if self._is_none(answer) else [answer] for answer in outputs]
+        return [{"text": [a.text for a in row], "answer_start": [a.start for a in row]} for row in given]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``answer``, empty for none, its ``start``, and by how much its ``score`` is above that of none."""
@@ -202,16 +194,16 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
             for answer in outputs
         ]
 
+    def _scores(self, labels: Array, outputs: Array) -> Array:
+        """Compute the exact match and the F1 of each row, ``(rows, 2)``."""
+        given = ("" if self._is_none(answer) else answer.text for answer in outputs)
+        return np.asarray(list(map(answer_scores, given, labels)))
+
     @property
     def metrics(self) -> Mapping[str, Metric]:
-
-        def of_rows(place: int, labels: Array, outputs: Array) -> Array:
-            given = ("" if self._is_none(answer) else answer.text for answer in outputs)
-            return np.asarray([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)])
-
         return {
-            "exact_match": Metric.counting(lambda labels, outputs: of_rows(0, labels, outputs) == 1),
-            "f1": Metric(lambda labels, outputs: float(np.mean(of_rows(1, labels, outputs)))),
+            "exact_match": Metric.counting(lambda labels, outputs: self._scores(labels, outputs)[:, 0] == 1),
+            "f1": Metric(lambda labels, outputs: float(np.mean(self._scores(labels, outputs)[:, 1]))),
         }
 
     def shown_label(self, label: Any) -> str:
@@ -234,7 +226,6 @@ def _shortened(questions: list[str], tokenizer: Tokenizer, most: int) -> list[st
 
 
 def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logits: Array) -> SpanAnswer:
-    """Find the best answer in the windows of a text, given the offsets of their tokens and their logits."""
     of_text = torch.zeros(logits.shape[:2], dtype=torch.bool)
     for window, offsets in enumerate(windows):
         of_text[window, : len(offsets)] = torch.tensor([first >= 0 for first, _ in offsets])
@@ -262,19 +253,14 @@ class SpanAnswer:
 
     @property
     def scores(self) -> tuple[float, float]:
-        """Both scores."""
         return self.score, self.none_score
 
 
 def read_answers(value: Any) -> dict[str, list[Any]] | None:
     """Read the accepted answers to a question, as ``text`` and ``answer_start``, which may be empty: not given.
 
-    Args:
-        value: A text; a list of texts; or both lists by name, as SQuAD has them. Lists and names may be JSON. Nothing
-            means that there is no answer.
-
-    Returns:
-        The answers; None if the value has another form.
+    A value is a text, a list of texts, or both lists by name, as SQuAD has them; lists and names may be JSON. Nothing
+    means that there is no answer. Returns None if the value has another form.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with suppress(ValueError):  # an answer that begins with a bracket
@@ -305,11 +291,8 @@ def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
 def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return the first and the last token of the first answer in a window; ``[0, 0]`` if it is not all there.
 
-    Args:
-        answers: The answers.
-        context: The text.
-        offsets: Of each token of the window, its first character in the text and the one after its last;
-            ``NOT_TEXT`` for other tokens.
+    ``offsets`` has, of each token of the window, its first character in the text and the one after its last;
+    ``NOT_TEXT`` for other tokens.
     """
     if not answers["text"]:
         return [0, 0]

@@ -73,13 +73,11 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Prompt]:
-        """Return the texts, or the messages with their roles and contents alone."""
-        return [
-            [{"role": message["role"], "content": message["content"]} for message in read]
-            if isinstance(read, list)
-            else str(read)
-            for read in map(_read, texts)
-        ]
+        """Return the text, or the messages with their roles and contents alone."""
+        read = _read(texts[0])
+        if not isinstance(read, list):
+            return [str(read)]
+        return [[{"role": message["role"], "content": message["content"]} for message in read]]
 
     def row_problem(self, texts: Sequence[Any], label: Any) -> str | None:
         """Refuse prompts without a completion, and chats with one beside their messages."""
@@ -88,7 +86,8 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
             return None if label is not None else "there is no completion; name its column as label column"
         if label is not None:
             return "the last message is the completion; omit the label column"
-        return None if _ends_with_reply(prompt) and len(prompt) > 1 else "no message of the assistant ends the messages"
+        before, reply = _without_reply(prompt)
+        return "no message of the assistant ends the messages" if reply is None or not before else None
 
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         return {**super().without_answers(columns), "prompt": [prompt for prompt, _ in _pairs(columns)]}
@@ -144,24 +143,22 @@ def _read(value: Any) -> Any:
     return found if found is not None and all(isinstance(each, dict) for each in found) else value
 
 
-def _ends_with_reply(messages: Sequence[Mapping[str, str]]) -> bool:
-    return bool(messages) and messages[-1]["role"] == _ASSISTANT
+def _pairs(columns: Columns) -> list[tuple[Prompt, str | None]]:
+    """Return the prompt and the completion of each row; None where there is no completion."""
+    if "label" in columns:
+        return list(zip(columns["prompt"], columns["label"], strict=True))
+    return [_without_reply(prompt) for prompt in columns["prompt"]]
 
 
 def _written(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def _pairs(columns: Columns) -> list[tuple[Prompt, str | None]]:
-    """Return the prompt and the completion of each row; None where there is no completion."""
-    if "label" in columns:
-        return list(zip(columns["prompt"], columns["label"], strict=True))
-    return [
-        (prompt[:-1], prompt[-1]["content"])
-        if not isinstance(prompt, str) and _ends_with_reply(prompt)
-        else (prompt, None)
-        for prompt in columns["prompt"]
-    ]
+def _without_reply(prompt: Prompt) -> tuple[Prompt, str | None]:
+    """Divide a chat that ends with a message of the assistant before it; None for anything else."""
+    if isinstance(prompt, str) or not prompt or prompt[-1]["role"] != _ASSISTANT:
+        return prompt, None
+    return prompt[:-1], prompt[-1]["content"]
 
 
 def _tokens(prompt: Prompt, completion: str | None, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

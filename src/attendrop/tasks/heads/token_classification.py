@@ -77,7 +77,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The types of entities, or the tags, if there are not many."""
         return self._entity_types or (self.label_names if len(self.label_names) <= MOST_LISTED else (self.predicts,))
 
     @cached_property
@@ -149,7 +148,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def align(
         self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
-        """Give each token the entries of its word, see :func:`attendrop.tasks.token_columns.spread`."""
         words = [encoded.word_ids(row) for row in range(len(columns["tokens"]))]
         return spread(token_columns, columns, words, [len(row) for row in columns["tokens"]])
 
@@ -174,7 +172,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return row_array([np.where((row == NO_TOKEN)[:, None], -np.inf, logits[row]) for logits, row in rows])
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array of the tag ids of each row; of targets, those of words."""
         return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
 
     def finite(self, outputs: Array) -> Array:
@@ -187,18 +184,16 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
-        return [
-            {"tags": [None if tag == NO_TOKEN else self.label_names[tag] for tag in tags]}
-            | (self._probabilities(row) if probabilities else {})
-            for tags, row in zip(self.decode(outputs), outputs, strict=True)
-        ]
-
-    def _probabilities(self, logits: Array) -> dict[str, list[float | None]]:
-        """Return the probability of each tag, by word; None for truncated words."""
-        known = np.isfinite(logits).any(axis=1)
-        found = np.full(logits.shape, None, dtype=object)
-        found[known] = np.round(softmax(logits[known].astype(np.float64), axis=1), 6)
-        return {f"probability_{name}": found[:, number].tolist() for number, name in enumerate(self.label_names)}
+        rows = []
+        for tags, logits in zip(self.decode(outputs), outputs, strict=True):
+            row: dict[str, Any] = {"tags": [None if tag == NO_TOKEN else self.label_names[tag] for tag in tags]}
+            if probabilities:
+                known = np.isfinite(logits).any(axis=1)
+                shares = np.full(logits.shape, None, dtype=object)
+                shares[known] = np.round(softmax(logits[known].astype(np.float64), axis=1), 6)
+                row |= {f"probability_{name}": of.tolist() for name, of in zip(self.label_names, shares.T, strict=True)}
+            rows.append(row)
+        return rows
 
     @property
     def default_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -259,17 +254,13 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
 def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
     """Return the position of the first token of each word; -1 for one without tokens."""
-    starts = [NO_TOKEN] * count
-    for token, word in reversed(list(enumerate(word_of_token))):
-        if word is not None:
-            starts[word] = token
-    return starts
+    first = {word: token for token, word in reversed(list(enumerate(word_of_token)))}
+    return [first.get(word, NO_TOKEN) for word in range(count)]
 
 
 def _labelled(labels: Array) -> Array:
     """Return the positions of labels that are scored."""
-    found: Array = np.flatnonzero(np.asarray(labels) != IGNORED)
-    return found
+    return np.flatnonzero(np.asarray(labels) != IGNORED)
 
 
 def are_entity_tags(names: Iterable[str]) -> bool:

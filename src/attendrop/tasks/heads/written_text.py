@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
@@ -32,12 +32,11 @@ class WrittenText:
     """Output for a row."""
 
     text: str  # what the model wrote; empty if it was not asked to
-    log_likelihood: float = 0.0  # of the reference
+    log_likelihood: float = 0.0  # of the reference; finite unless the model diverged
     tokens: int = 0  # of the reference
 
     @property
     def scores(self) -> float:
-        """The log-likelihood, which is finite unless the model diverged."""
         return self.log_likelihood
 
 
@@ -64,11 +63,6 @@ class WritingHead(Head):
     reference_column = "references"  # the whole texts, of which the model may have seen a part
     most_inputs = 1
     most_fit_rows = 100
-    output_names = ()
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        return cls()
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the options of generation, with which the model is also saved."""
@@ -85,9 +79,7 @@ class WritingHead(Head):
         given = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens or DEFAULT_NEW_TOKENS}
         return {"arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None)}
 
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        return text_problem(value)
+    value_problem = staticmethod(text_problem)
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad on the right, whatever the tokenizer does, labels with -100."""
@@ -148,9 +140,7 @@ def word_line(title: str, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the log-likelihood of the labels of each row, and count these: ``(batch, 2)``, in float32.
 
-    Args:
-        logits: ``(batch, n, tokens)``, at the positions that predict the labels.
-        labels: ``(batch, n)``, -100 where there is none.
+    Logits are ``(batch, n, tokens)``, at the positions that predict the labels, ``(batch, n)``; -100 is no label.
     """
     losses = functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     return torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
