@@ -113,7 +113,12 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
+SLOW = ("multi-label-classification", "image-classification")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Kind]:
     """The folder of a model, of the files of a kind, and of a finished run."""
     folder, kind = tmp_path_factory.mktemp(request.param), KINDS[request.param]

@@ -85,7 +85,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
-@pytest.mark.parametrize("protocol", ["honest", "paper"])
+@pytest.mark.parametrize("protocol", ["paper", pytest.param("honest", marks=pytest.mark.slow)])
 def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured, protocol: str) -> None:
     tiny.write_csv(folder / "more.csv", ["no", "yes", "maybe", "never", "maybe", "yes"])
     options = ["--eval-file", f"{folder}/more.csv", "--protocol", protocol, "--eval-batch-size=1", "--max-steps=1"]
