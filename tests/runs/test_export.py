@@ -56,7 +56,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(type(model).__name__)
         return 1e-7
 
-    monkeypatch.setattr("attendrop.runs.export.export_onnx", write)
+    for name in ("export_onnx", "export_torch"):
+        monkeypatch.setattr(f"attendrop.runs.export.{name}", write)
     monkeypatch.setattr(
         "attendrop.runs.export.onnx_model", lambda file: lambda batch: np.zeros((len(batch["labels"]), 2))
     )
@@ -96,6 +97,7 @@ def test_a_program_without_pytorch_predicts_as_the_model_does(folder: Path, tmp_
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
+@pytest.mark.usefixtures("stub")
 def test_a_file_and_its_tokenizer_beside_it(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "my.pt2"
     assert cli.main(["export", f"{folder}/light", "--format", "torch", "--output", str(target)]) == 0

@@ -172,9 +172,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(
-    ("moment", "how"), [("typer", "converted"), ("torch", "twice"), ("torch", "once, and at the end")]
-)
+@pytest.mark.parametrize(("moment", "how"), [("typer", "converted"), ("torch", "twice, and at the end")])
 def test_an_interrupt_while_it_starts_ends_it_quietly(moment: str, how: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, moment, how, "methods"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,7 +27,7 @@ from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "epochs": 1}
+MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "max_steps": 1}
 
 
 @pytest.fixture(scope="module")

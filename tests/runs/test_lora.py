@@ -37,7 +37,7 @@ ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 
 def folder(own: Path) -> Path:
     """A model, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
     train(tiny.config(own, **ADAPTER))
-    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
+    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", max_steps=1))
     return own
 
 
