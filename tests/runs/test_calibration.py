@@ -30,7 +30,7 @@ def test_all_logits_are_divided(family: str) -> None:
 
 @pytest.mark.parametrize("refit", [True, False])
 def test_probabilities_change_and_predictions_stay(files: Path, refit: bool) -> None:
-    options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit}
+    options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit, "epochs": 1}
     plain = train(tiny.config(files, "plain", **options))
     found = train(tiny.config(files, "calibrated", calibrate=True, **options))
     assert plain["temperature"] is None

@@ -1,4 +1,7 @@
-"""Every kind of task, from its run to the other commands: they work on its model, or are refused in words."""
+"""Every kind of task, from its run to the other commands: they work on its model, or are refused in words.
+
+Two kinds and two commands run by default; all others are slow.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,9 @@ BASELINES: dict[str, set[str]] = {
 }
 
 
+KINDS = [pytest.param(kind, marks=() if place in (0, 5) else pytest.mark.slow) for place, kind in enumerate(EXAMPLES)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("commands")
@@ -92,8 +98,7 @@ def trained(folder: Path, kind: str) -> Path:
     return run
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_ends_the_same_and_its_card_tells_how_to_use_it(folder: Path, kind: str) -> None:
     run = trained(folder, kind)
     card = (run / "README.md").read_text(encoding="utf-8")
@@ -110,8 +115,7 @@ def score(run: Path, captured: Captured) -> Any:
     return pytest.approx(json.loads(captured.readouterr().out)["all_scores"], abs=1e-5)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_evaluate_repeats_the_score_of_a_run(folder: Path, kind: str, capsys: Captured) -> None:
     run = trained(folder, kind)
     assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
@@ -125,9 +129,10 @@ def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: st
     assert metrics["all_scores"]["dev"] == score(tmp_path / "run", capsys)
 
 
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=() if each in ("prune", "attend") else pytest.mark.slow) for each in COMMANDS]
+)
+@pytest.mark.parametrize("kind", KINDS)
 def test_other_commands_work_or_are_refused(
     folder: Path, tmp_path: Path, kind: str, command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

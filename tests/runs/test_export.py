@@ -50,15 +50,20 @@ def read_by_tokenizer(place: Path) -> list[int]:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a word instead of a model, which takes seconds."""
+    """Write a word instead of a model, which takes seconds; it computes zeros."""
 
     def write(model: object, path: Path, **_: object) -> float:
         path.write_text(type(model).__name__)
         return 1e-7
 
-    monkeypatch.setattr("attendrop.runs.export.export_onnx", write)
+    for name in ("export_onnx", "export_torch"):
+        monkeypatch.setattr(f"attendrop.runs.export.{name}", write)
+    monkeypatch.setattr(
+        "attendrop.runs.export.onnx_model", lambda file: lambda batch: np.zeros((len(batch["labels"]), 2))
+    )
 
 
+@pytest.mark.usefixtures("stub")
 def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "served"
     assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
@@ -71,6 +76,12 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+
+
+@pytest.mark.slow
+def test_a_program_without_pytorch_predicts_as_the_model_does(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "served"
+    assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
     weights = [tensor for tensor in onnx.load(out / "model.onnx").graph.initializer if len(tensor.dims) > 1]
     assert {tensor.data_type for tensor in weights} >= {onnx.TensorProto.INT8}
     program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
@@ -86,6 +97,7 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
+@pytest.mark.usefixtures("stub")
 def test_a_file_and_its_tokenizer_beside_it(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "my.pt2"
     assert cli.main(["export", f"{folder}/light", "--format", "torch", "--output", str(target)]) == 0

@@ -64,7 +64,7 @@ WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=[row[3].__name__ for row in WRITERS])
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ TORCH = [*EXPORT[:1], "--format", "torch", *EXPORT[1:]]
 AFTER_TRAINING = [(PRUNE, "light", 24), (PRUNE, "light", 8), (TORCH, "served", 40), (EXPORT, "served", 60)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @needs_mount
 @pytest.mark.parametrize(("command", "name", "kib"), AFTER_TRAINING)
 def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
@@ -172,9 +172,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(
-    ("moment", "how"), [("typer", "converted"), ("torch", "twice"), ("torch", "once, and at the end")]
-)
+@pytest.mark.parametrize(("moment", "how"), [("typer", "converted"), ("torch", "twice, and at the end")])
 def test_an_interrupt_while_it_starts_ends_it_quietly(moment: str, how: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, moment, how, "methods"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

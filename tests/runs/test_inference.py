@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypa
         tracemalloc.stop()
         return found
 
-    assert peak(4000) < 1.2 * peak(400)
+    assert peak(2000) < 1.2 * peak(400)
 
 
 def write_texts(path: Path, texts: list[str]) -> Source:

@@ -111,7 +111,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_a_resumed_run_sees_the_same_masks(corpus: Path, keys: set[str]) -> None:
-    options: dict[str, Any] = {"epochs": 2, "save_steps": 3, "task_options": {"pack": True, "whole_words": True}}
+    options: dict[str, Any] = {"epochs": 2, "save_steps": 12, "task_options": {"pack": True, "whole_words": True}}
     options |= {"batch_size": 2, "max_length": 16}
     train_model(mlm_config(corpus, "whole", **options))
     assert keys == {"scored", "0/0", "0/1"}  # seed and epoch

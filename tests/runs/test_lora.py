@@ -30,13 +30,14 @@ from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 DEV = Source(device="cpu")
+ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 0.2}, "learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module")
 def folder(own: Path) -> Path:
     """A model, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
-    train(tiny.config(own, lora={"r": 2, "targets": "all-linear"}, learning_rate=1e-2))
-    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
+    train(tiny.config(own, **ADAPTER))
+    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", max_steps=1))
     return own
 
 
@@ -78,7 +79,7 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     saved = load_file(folder / "run" / "adapter_model.safetensors")
     assert metrics["parameters"]["trained"] == sum(tensor.numel() for tensor in saved.values())
     assert metrics["parameters"]["trained"] < metrics["parameters"]["total"] / 2
-    assert metrics["config"]["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
+    assert metrics["config"]["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.2, "targets": "all-linear"}
     adapter = {name: tensor for name, tensor in saved.items() if "lora_B" in name}
     assert len(adapter) == 13
     assert all(tensor.any() for tensor in adapter.values())
@@ -131,11 +132,14 @@ class Stop(TrainerCallback):
 @pytest.mark.parametrize(
     ("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False), ("mixout", False)]
 )
-def test_a_resumed_run_ends_with_the_same_adapter(files: Path, method: str, timed: bool) -> None:
+def test_a_resumed_run_ends_with_the_same_adapter(folder: Path, files: Path, method: str, timed: bool) -> None:
     how: dict[str, Any] = {"checkpoint_seconds": 0.0} if timed else {}
-    config = {"lora": {"r": 2, "dropout": 0.2}, "method": method, "save_steps": 3, "epochs": 2}
+    config = ADAPTER | {"method": method, "save_steps": 3}
     config |= {"options": {"dropout_step": 2}} if method == "attendout" else {}
-    train(tiny.config(files, "whole", **config), **how)
+    if method == "ad-drop":
+        (files / "whole").symlink_to(folder / "run")
+    else:
+        train(tiny.config(files, "whole", **config), **how)
     with pytest.raises(KeyboardInterrupt):
         train(tiny.config(files, "stopped", **config), callbacks=[Stop()], **how)
     train(tiny.config(files, "stopped", **config), resume=True, **how)
@@ -167,15 +171,7 @@ def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given
 
 
 def test_what_the_method_drops_in_it_is_shown(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shown = [
-        "attend",
-        str(folder / "run"),
-        "the cat sees",
-        "--text-pair",
-        "a dog",
-        "--output",
-        str(tmp_path / "a.html"),
-    ]
+    shown = ["attend", f"{folder}/run", "the cat sees", "--text-pair", "a dog", "--output", f"{tmp_path}/a.html"]
     assert cli.main(shown) == 0
     assert "Crossed out: what ad-drop drops." in capsys.readouterr().out
     assert keeps_model(folder / "run")  # so that it can be pushed

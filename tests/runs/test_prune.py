@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from helpers import tiny
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
+from attendrop.pruning.selection import parse_selection
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.prune import _scores, prune_run
+from attendrop.runs.prune import _ranking, _scores, prune_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -53,22 +55,17 @@ def arguments(folder: Path, output: Path | str, *more: str, run: str = "run") ->
     return ["prune", f"{folder}/{run}", "--output-dir", str(output), "--device", "cpu", *more]
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 2.0])
-def test_auto_finds_the_most_that_surely_cost_no_more(
-    folder: Path, tmp_path: Path, capsys: Captured, tolerance: float
-) -> None:
-    assert cli.main(arguments(folder, tmp_path / "out", "--json", "--tolerance", str(tolerance))) == 0
+def test_auto_finds_the_most_that_surely_cost_no_more(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(arguments(folder, tmp_path / "out", "--json", "--tolerance", "2")) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == tiny.read_metrics(tmp_path / "out")
     what = found["pruned"]
     scores = [what["scores"][str(count)] for count in range(3)]
-    assert len(what["layers"]) == (2 if tolerance else 0)
+    assert sorted(what["layers"]) == [0, 1]
     for count, found_at in what["differences"].items():
         assert found_at["value"] == pytest.approx(what["scores"][count] - scores[0])
         assert found_at["low"] < -0.2 < 0.2 < found_at["high"]
     assert (what["ranked_by"], what["chosen_on"], what["of"]) == ("importance", "selection", 2)
-    least = sorted(what["harm"], key=what["harm"].__getitem__)[: len(what["layers"])]
-    assert sorted(f"encoder.{layer}" for layer in what["layers"]) == sorted(least)
     assert what["selection"]["before"]["accuracy"] == scores[0]
     assert what["all_scores"]["dev"]["before"] == tiny.read_metrics(folder / "run")["all_scores"]["dev"]
 
@@ -92,6 +89,7 @@ def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tm
     card = (tmp_path / "out" / "README.md").read_text()
     assert "What is not known: 4 rows" in card and "No layer was pruned." in card and "times that of" not in card
     found = tiny.read_metrics(tmp_path / "out")["pruned"]
+    assert found["layers"] == []
     assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
 
 
@@ -140,7 +138,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
     files: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the rows that were held out for the epoch, and the weights of the classes."""
-    options = {"class_weights": "balanced", "refit": True, "method": "finetune", "max_steps": 4}
+    options = {"class_weights": "balanced", "refit": True, "method": "finetune", "max_steps": 1}
     train(tiny.config(files, **options))
     seen = []
 
@@ -149,13 +147,12 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
         return balanced_loss(labels, num_classes)
 
     monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
-    plain = pruned(files, files / "plain", layers=[0, 1])
-    found = pruned(files, files / "out", layers=[0, 1], recover_epochs=2)
+    found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)]
-    assert [each["pruned"]["recover_epochs"] for each in (plain, found)] == [0, 2]
-    before, after = (attendrop.load(files / name).state_dict() for name in ("plain", "out"))
-    assert before.keys() == after.keys()
-    assert not before["model.classifier.weight"].equal(after["model.classifier.weight"])
+    assert found["pruned"]["recover_epochs"] == 1
+    before, after = attendrop.load(files / "run"), attendrop.load(files / "out")
+    assert after.layers == (0, 1)
+    assert not before.state_dict()["classifier.weight"].equal(after.state_dict()["model.classifier.weight"])
     assert cli.main(["evaluate", f"{files}/out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_scores"] == found["pruned"]["all_scores"]["dev"]["after"]
 
@@ -170,23 +167,22 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
 
 
-@pytest.mark.parametrize(("told", "select_by", "expected"), [
-    (True, "auto", "learner"), (False, "auto", "importance"), (True, "importance", "importance"),
-    (False, "method", "learner"),
-])  # fmt: skip
-def test_the_learner_ranks_where_it_is_told_from_noise(
-    folder: Path, tmp_path: Path, told: bool, select_by: str, expected: str
-) -> None:
+def test_the_learner_ranks_where_it_is_told_from_noise(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder / "effects", run)
     metrics = tiny.read_metrics(run)
-    metrics["layer_effects"]["encoder.0"] |= {"effect": 0.8, "told_from_noise": told}
     metrics["layer_effects"]["encoder.1"] |= {"effect": 0.1, "told_from_noise": False}
+    ranked = {}
+    for told, select_by in ((True, "auto"), (False, "auto"), (True, "importance"), (False, "method")):
+        metrics["layer_effects"]["encoder.0"] |= {"effect": 0.8, "told_from_noise": told}
+        finished = replace(load_finished_run(str(run), device="cpu"), metrics=metrics)
+        ranking = _ranking(finished, parse_selection(1), select_by)
+        ranked[told, select_by] = ranking and ranking.ranked_by
+    assert ranked == {(True, "auto"): "learner", (False, "auto"): None, (True, "importance"): None,
+                      (False, "method"): "learner"}  # fmt: skip
     (run / "metrics.json").write_text(json.dumps(metrics))
-    found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by=select_by, device="cpu")["pruned"]
-    assert found["ranked_by"] == expected
-    if expected == "learner":
-        assert (found["layers"], found["harm"]) == ([0], {"encoder.0": 0.8, "encoder.1": 0.1})
+    found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by="method", device="cpu")["pruned"]
+    assert (found["layers"], found["harm"]) == ([0], {"encoder.0": 0.8, "encoder.1": 0.1})
 
 
 def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> None:
@@ -200,7 +196,7 @@ def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> 
 
 
 def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys: Captured) -> None:
-    train(tiny.config(files, method="finetune", epochs=1, selection_fraction=0.0))
+    train(tiny.config(files, method="finetune", max_steps=1, selection_fraction=0.0))
     assert cli.main(arguments(files, files / "out", "--layers", "1")) == 0
     out, err = capsys.readouterr()
     assert "layers were chosen on dev, so the dev score is optimistic" in out

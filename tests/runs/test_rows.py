@@ -127,7 +127,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     long = tmp_path_factory.mktemp("long")
     tiny.save_tiny_bert(long / "model")
     tiny.write_data(long)
-    train(tiny.config(long, **WINDOWS, method="ad-drop", options={"cross_tuning": False}))
+    train(tiny.config(long, **WINDOWS, method="ad-drop", options={"cross_tuning": False}, epochs=1))
     return long
 
 

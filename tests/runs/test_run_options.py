@@ -85,7 +85,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
-@pytest.mark.parametrize("protocol", ["honest", "paper"])
+@pytest.mark.parametrize("protocol", ["paper", pytest.param("honest", marks=pytest.mark.slow)])
 def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured, protocol: str) -> None:
     tiny.write_csv(folder / "more.csv", ["no", "yes", "maybe", "never", "maybe", "yes"])
     options = ["--eval-file", f"{folder}/more.csv", "--protocol", protocol, "--eval-batch-size=1", "--max-steps=1"]
@@ -189,11 +189,10 @@ def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_fold
     assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_missing_package_of_an_integration_is_named(
-    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
+    find, name = importlib.util.find_spec, "tensorboard"
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if name in package else find(package))
     assert cli.main(arguments(folder, "reported", "--report-to", name)) == 2
     assert f"Error: report-to {name} needs the package {name}; run `pip install {name}`." in capsys.readouterr().err
@@ -235,19 +234,13 @@ def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path, monkeypat
 
 
 def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its name does not take the place of minilm."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    monkeypatch.setenv("ATTENDROP_DATA", "data")
-    text = run_file(RunConfig(task="rte", model="minilm", output_dir="x"))
-    assert yaml.safe_load(text)["data_dir"] == str(tmp_path / "data")
-
-
-def test_a_folder_of_the_name_does_not_take_the_place_of_minilm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("minilm").mkdir()
-    assert yaml.safe_load(run_file(RunConfig(task="rte", model="minilm", output_dir="x")))["model"] == "minilm"
+    monkeypatch.setenv("ATTENDROP_DATA", "data")
+    found = yaml.safe_load(run_file(RunConfig(task="rte", model="minilm", output_dir="x")))
+    assert (found["data_dir"], found["model"]) == (str(tmp_path / "data"), "minilm")
 
 
 def test_the_file_of_a_run_resumes_it(

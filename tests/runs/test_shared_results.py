@@ -104,11 +104,10 @@ def run_of(folder: Path, place: Path, name: str, **options: Any) -> dict[str, An
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"seed": seed}) for seed in (0, 1) for name in ("finetune", "frozen")),
+    ("finetune", {}),
     ("mixout", {}),
-    ("frozen", {"max_length": 6}),
-    ("finetune", {"class_weights": "balanced", "train_file": "uneven.csv"}),
-    ("finetune", {"train_file": "uneven.csv"}),
+    ("finetune", {"class_weights": "balanced"}),
+    *(("frozen", options) for options in ({}, {"seed": 1}, {"max_length": 6})),
 ]
 
 
@@ -116,7 +115,6 @@ def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uneven = {"train_file": str(tiny.write_csv(files / "uneven.csv", ["no", "yes", "yes", "yes"] * 10))}
-    runs = [(name, options | (uneven if "train_file" in options else {})) for name, options in RUNS]
     found = []
     for share in (False, True):
         counted = {name: Counted(getattr(module, name)) for module, name in COUNTED}
@@ -126,15 +124,15 @@ def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
             share_results()
         place = files / str(share)
         place.mkdir()
-        found.append([run_of(files, place, name, **options) for name, options in runs])
+        found.append([run_of(files, place, name, **uneven, **options) for name, options in RUNS])
         calls = {name: each.calls for name, each in counted.items()}
         monkeypatch.undo()
     assert found[0] == found[1]
-    assert calls == {"load_files": 2, "frozen_features": 3 + 2, "_features": 4}
+    assert calls == {"load_files": 1, "frozen_features": 3 + 2, "_features": 2}
 
 
-# Of 8 runs two load other data. Three runs of the frozen encoder encode their training rows; their test rows are of two
-# lengths. Of five fine-tunings four start from other features or labels.
+# Three runs of the frozen encoder encode their training rows; their test rows are of two lengths. Of three fine-tunings
+# two start from the same linear model.
 COUNTED = [(data, "load_files"), (baselines, "frozen_features"), (head_start, "_features")]
 
 
@@ -148,14 +146,11 @@ def test_changed_data_and_models_are_not_taken_for_the_old_ones(
     runs = tmp_path / "runs"
     runs.mkdir()
     share_results()
-    scored = []
-    for change in (None, "data", "model"):
-        if change == "data":
-            tiny.write_csv(tmp_path / "dev.csv", ["yes", "no"] * 6, 52)
-        if change == "model":
-            tiny.save_tiny_bert(tmp_path / "model", initializer_range=0.5)
-        scored.append([run_of(tmp_path, runs, name) for name in ("frozen", "finetune")])
-    assert encoded.calls == 3 * 2
+    for name in ("frozen", "finetune"):
+        run_of(tmp_path, runs, name)
+    tiny.write_csv(tmp_path / "dev.csv", ["yes", "no"] * 6, 52)
+    tiny.save_tiny_bert(tmp_path / "model", initializer_range=0.5)
+    scored = [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")]
+    assert encoded.calls == 2 * 2
     forget_results()
-    assert [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")] == scored[-1]
-    assert scored[0] != scored[1] != scored[2]
+    assert [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")] == scored
