@@ -31,21 +31,18 @@ def demo(
     if seeds < 1:
         raise AttendropError(f"seeds must be at least 1, not {seeds}.")
 
+    import torch
+
     from attendrop.cli.console import messages
     from attendrop.cli.demo_messages import write_messages
 
     train, test = write_messages(Path(output_dir))
     command = ["compare", str(train), "--eval-file", str(test), "--model", model, *SETTINGS, "--seeds", str(seeds)]
-    command += ["--output-dir", str(Path(output_dir) / "answer"), *(["--bf16"] if _has_fast_bfloat16() else [])]
+    command += ["--output-dir", str(Path(output_dir) / "answer")]
+    # Matrix units for bfloat16; by AVX-512 alone it takes longer than float32.
+    command += ["--bf16"] * bool(torch.cpu.get_capabilities().get("amx_bf16"))
     command += [] if workers is None else ["--workers", str(workers)]
     command += ["--quiet"] * quiet + ["--json"] * as_json
     with messages(quiet=quiet):
         logger.info("attendrop %s", shlex.join(command))
     app(command, standalone_mode=False)
-
-
-def _has_fast_bfloat16() -> bool:
-    """Tell whether the processor has matrix units for bfloat16; by AVX-512 alone it takes longer than float32."""
-    import torch
-
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))

@@ -20,18 +20,16 @@ def doctor(
 
     with messages(quiet=True):
         found = examine(model)
+    untrainable = "not by `attendrop train`: it has no classification head"
     lines = {
         "model": f"{model} ({found['architecture']})",
         "supported": "yes" if found["supported"] else f"no: {found['reason']}",
-        "to train": "`attendrop train` can"
-        if found["trainable"]
-        else "not by `attendrop train`: it has no classification head",
+        "to train": "`attendrop train` can" if found["trainable"] else untrainable,
     }
     for kind in dict.fromkeys(layer["kind"] for layer in found["sites"]):
         names = [layer["name"] for layer in found["sites"] if layer["kind"] == kind]
         lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
-    if found["not_run"]:
-        names = found["not_run"]
+    if names := found["not_run"]:
         lines["not tried"] = f"{len(names)} layers, which the example input does not reach: {names[0]} ... {names[-1]}"
     show(found, lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)

@@ -25,12 +25,8 @@ def error_report(report: Mapping[str, Any]) -> str:
     if report.get("errors"):
         parts.append(_errors(report["errors"]))
     if doubtful := suspicious_labels(report):
-        parts.append(
-            [
-                f"{counted(len(doubtful), 'row')} of these {'has' if len(doubtful) == 1 else 'have'} the text of a "
-                "training row with another label: one of the two labels is wrong."
-            ]
-        )
+        have = f"{counted(len(doubtful), 'row')} of these {'has' if len(doubtful) == 1 else 'have'}"
+        parts.append([f"{have} the text of a training row with another label: one of the two labels is wrong."])
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -41,25 +37,19 @@ def _classes(classes: list[dict[str, Any]]) -> list[str]:
         (c["class"], str(c["rows"]), str(c["predicted"]), *(f"{c[name]:.3f}" for name in ("precision", "recall", "f1")))
         for c in shown
     ]
-    rest = (
-        [f"and {len(worst) - len(shown)} classes with a higher F1; --json has all"] if len(worst) > len(shown) else []
-    )
-    return [*aligned(rows, "lr"), *rest]
+    more = len(worst) - len(shown)
+    return [*aligned(rows, "lr"), *([f"and {more} classes with a higher F1; --json has all"] if more else [])]
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
     sure = [part for part in found["bins"] if part["probability"] > 0.9]
     lines = [f"calibration: probabilities are off by {found['error']:.3f} on average (expected calibration error)"]
     if sure:
-        part = sure[-1]
-        lines.append(
-            f"  of {counted(part['rows'], 'prediction')} with a probability above 0.9, {part['accuracy']:.1%} are right"
-        )
+        rows, right = counted(sure[-1]["rows"], "prediction"), f"{sure[-1]['accuracy']:.1%}"
+        lines.append(f"  of {rows} with a probability above 0.9, {right} are right")
     side = "less" if found["temperature"] > 1 else "more"
-    lines.append(
-        f"  a temperature of {found['temperature']:.2f} would fit these rows best: the model should be {side} sure"
-    )
-    return lines
+    best = f"a temperature of {found['temperature']:.2f} would fit these rows best"
+    return [*lines, f"  {best}: the model should be {side} sure"]
 
 
 def _errors(errors: list[dict[str, Any]]) -> list[str]:

@@ -28,14 +28,11 @@ def methods(
     classes = [get_method(each) for each in names]
     if name is not None and len(classes) > 1:
         build_method(name)  # raises if they cannot be combined
-    facts = [(each, each.info) for each in classes]
-    found = [
-        {"name": m.name, "summary": m.summary, "acts_on": list(m.acts_on), "paper": m.paper}
-        | {"evidence": m.evidence, "options": described(each)}
-        for each, m in facts
-    ]
-    table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
-    for _, m in facts:
+    found, table = [], Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    for each in classes:
+        m = each.info
+        about = {"name": m.name, "summary": m.summary, "acts_on": list(m.acts_on), "paper": m.paper}
+        found.append(about | {"evidence": m.evidence, "options": described(each)})
         authors, year, _ = m.paper.partition(")")  # without the title, which `methods NAME` has
         table.add_row(m.name, m.summary, authors + year)
     show(found, table if name is None else "\n\n".join(map(_explanation, classes)), as_json=as_json)

@@ -84,11 +84,11 @@ def _acted(metrics: Mapping[str, Any]) -> str:
     if not epochs:
         return "no epoch"
     numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
-    dropped = ""
+    text = f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}"
     for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
         fractions = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
-        dropped += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
-    return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
+        text += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
+    return text
 
 
 def dropped_fraction(method: str, fraction: float) -> str:

@@ -205,7 +205,8 @@ def search_space(method: str) -> dict[str, tuple[Any, ...]]:
     Options of a composition, several methods joined by ``+``, are called ``METHOD.OPTION``.
     """
     names = [name.strip() for name in method.split("+")]
-    spaces = {name: searched_values(get_method(name)) for name in names}
-    if len(names) == 1:
-        return spaces[names[0]]
-    return {f"{name}.{option}": values for name, space in spaces.items() for option, values in space.items()}
+    return {
+        option if len(names) == 1 else f"{name}.{option}": values
+        for name in names
+        for option, values in searched_values(get_method(name)).items()
+    }
