@@ -185,13 +185,14 @@ class EffectsState(MethodState):
             return {}
         metrics = self._learn() if self.exploring else {}
         self.number, self.steps, self.rows = self.number + 1, 0, set()
-        if self.found is None and not self.exploring:
-            self._act()
+        if self.found is None and not self.exploring:  # the memory of the attacker is free then
+            self.found = self._effects()
+            self.close()
         return metrics
 
     def train_again(self) -> AttentionLayerDrop | None:
         """Drop the layers that help from the first step on: by the end of the exploration the model has fitted."""
-        effects = self._effects() if self.periods else {}
+        effects = self._effects()
         found = [layer for layer in self.attention_layers if helps(effects.get(layer.key))]
         if not found:
             return None
@@ -280,13 +281,9 @@ class EffectsState(MethodState):
         return self.training.train_data.sample(seed, count, size, () if others < size else trained, by_length=by_length)
 
     def _effects(self) -> dict[str, LayerEffect]:
-        keys = [layer.key for layer in self.attention_layers]
-        return dict(zip(keys, layer_effects(self.periods, self.training.seed), strict=True))
-
-    def _act(self) -> None:
-        """End the exploration: keep what it found, and free the attacker."""
-        self.found = self._effects() if self.periods else {}
-        self.close()
+        """Return the effect of each layer, by key; nothing before the first period has ended."""
+        effects = layer_effects(self.periods, self.training.seed)
+        return {layer.key: effect for layer, effect in zip(self.attention_layers, effects, strict=False)}
 
 
 def helps(effect: LayerEffect | None) -> bool:
