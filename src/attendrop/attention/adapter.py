@@ -188,17 +188,14 @@ class ModelAdapter:
 
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
-    """List the attention layers of a model, in the order in which a forward pass meets them.
+    """List the attention layers of a model, in the order in which a forward pass on ``batch`` meets them.
 
-    Args:
-        model: A transformers model; it is left unchanged.
-        batch: Inputs for one forward pass. Default: a tiny example made from the model's configuration.
+    By default the batch is a tiny example made from the model's configuration. The model is left unchanged.
 
     Raises:
         AttendropError: The model is not supported; the message says why.
     """
-    adapter = ModelAdapter(model)
-    return adapter.trace(example_inputs(model) if batch is None else batch)
+    return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
 
 
 def attention_module_names(model: nn.Module) -> list[str]:

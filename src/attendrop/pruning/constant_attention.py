@@ -26,11 +26,8 @@ from attendrop.model_support.peft_models import refuse_adapter
 class HeldAttention:
     """Constant attention in some layers of a model, in each of its passes, for as long as the model exists.
 
-    Copies of the model run its own attention.
-
-    Attributes:
-        layers: The numbers of the layers, in ascending order, from 0.
-        attention_layers: The model's prunable attention layers.
+    Copies of the model run its own attention. ``layers`` are numbers, in ascending order, from 0, among the
+    ``attention_layers`` that can be pruned.
     """
 
     def __init__(self, model: Any, layers: Collection[int]) -> None:

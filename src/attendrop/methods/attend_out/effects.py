@@ -41,29 +41,18 @@ REDRAWS = 4999
 
 
 class Period(NamedTuple):
-    """A finished period of exploration.
+    """A finished period of exploration."""
 
-    Attributes:
-        dropped: Whether each layer was dropped.
-        reward: Mean reward.
-    """
-
-    dropped: tuple[bool, ...]
-    reward: float
+    dropped: tuple[bool, ...]  # whether each layer was
+    reward: float  # the mean
 
 
 class LayerEffect(NamedTuple):
-    """What is known of one layer.
-
-    Attributes:
-        effect: Estimated effect on the reward of dropping the layer for a period; 0 before there are two pairs.
-        standard_error: Its standard error; infinite before there are two pairs.
-        p: P value, corrected for the number of layers.
-    """
+    """Estimated effect on the reward of dropping a layer for a period; the defaults hold before there are two pairs."""
 
     effect: float = 0.0
     standard_error: float = math.inf
-    p: float = 1.0
+    p: float = 1.0  # corrected for the number of layers
 
     @property
     def told_from_noise(self) -> bool:
@@ -296,7 +285,7 @@ def _reported(found: LayerEffect, pairs: int) -> dict[str, Any]:
     from scipy.stats import t
 
     if found.standard_error == math.inf:
-        return {"effect": None, "standard_error": None, "effect_interval": None, "p": found.p}
+        return dict.fromkeys(("effect", "standard_error", "effect_interval")) | {"p": found.p}
     width = float(t.ppf(1 - LEVEL / 2, pairs - 1)) * found.standard_error
     interval = [found.effect - width, found.effect + width]
     return {"effect": found.effect, "standard_error": found.standard_error, "effect_interval": interval, "p": found.p}
