@@ -246,8 +246,7 @@ def test_a_layer_of_shortcuts_is_found_and_training_again_without_it_is_ahead() 
     assert scores["attention-layerdrop"] > scores["finetune"] + 0.3
 
 
-@pytest.mark.parametrize("stopped", [4, 8])
-def test_it_resumes_within_a_period_and_after_the_exploration(stopped: int) -> None:
+def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
     batch = {**zoo.batch_of("bert"), ROW_INDEX: torch.arange(2)}
 
     def trained(first: int, last: int, states: Any) -> Any:
@@ -270,12 +269,13 @@ def test_it_resumes_within_a_period_and_after_the_exploration(stopped: int) -> N
 
     (weights, _, _, (shared, _)), report = trained(0, 12, None)
     assert (len(shared["periods"]), shared["attacker"]) == (2, None)
-    half = trained(0, stopped, None)[0]
-    assert (half[3][0]["attacker"] is None) == (stopped == 8)
-    assert half[3][1]["rows"] == ([0, 1] if stopped == 4 else [])
-    (again, _, _, _), repeated = trained(stopped, 12, half)
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
-    assert repeated == report
+    for stopped in (4, 8):
+        half = trained(0, stopped, None)[0]
+        assert (half[3][0]["attacker"] is None) == (stopped == 8)
+        assert half[3][1]["rows"] == ([0, 1] if stopped == 4 else [])
+        (again, _, _, _), repeated = trained(stopped, 12, half)
+        assert all(torch.equal(weights[name], again[name]) for name in weights)
+        assert repeated == report
 
 
 def test_rewards_are_on_rows_that_the_period_did_not_train_on() -> None:

@@ -75,7 +75,8 @@ class ModelAdapter:
         self._softmax_hooks.open(self._cache.attention)
         _ATTACHED.add(self)
         self._attached = True
-        self._route()
+        for config in self._configs:
+            route(config)
 
     def detach(self) -> None:
         """Restore the model exactly. Idempotent."""
@@ -172,16 +173,13 @@ class ModelAdapter:
             if not was_attached:
                 self.detach()
 
-    def _route(self) -> None:
-        for config in self._configs:
-            route(config)
-
     def _follow_switches(self) -> None:
         """Route attention again if the model was switched to another implementation while attached."""
         if not self._attached or all(is_routed(config) for config in self._configs):
             return
         check_implementations(self.model, self._cache.attention, self._configs)
-        self._route()
+        for config in self._configs:
+            route(config)
         logger.warning(
             "%s was switched to attention implementation '%s' while it is regularised; it goes on with that one.",
             type(self.model).__name__,
@@ -190,17 +188,14 @@ class ModelAdapter:
 
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
-    """List the attention layers of a model, in the order in which a forward pass meets them.
+    """List the attention layers of a model, in the order in which a forward pass on ``batch`` meets them.
 
-    Args:
-        model: A transformers model; it is left unchanged.
-        batch: Inputs for one forward pass. Default: a tiny example made from the model's configuration.
+    By default the batch is a tiny example made from the model's configuration. The model is left unchanged.
 
     Raises:
         AttendropError: The model is not supported; the message says why.
     """
-    adapter = ModelAdapter(model)
-    return adapter.trace(example_inputs(model) if batch is None else batch)
+    return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
 
 
 def attention_module_names(model: nn.Module) -> list[str]:

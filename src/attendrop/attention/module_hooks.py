@@ -94,7 +94,6 @@ class RunningPlan:
     Under activation checkpointing, layers run again in the backward pass. A model that hands keywords on to its layers
     hands on the plan then, too. In one that does not (``takes_keyword=False``), the keyword ends here, and layers that
     run again find the plan of their first run here.
-
     """
 
     def __init__(self, model: nn.Module, *, takes_keyword: bool) -> None:

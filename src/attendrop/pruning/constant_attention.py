@@ -26,11 +26,8 @@ from attendrop.model_support.peft_models import refuse_adapter
 class HeldAttention:
     """Constant attention in some layers of a model, in each of its passes, for as long as the model exists.
 
-    Copies of the model run its own attention.
-
-    Attributes:
-        layers: The numbers of the layers, in ascending order, from 0.
-        attention_layers: The model's prunable attention layers.
+    Copies of the model run its own attention. ``layers`` are numbers, in ascending order, from 0, among the
+    ``attention_layers`` that can be pruned.
     """
 
     def __init__(self, model: Any, layers: Collection[int]) -> None:
@@ -38,28 +35,23 @@ class HeldAttention:
         self.attention_layers = select_self_attention(self._adapter.trace(example_inputs(model)), "all")
         self.layers = tuple(sorted(layers))
         self._adapter.attach()
-        self._plan = self._new_plan()
-        self._hook(model)
-        forget_traces(model)
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Begin a pass of the model, as a hook."""
-        self._plan = self._new_plan()
-
-    def _hook(self, model: Any) -> None:
-        """Give attention modules the plan themselves: an encoder also runs without its model, in generation."""
+        self._plan = Plan()
+        self()
 
         def give_plan(module: nn.Module, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {**keywords, PLAN_KEYWORD: self._plan}
 
         hooks = ModuleHooks()
         hooks.before(model.base_model, self)
+        # Attention modules are given the plan themselves: an encoder also runs without its model, in generation.
         for name in {self.attention_layers[number].name.partition("#")[0] for number in self.layers}:
             hooks.before(model.get_submodule(name), give_plan, with_kwargs=True)
+        forget_traces(model)
 
-    def _new_plan(self) -> Plan:
-        """Make the plan of a pass, which counts the calls of modules that several layers share."""
-        return self._adapter.bind(ConstantAttention(self.attention_layers[number].key for number in self.layers))
+    def __call__(self, *_: Any) -> None:
+        """Begin a pass of the model, as a hook, with a plan that counts the calls of modules that layers share."""
+        keys = [self.attention_layers[number].key for number in self.layers]
+        self._plan = self._adapter.bind(ConstantAttention(keys))
 
 
 def held_attention(model: Any) -> HeldAttention | None:

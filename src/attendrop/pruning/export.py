@@ -83,38 +83,27 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PIXELS = "pixel_values"
 
 
-def input_names(model: Any, token_types: bool | None) -> tuple[str, ...]:
-    """Return the inputs of a model; ``token_type_ids`` by default if it has more than one type."""
-    if reads_images(model):
-        return (PIXELS,)
+def _inputs_of(model: Any, token_types: bool | None) -> tuple[tuple[str, ...], dict[int, Any]]:
+    """Return the names of a model's inputs, and their dimensions of free size by number; an image's are the model's."""
+    if model.main_input_name == PIXELS:
+        return (PIXELS,), {0: torch.export.Dim("batch")}
     if token_types is None:
         token_types = getattr(model.config, "type_vocab_size", 0) > 1
-    return TEXT_INPUTS if token_types else TEXT_INPUTS[:2]
-
-
-def reads_images(model: Any) -> bool:
-    """Tell whether a model reads pixels."""
-    return bool(_inner(model).main_input_name == PIXELS)
-
-
-def free_sizes(model: Any) -> dict[int, Any]:
-    """Return the dimensions of the inputs whose size is free, by number; those of an image are the model's."""
-    if reads_images(model):
-        return {0: torch.export.Dim("batch")}
     sizes = ("batch", "choices", "length") if _is_choice(model) else ("batch", "length")
-    return {
+    free = {
         number: torch.export.Dim(name, max=_longest(model) if name == "length" else None)
         for number, name in enumerate(sizes)
     }
+    return TEXT_INPUTS if token_types else TEXT_INPUTS[:2], free
 
 
-def example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
+def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
     """Make a batch of texts of different lengths, the first without padding, or of images of random pixels.
 
     The length is lowered to the longest that the model reads.
     """
     generator = torch.Generator().manual_seed(0)
-    if reads_images(model):
+    if model.main_input_name == PIXELS:
         size = model.config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return {PIXELS: torch.randn(batch, model.config.num_channels, height, width, generator=generator)}
@@ -127,7 +116,7 @@ def example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[
 
 
 def _is_choice(model: Any) -> bool:
-    return type(_inner(model)).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
+    return type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
 
 
 def _inner(model: Any) -> Any:
@@ -252,7 +241,7 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
     except Exception as error:  # onnxruntime's exceptions have no common base; bfloat16 raises one
         raise _failure(model, error) from error
     for batch, length in ((1, 5), (2, 16), (5, 11)):
-        inputs = example_batch(reference, batch=batch, choices=3, length=length)
+        inputs = _example_batch(_inner(reference), batch=batch, choices=3, length=length)
         with torch.no_grad():
             expected = logits_of(reference(**{name: inputs[name] for name in names})).float()
         valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # logits of each token, or of the text
@@ -278,7 +267,7 @@ def _prepared(
     model: Any, token_types: bool | None, layout: type[PaddedLayout]
 ) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Prepare the model with its tokens in a layout, example inputs, and their dynamic sizes."""
-    given = model.model if isinstance(model, PrunedModel) else model
+    given = _inner(model)
     if held_attention(given) is not None:
         raise AttendropError(
             f"{type(given).__name__} has constant attention only under this library; it cannot be exported."
@@ -290,8 +279,8 @@ def _prepared(
     for module in inner.modules():
         if isinstance(module, PackedLayer):
             module.exported = layout
-    names, free = input_names(inner, token_types), free_sizes(inner)
-    inputs = example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
+    names, free = _inputs_of(inner, token_types)
+    inputs = _example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
 
 

@@ -15,25 +15,17 @@ from attendrop.tasks.heads.model_classes import pooling_of
 
 @dataclass(frozen=True)
 class LayerParts:
-    """Modules of one encoder layer.
+    """Modules of one encoder layer: attention, feed-forward, and two norms."""
 
-    Attributes:
-        attention: The module of the layer that holds the projections.
-        projections: Those to queries, keys and values, or one that makes all three; without any, attention is constant.
-        output: The output projection; in a layer with constant attention ``W_V W_O``, with its bias.
-        norm, up, activation, down, last_norm: The feed-forward part, and the layer's two norms.
-        window: A token attends to those at most so many columns away; None: to all.
-    """
-
-    attention: nn.Module
-    projections: tuple[nn.Module, ...]
-    output: nn.Linear
+    attention: nn.Module  # that holds the projections
+    projections: tuple[nn.Module, ...]  # to queries, keys and values, or to all three; with none, attention is constant
+    output: nn.Linear  # in a layer with constant attention W_V W_O, with its bias
     norm: nn.Module
     up: nn.Linear
     activation: Callable[[Tensor], Tensor]
     down: nn.Linear
     last_norm: nn.Module
-    window: int | None
+    window: int | None  # a token attends to those at most so many columns away; None: to all
 
     def read(self, x: Tensor) -> Tensor:
         """Return what attention reads of the hidden states ``(..., hidden)``."""
@@ -75,27 +67,16 @@ class PreNormParts(LayerParts):
 
 @dataclass(frozen=True)
 class Family:
-    """Names of the parts of an encoder.
+    """Names of the parts of an encoder."""
 
-    Attributes:
-        layers: Path of the list of layers in the base model.
-        attention: The module of a layer that holds the projections to queries, keys and values.
-        projections: Their names in it; or of one that makes all three.
-        output: The output projection of attention.
-        block: What a layer computes with its parts.
-        parts_of_block: Its fields that are not named here, with their paths in a layer.
-        relative_positions: Whether attention adds to its scores as DeBERTa's does: a layer's own module computes it.
-        pads_right: Whether the first token is read, and cannot be told from padding before it.
-    """
-
-    layers: str
-    attention: str
-    projections: tuple[str, ...]
-    output: str
-    block: type[LayerParts]
-    parts_of_block: Mapping[str, str]
-    relative_positions: bool = False
-    pads_right: bool = False
+    layers: str  # path of the list of layers in the base model
+    attention: str  # path in a layer of the module that holds the projections to queries, keys and values
+    projections: tuple[str, ...]  # their names in it; or that of one that makes all three
+    output: str  # path of the output projection of attention
+    block: type[LayerParts]  # what a layer computes with its parts
+    parts_of_block: Mapping[str, str]  # its fields that are not named here, with their paths in a layer
+    relative_positions: bool = False  # whether attention adds to its scores as DeBERTa's: its own module computes it
+    pads_right: bool = False  # whether the first token is read, and cannot be told from padding before it
 
     @property
     def projection_paths(self) -> list[str]:

@@ -152,12 +152,9 @@ def prune_selected(
     judge: Judge | None,
     tolerance: float,
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Decide which layers to prune, and prune them; see :func:`prune`.
+    """Decide which layers to prune, and prune them, see :func:`prune`; also return the trials of ``auto``.
 
     Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
-
-    Returns:
-        The pruned model; with ``auto`` also the trials.
     """
     attention_layers = prunable_layers(model)
     selection.check(len(attention_layers))

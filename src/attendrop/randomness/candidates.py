@@ -22,15 +22,10 @@ def floor_fraction(count: Tensor, fraction: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Region:
-    """Candidate positions of one attention layer.
+    """Candidate positions of one attention layer."""
 
-    Attributes:
-        mask: ``(batch, heads, query, key)``, True at candidates.
-        signal: ``(batch, heads, query, 1)``, True for rows whose attributions are not all equal; others have none.
-    """
-
-    mask: Tensor
-    signal: Tensor
+    mask: Tensor  # (batch, heads, query, key), True at candidates
+    signal: Tensor  # (batch, heads, query, 1), True for rows whose attributions are not all equal; others have none
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Region:

@@ -84,12 +84,8 @@ def sample_mask(
             undefined.
         device: Where to put the mask.
     """
-    return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
-
-
-def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Tell where the lanes of a hash are in the lower fraction ``p`` of their range."""
-    bound: int | Tensor
+    seeds, origins = key.seeds(name, shape[0]), origins.to(device)
+    bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
     else:

@@ -44,7 +44,9 @@ class Regularization:
 
     Attributes:
         method_state: The state of the method.
+        adapter: Adapter of the model; None if the method does not act on attention.
         steps_taken: Number of optimizer steps so far.
+        sequences: Number of rows since the last step whose loss was computed.
         batches: Number of micro-batches so far in this epoch.
         idle: Whether the method regularises nothing, as plain fine-tuning.
         loss_scale: The factor by which gradients are multiplied under float16.
@@ -69,13 +71,13 @@ class Regularization:
         self.loss_weight: float | Tensor = 1.0
         self.accumulation_steps = 1
         self.model_columns: Collection[str] | None = None
-        self._sequences = 0
+        self.sequences = 0
         self._called = self._stepped = False
         self._effects = EffectTracker()
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
-        self._adapter: ModelAdapter | None = None
+        self.adapter: ModelAdapter | None = None
         self._hook: Any = None
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
@@ -95,17 +97,7 @@ class Regularization:
     def begin_step(self, steps_taken: int) -> None:
         """Set how many optimizer steps were taken before the next micro-batches; :meth:`step` counts them itself."""
         self.steps_taken = steps_taken
-        self._sequences = 0
-
-    @property
-    def adapter(self) -> ModelAdapter | None:
-        """Adapter of the model; None if the method does not act on attention."""
-        return self._adapter
-
-    @property
-    def loss_computed(self) -> bool:
-        """Whether a loss was computed since the last step."""
-        return self._sequences > 0
+        self.sequences = 0
 
     def step(self) -> None:
         """Update the method; call after each ``optimizer.step()``."""
@@ -215,8 +207,8 @@ class Regularization:
         self._called = True
         rows = number_of_rows(batch)
         processes = self.training.processes
-        first = self._sequences * processes.world_size + processes.rank * rows
-        self._sequences += rows
+        first = self.sequences * processes.world_size + processes.rank * rows
+        self.sequences += rows
         taking_part = [] if self.idle else self._taking_part(epoch)
         acting = [method_state.method for method_state in taking_part if method_state.method.active(epoch or 0)]
         self._statistics.begin([method.source for method in acting])
@@ -239,10 +231,10 @@ class Regularization:
             loss_scale=self.loss_scale,
             model_columns=self.model_columns,
             extra=extra,
-            adapter_if_any=self._adapter,
+            adapter_if_any=self.adapter,
         )
-        if self._adapter is not None:
-            self._adapter.trace(context.inputs)
+        if self.adapter is not None:
+            self.adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
         loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
@@ -298,8 +290,8 @@ class Regularization:
         if self._hook is not None:
             self._hook.remove()
         self.method_state.close()
-        if self._adapter is not None:
-            self._adapter.detach()
+        if self.adapter is not None:
+            self.adapter.detach()
 
     def _start(self) -> None:
         """Start the method, and attach it to the model and the optimizer."""
@@ -308,13 +300,13 @@ class Regularization:
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
         if self.method.info.uses_attention:
-            self._adapter = ModelAdapter(self.model)
+            self.adapter = ModelAdapter(self.model)
         self.method_state = self.method.start(self.training)
         for part in self.method_state.parts:
             check_declarations(part)
         self._hook_optimizer()
-        if self._adapter is not None:
-            self._adapter.attach()
+        if self.adapter is not None:
+            self.adapter.attach()
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
@@ -369,8 +361,8 @@ class Regularization:
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             if plan is not None and model is None:  # that of another model is bound to it
-                assert self._adapter is not None
-                plan = self._adapter.bind(plan)
+                assert self.adapter is not None
+                plan = self.adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
             weight = self._weight_like(loss)
             # The loss of a micro-batch without labels is 0, and stays so.

@@ -48,12 +48,9 @@ class EpochSampler(Sampler[int]):
 
 
 def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
-    """Find the length of each row in tokens, in ``column``, or by counting ``input_ids``.
+    """Find the length of each row in tokens, in ``column``, or by counting ``input_ids``; AttendropError without both.
 
     Unused columns may have been removed from ``dataset``, and ``original`` has the same rows with all.
-
-    Raises:
-        AttendropError: There is no such column and no ``input_ids``.
     """
     for source in (dataset, original):
         if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):

@@ -182,7 +182,7 @@ class RegularizedTrainer(TrainerHooks):
         """Update the method after an optimizer step."""
         if self._regularization is None:
             return
-        if not (self._regularization.idle or self._regularization.loss_computed):
+        if not (self._regularization.idle or self._regularization.sequences):
             raise AttendropError(
                 f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
                 "have it call super().training_step."

@@ -31,18 +31,10 @@ from attendrop.randomness.candidates import pack, unpack
 
 
 class Policy:
-    """The generator and the layers in which it drops.
-
-    Args:
-        method: The options.
-        training: The model to drop in.
-        attention_layers: All attention layers of the model.
-        inputs: Inputs of the model, on which its embeddings are traced.
-        seed: Seed of the generator's weights.
+    """The generator, whose embeddings are traced on ``inputs`` of the model, and the layers in which it drops.
 
     Attributes:
-        attention_layers: The layers to drop in.
-        selected_keys: Keys of these layers.
+        attention_layers: The layers to drop in; ``selected_keys`` are their keys.
         layers: All self-attention layers up to the last of these, by key; the generator is applied for each.
     """
 
@@ -97,23 +89,14 @@ class Micro:
 
     This takes much less memory than the masks, which depend only on ``key`` and on the generator, which does not change
     within a period.
-
-    Attributes:
-        batch: The batch, with labels.
-        inputs: Names of the columns passed to the model.
-        key: Key of the random numbers.
-        sequences: Number of sequences in attention (more than rows in multiple choice); 0 if nothing was sampled
-            because all layers were skipped.
-        masks: Distinct masks of valid keys, packed; None for all keys.
-        layers: Index of the mask of each self-attention layer that ran, in execution order.
     """
 
-    batch: dict[str, Any]
-    inputs: list[str]
+    batch: dict[str, Any]  # with labels
+    inputs: list[str]  # names of the columns passed to the model
     key: SampleKey
-    sequences: int = 0
-    masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)
-    layers: dict[str, int] = field(default_factory=dict)
+    sequences: int = 0  # in attention: more than rows in multiple choice, 0 if all layers were skipped
+    masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)  # distinct ones of valid keys
+    layers: dict[str, int] = field(default_factory=dict)  # index of the mask of each layer that ran, in order
 
     @classmethod
     def of(cls, context: StepContext) -> Micro:
@@ -133,26 +116,15 @@ class Micro:
 
 
 class Outcome(NamedTuple):
-    """The generator's action on one layer.
+    """The generator's action on one layer."""
 
-    Attributes:
-        logits: Logits of dropping each unit, ``(batch, heads, n, n)``; dimensions that a unit spans have size 1.
-        units: Broadcastable mask of the units: valid keys in rows that hold tokens; None for all.
-        dropped: Mask of the dropped units.
-    """
-
-    logits: Tensor
-    units: Tensor | None
-    dropped: Tensor
+    logits: Tensor  # of dropping each unit, (batch, heads, n, n); dimensions that a unit spans have size 1
+    units: Tensor | None  # broadcastable mask of the units: valid keys in rows that hold tokens; None for all
+    dropped: Tensor  # mask of the dropped units
 
 
 class Course:
-    """Application of the generator to the successive layers of one pass of the model.
-
-    Args:
-        policy: The generator and its layers.
-        inputs: Inputs of the model in that pass.
-    """
+    """Application of the generator to the successive layers of one pass of the model."""
 
     def __init__(self, policy: Policy, inputs: Batch) -> None:
         self.granularity = policy.method.granularity
@@ -210,13 +182,9 @@ class GeneratorPlan(Plan):
 
 
 class Attack(GeneratorPlan):
-    """Plan of the attacker's training pass: samples the dropped units, and records how to sample them again.
+    """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    Args:
-        policy: The generator.
-        context: The micro-batch.
-        micro: Record to fill.
-        probabilities: Sum of the drop probabilities and number of the units, by layer key, to add to.
+    The sum of the drop probabilities, and the number of units, are added to ``probabilities``, by layer key.
     """
 
     def __init__(

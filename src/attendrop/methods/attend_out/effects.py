@@ -41,29 +41,18 @@ REDRAWS = 4999
 
 
 class Period(NamedTuple):
-    """A finished period of exploration.
+    """A finished period of exploration."""
 
-    Attributes:
-        dropped: Whether each layer was dropped.
-        reward: Mean reward.
-    """
-
-    dropped: tuple[bool, ...]
-    reward: float
+    dropped: tuple[bool, ...]  # whether each layer was
+    reward: float  # the mean
 
 
 class LayerEffect(NamedTuple):
-    """What is known of one layer.
-
-    Attributes:
-        effect: Estimated effect on the reward of dropping the layer for a period; 0 before there are two pairs.
-        standard_error: Its standard error; infinite before there are two pairs.
-        p: P value, corrected for the number of layers.
-    """
+    """Estimated effect on the reward of dropping a layer for a period; the defaults hold before there are two pairs."""
 
     effect: float = 0.0
     standard_error: float = math.inf
-    p: float = 1.0
+    p: float = 1.0  # corrected for the number of layers
 
     @property
     def told_from_noise(self) -> bool:
@@ -185,13 +174,14 @@ class EffectsState(MethodState):
             return {}
         metrics = self._learn() if self.exploring else {}
         self.number, self.steps, self.rows = self.number + 1, 0, set()
-        if self.found is None and not self.exploring:
-            self._act()
+        if self.found is None and not self.exploring:  # the memory of the attacker is free then
+            self.found = self._effects()
+            self.close()
         return metrics
 
     def train_again(self) -> AttentionLayerDrop | None:
         """Drop the layers that help from the first step on: by the end of the exploration the model has fitted."""
-        effects = self._effects() if self.periods else {}
+        effects = self._effects()
         found = [layer for layer in self.attention_layers if helps(effects.get(layer.key))]
         if not found:
             return None
@@ -280,13 +270,9 @@ class EffectsState(MethodState):
         return self.training.train_data.sample(seed, count, size, () if others < size else trained, by_length=by_length)
 
     def _effects(self) -> dict[str, LayerEffect]:
-        keys = [layer.key for layer in self.attention_layers]
-        return dict(zip(keys, layer_effects(self.periods, self.training.seed), strict=True))
-
-    def _act(self) -> None:
-        """End the exploration: keep what it found, and free the attacker."""
-        self.found = self._effects() if self.periods else {}
-        self.close()
+        """Return the effect of each layer, by key; nothing before the first period has ended."""
+        effects = layer_effects(self.periods, self.training.seed)
+        return {layer.key: effect for layer, effect in zip(self.attention_layers, effects, strict=False)}
 
 
 def helps(effect: LayerEffect | None) -> bool:
@@ -299,7 +285,7 @@ def _reported(found: LayerEffect, pairs: int) -> dict[str, Any]:
     from scipy.stats import t
 
     if found.standard_error == math.inf:
-        return {"effect": None, "standard_error": None, "effect_interval": None, "p": found.p}
+        return dict.fromkeys(("effect", "standard_error", "effect_interval")) | {"p": found.p}
     width = float(t.ppf(1 - LEVEL / 2, pairs - 1)) * found.standard_error
     interval = [found.effect - width, found.effect + width]
     return {"effect": found.effect, "standard_error": found.standard_error, "effect_interval": interval, "p": found.p}

@@ -24,9 +24,7 @@ class Generator(nn.Module):
     A trained copy of the model's embeddings, and one attention layer (query, key, value and output projection,
     residual, LayerNorm; no dropout, no output layer) that is applied once for each attention layer of the model. The
     scores of its ``l``-th application, ``(batch, heads, n, n)``, are the logits of dropping in the model's layer ``l``.
-
-    Section 4.1 of both papers. Parameters: those of the embeddings, ``4 (d*d + d) + 2d``, and with a feed-forward
-    ``8 d*d + 7d`` more.
+    Section 4.1 of both papers.
 
     Args:
         model: The model in which attention is dropped; not modified.
@@ -129,11 +127,8 @@ class Draft:
     def logits(self, layer: int, valid: Tensor | None) -> Tensor:
         """Compute the drop logits of a layer, ``(batch, heads, n, n)``, in float32 (float64 for a float64 model).
 
-        Args:
-            layer: Number of the layer, from 0, greater than in the previous call. The generator is also applied for
-                skipped layers in between, with the same ``valid``.
-            valid: Mask of the keys that this layer may attend to, broadcastable to the logits; None for all. Padding
-                does not affect later layers.
+        The number of the layer, from 0, is greater than in the call before; for layers that were skipped in between,
+        the generator is applied, too, with the same keys. ``valid`` is broadcastable to the logits, None for all.
         """
         while self.applications <= layer:
             if self.last is not None:

@@ -35,15 +35,8 @@ _NOISE = 0.15
 class Players(Policy):
     """The generator, with its policy gradient updates, and the defender. Arguments are those of :class:`Policy`."""
 
-    def __init__(
-        self,
-        method: AttendOutOptions,
-        training: TrainingContext,
-        attention_layers: Sequence[AttentionLayer],
-        inputs: Batch,
-        seed: int,
-    ) -> None:
-        super().__init__(method, training, attention_layers, inputs, seed)
+    def __init__(self, method: AttendOutOptions, training: TrainingContext, *given: Any) -> None:
+        super().__init__(method, training, *given)
         self.defender = SecondModel(training, method.defender_device)
         self.processes = training.processes
         self.baseline = 0.0

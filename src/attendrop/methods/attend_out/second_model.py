@@ -33,12 +33,8 @@ class SecondModel:
     multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. The learning rate
     and all other settings are the first model's at that step; gradients are clipped by their own norm.
 
-    Args:
-        training: The trained model and its optimizer.
-        device: Name of the copy's device, ``"next"``, or empty for the first model's.
-
-    Attributes:
-        pairs: Each parameter of the first model, with that of the copy.
+    It is on ``device``: a name, ``"next"``, or empty for the first model's. ``pairs`` are the parameters of the first
+    model, each with that of the copy.
     """
 
     def __init__(self, training: TrainingContext, device: str) -> None:
