@@ -211,10 +211,10 @@ RECORDED = ADDrop(p=0.4, q=0.5, **ON)
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     """From the first epoch, when no row has been dropped from, and from the second."""
-    whole = trainer_of(tmp_path, RECORDED, num_train_epochs=3, save_strategy="steps", save_steps=3)
+    whole = trainer_of(tmp_path, RECORDED, save_strategy="steps", save_steps=3)
     whole.train()
     for step in (3, 6):
-        resumed = trainer_of(tmp_path, RECORDED, num_train_epochs=3)
+        resumed = trainer_of(tmp_path, RECORDED)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         zoo.assert_same(weights(resumed), weights(whole))
 

@@ -53,7 +53,7 @@ def test_the_loss_has_the_divergence_from_the_prior() -> None:
     assert losses[1] - losses[0] == pytest.approx(2.0 * 2 * 2 * divergence, rel=1e-5)  # layers and heads
 
 
-@pytest.mark.parametrize(("name", "labels"), [("bert", (1, 1, 1)), ("gpt2", (7, 4, 2)), ("bart", (6, 3, 2))])
+@pytest.mark.parametrize(("name", "labels"), [("gpt2", (7, 4, 2)), ("bart", (6, 3, 2))])
 def test_rows_are_weighted_as_in_the_loss(name: str, labels: tuple[int, ...]) -> None:
     """In the first layer, whose values do not depend on what is dropped. Rows alone have no padding."""
     lengths = (8, 5, 3)
@@ -64,9 +64,10 @@ def test_rows_are_weighted_as_in_the_loss(name: str, labels: tuple[int, ...]) ->
 
 
 def divergence_of(name: str, batch: zoo.Batch) -> float:
-    layers, losses = "decoder:first" if name == "bart" else "first", []
+    model, losses = zoo.build(name, dtype=torch.float64), []
     for weight in (0.0, 1.0):
-        reg = at_work(zoo.build(name, dtype=torch.float64), p=0.3, prior_weight=weight, layers=layers)
+        layers = "decoder:first" if name == "bart" else "first"
+        reg = at_work(model, p=0.3, prior_weight=weight, layers=layers)
         reg.loss(batch)
         moved_networks(reg)
         reg.begin_step(0)

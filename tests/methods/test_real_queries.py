@@ -58,11 +58,13 @@ def padded(name: str, extra: int) -> zoo.Batch:
     return batch | {column: torch.nn.functional.pad(value, (0, 0, 0, extra)) for column, value in columns.items()}
 
 
-@pytest.mark.parametrize("name", ["bart", "t5", "bart-class", "bert-choice"])
+BERNOULLI, CONTEXTUAL = LearnableBernoulli(p=0.3, num_train_rows=100), ContextualDropout(p=0.3, prior_weight=1.0)
+
+
 @pytest.mark.parametrize(
-    "method",
-    [LearnableBernoulli(p=0.3, num_train_rows=100), ContextualDropout(p=0.3, prior_weight=1.0)],
-    ids=["learnable-bernoulli", "contextual-dropout"],
+    ("method", "name"),
+    [(BERNOULLI, "bart"), (CONTEXTUAL, "t5"), (BERNOULLI, "bart-class"), (CONTEXTUAL, "bert-choice")],
+    ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_padding_changes_no_loss_and_no_gradient(method: Method, name: str) -> None:
     found = []

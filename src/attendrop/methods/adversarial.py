@@ -60,7 +60,7 @@ class AdversarialDropout(Method):
     Source: Park et al. (2018), https://arxiv.org/abs/1707.03631, the supervised form (SAdD) and its greedy algorithm.
     There, the hidden units of one layer are dropped; here, the attention weights of all layers are, and all masks are
     changed by the gradients of one pass. All defaults are ours. Kept weights of the changed mask are divided by ``1 -
-    p``, too; the authors' code divides by the fraction that is kept. Their virtual form (VAdD) is not included.
+    p``, too; the authors' code divides by the fraction that is kept.
     """
 
     info = MethodInfo(
@@ -150,9 +150,9 @@ class SCAL(Method):
 
     Source: Miao et al. (2021), https://arxiv.org/abs/2111.13301; the perturbation is that of Miyato et al. (2017), the
     contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, multi-label classification,
-    multiple choice and at token level there are no classes of sequences, so that ``P(i)`` is the other copy only (each
-    choice is a sequence). In encoder-decoder models the encoder's word embeddings are perturbed. Perturbed attention is
-    not renormalised, and padding still gets none. The second pass samples its own dropout.
+    multiple choice and at token level ``P(i)`` is the other copy only (each choice is a sequence). In encoder-decoder
+    models the encoder's word embeddings are perturbed. Perturbed attention is not renormalised, and padding still gets
+    none. The second pass samples its own dropout.
     """
 
     info = MethodInfo(

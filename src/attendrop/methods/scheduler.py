@@ -49,9 +49,8 @@ class Scheduler(Method):
             numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
-        shape: ``"own"``: the schedule given by ``progress`` and ``probabilities``. Or a predefined schedule, linear
-            from 0.6 in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1
-            lower, to 0.25; ``"cola"``, all layers to 0.9.
+        shape: ``"own"``: by ``progress`` and ``probabilities``. Or predefined, linear from 0.6: ``"qnli"``, the first
+            layer to 0.55, each further one 0.1 lower, to 0.25; ``"cola"``, all layers to 0.9.
 
     Raises:
         AttendropError: A shape is given together with lists; or, at the start of training, the number of lists is

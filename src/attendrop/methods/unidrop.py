@@ -29,10 +29,9 @@ from attendrop.extend import (
     sample_mask,
     unit_interval,
 )
-from attendrop.methods.common.perturbations import token_uniform
+from attendrop.methods.common.perturbations import of_rows, token_uniform
 from attendrop.methods.layers import sample_blocks
 
-PLACES = (1, 2, 3, 4)
 # Types of models that count positions by the mask, and take other positions; those of others do not depend on it.
 _POSITIONS_BY_MASK = ("opt",)
 
@@ -49,14 +48,12 @@ class UniDrop(Method):
       ``token``. The first and last token of a sequence are kept, and so are special tokens if the tokenizer is known:
       the trainer's ``processing_class``, or ``tokenizer`` of :func:`attendrop.regularize`.
 
-    Each part can be used on its own: 0 disables a part.
-
     Args:
-        feature: Probability that a feature is dropped, in [0, 1).
+        feature: Probability that a feature is dropped, in [0, 1); 0 disables the part.
         features: Places to drop features in, as ``(1, 2, 3, 4)`` or ``"1,2,3,4"``; empty disables the part.
-        structure: Probability that a block is skipped, in [0, 1].
+        structure: Probability that a block is skipped, in [0, 1]; 0 disables the part.
         data: Probability that a sequence is unchanged, in [0, 1]; 1 disables the part.
-        token: Probability that a token of any other sequence is dropped, in [0, 1].
+        token: Probability that a token of any other sequence is dropped, in [0, 1]; 0 disables the part.
 
     Raises:
         AttendropError: All parts are disabled; or, in training, the model lacks the components of a part: blocks that
@@ -66,9 +63,7 @@ class UniDrop(Method):
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
     are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
     labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone), in
-    encoder-decoder models in the encoder's input only. FD-1 is in addition to the model's own dropout of weights (set
-    that to 0 to use only one). FD-3 is sampled after rotary embeddings, for each query head of a group. Blocks are
-    skipped as in :class:`LayerDrop`.
+    encoder-decoder models in the encoder's input only. FD-3 is sampled after rotary embeddings, for each query head.
     """
 
     info = MethodInfo(
@@ -87,7 +82,7 @@ class UniDrop(Method):
 
     feature: float = option(0.1, unit_interval(zero=True), search=(0.0, 0.2))
     features: str | int | Sequence[int] = option(
-        PLACES, Range("some of 1, 2, 3, 4 (1,3), or none", lambda _, value: _places(value))
+        (1, 2, 3, 4), Range("some of 1, 2, 3, 4 (1,3), or none", lambda _, value: _places(value))
     )
     structure: float = option(0.2, unit_interval(one=True, zero=True), search=(0.0, 0.1))
     data: float = option(0.5, unit_interval(one=True, zero=True), search=(0.0, 0.25))
@@ -128,7 +123,7 @@ def _places(features: object) -> tuple[int, ...]:
     if isinstance(features, str):
         features = features.strip("[]() ").split(",")
     parts = {str(part).strip() for part in (features if isinstance(features, Sequence) else [features])} - {""}
-    if not parts <= set(map(str, PLACES)):
+    if not parts <= set("1234"):
         raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
     return tuple(sorted(map(int, parts)))
 
@@ -187,7 +182,7 @@ class _Features(RandomMaskPlan):
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         origins, key = self.origins(call), call.layer.key
-        queries, keys = _rows_from(origins[:, 0]), _rows_from(origins[:, 1])
+        queries, keys = of_rows(origins[:, 0]), of_rows(origins[:, 1])
         if call.layer.kind != "cross":
             self._last = queries
 
@@ -213,7 +208,7 @@ class _Features(RandomMaskPlan):
 
         def dropped(activations: Tensor) -> Tensor:
             origins = self._origins[block.attention_layers[0].kind][1]
-            return self._drop_states(f"activations/{block.key}", _rows_from(origins[:, 0]), activations)
+            return self._drop_states(f"activations/{block.key}", of_rows(origins[:, 0]), activations)
 
         return BlockEdit(activations=dropped)
 
@@ -233,8 +228,3 @@ class _Features(RandomMaskPlan):
         batch, heads, rows, columns = values.shape
         drop = sample_mask(self.p, self.context.key, name, (batch, heads, rows, columns), origins, values.device)
         return values.masked_fill(drop, 0) / (1 - self.p)
-
-
-def _rows_from(first: Tensor) -> Tensor:
-    """Return the origins of tensors with tokens in rows and features in columns."""
-    return torch.stack([first, torch.zeros_like(first)], -1)

@@ -25,10 +25,8 @@ from attendrop.model_support.batches import Batch
 class AntitheticPlan(RandomMaskPlan):
     """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p``.
 
-    Weights that are kept are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``.
-
-    ``keys`` are those of the layers to act on, or their log-odds by key; a subclass may compute these in
-    :meth:`log_odds`.
+    Weights that are kept are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are
+    those of the layers to act on, or their log-odds by key; a subclass may compute these in :meth:`log_odds`.
 
     Attributes:
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,

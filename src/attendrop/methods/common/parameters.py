@@ -29,9 +29,9 @@ class ParameterOverride:
         names: Names of the parameters.
         function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a step:
             under activation checkpointing it is called again in the backward pass.
-        throughout: Whether to override the parameters while the whole model runs, for modules that read parameters of
-            others (DeBERTa), and while activation checkpointing runs a block again. The function must then save nothing
-            for the backward pass, as a sum.
+        throughout: Whether to override them while the whole model runs, for modules that read parameters of others
+            (DeBERTa), and while activation checkpointing runs a block again. The function must then save nothing for
+            the backward pass, as a sum.
     """
 
     def __init__(

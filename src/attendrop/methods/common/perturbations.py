@@ -45,15 +45,14 @@ def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) 
     It is ``"uniform"``, from (-1, 1), or ``"normal"``, with a standard deviation of 1. ``valid`` are the tokens that
     are not padding, ``(batch, n)``; ``name`` completes the key.
     """
-    batch, length = valid.shape
-    first = valid.int().argmax(-1)
-    origins = torch.stack([first, torch.zeros_like(first)], -1)
-    shape = (batch, 1, length, width)
-    if kind == "uniform":
-        sampled = uniform(key, name, shape, origins, valid.device) * 2 - 1
-    else:
-        sampled = normal(key, name, shape, origins, valid.device)
+    given = (key, name, (len(valid), 1, valid.shape[1], width), of_rows(valid.int().argmax(-1)), valid.device)
+    sampled = uniform(*given) * 2 - 1 if kind == "uniform" else normal(*given)
     return sampled.squeeze(1) * valid[..., None]
+
+
+def of_rows(first: Tensor) -> Tensor:
+    """Return the origins of tensors with tokens, counted from the ``first``, in rows and features in columns."""
+    return torch.stack([first, torch.zeros_like(first)], -1)
 
 
 def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:

@@ -128,9 +128,9 @@ class Method:
     def rewarded_on(self) -> str | None:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
-        ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out from the training data
-        for this purpose only; ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at
-        the time, which the method finds itself; None, without the trait ``SCORES_ROWS``: none.
+        ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out for this purpose only;
+        ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time; None,
+        without the trait ``SCORES_ROWS``.
         """
         return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
 
@@ -228,9 +228,9 @@ class MethodState:
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
 
-        A method that does not run exactly one pass overrides this, or :meth:`Method.loss` if it needs no state, and has
-        the trait ``DECIDES_PASSES``. ``compute_loss`` then applies the other methods of a composition, and
-        :meth:`batch`, :meth:`plan` and :meth:`penalty` of this method are not called.
+        A method that does not run exactly one pass overrides this, or :meth:`Method.loss`, and has the trait
+        ``DECIDES_PASSES``. ``compute_loss`` applies the other methods of a composition; :meth:`batch`, :meth:`plan` and
+        :meth:`penalty` of this one are not called.
         """
         found = self.method.loss(context, compute_loss)
         if found is not None:

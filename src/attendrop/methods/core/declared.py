@@ -10,7 +10,6 @@ import ast
 import dataclasses
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -97,25 +96,15 @@ def _fields(module: str, name: str) -> dict[str, tuple[Any, Any]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _declares(node.value):
             assert node.value is not None
             try:
-                found[node.target.id] = _value(module, node.annotation), _value(module, node.value)
+                found[node.target.id] = _value(node.annotation), _value(node.value)
             except NameError:  # what its module imports: checked when the method is made
                 found[node.target.id] = Any, option(None, Range("", lambda name, value: value))
     return found
 
 
-def _value(module: str, expression: ast.expr) -> Any:
-    """Evaluate a type or a declaration, which may name constants of its module."""
-    return eval(ast.unparse(expression), vars(declarations) | _constants(module))
-
-
-@cache
-def _constants(module: str) -> dict[str, Any]:
-    found = {}
-    for node in _tree(module).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            with suppress(ValueError):
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
+def _value(expression: ast.expr) -> Any:
+    """Evaluate a type or a declaration."""
+    return eval(ast.unparse(expression), dict(vars(declarations)))
 
 
 def _declares(value: ast.expr | None) -> bool:

@@ -171,7 +171,6 @@ def build_from_options(method: type[Any], name: str, given: Mapping[str, Any]) -
 
 
 _SWITCHES = dict.fromkeys(("true", "on", "yes", "1"), True) | dict.fromkeys(("false", "off", "no", "0"), False)
-_NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def read_option(method: type[Any], name: str, value: object) -> object:
@@ -187,12 +186,13 @@ def read_option(method: type[Any], name: str, value: object) -> object:
     if not kinds or not kinds <= {int, float}:
         return value
     kind = float if float in kinds else int
-    if isinstance(value, bool) or not isinstance(value, str | int | kind):
-        raise AttendropError(f"{name}={value!r} is not {_NUMBERS[kind]}.")
     try:
-        return kind(value) if isinstance(value, str) else value
+        found = kind(value) if isinstance(value, str) else value
     except ValueError:
-        raise AttendropError(f"{name}={value!r} is not {_NUMBERS[kind]}.") from None
+        found = None
+    if isinstance(found, bool) or not isinstance(found, int | kind):
+        raise AttendropError(f"{name}={value!r} is not {'a number' if kind is float else 'a whole number'}.")
+    return found
 
 
 @cache
