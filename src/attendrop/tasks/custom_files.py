@@ -84,7 +84,7 @@ def load_files(
     rows.check_inputs(token_columns, reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
     for split in scored:
-        texts = enumerate(zip(*(tables[split].column(name) for name in rows.texts), strict=True))
+        texts = enumerate(tables[split].values(rows.texts))
         tables[split] = tables[split].only([row for row, texts in texts if not reader.leaves_out(texts)])
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
@@ -213,7 +213,7 @@ class _Rows:
     def with_labels(self, table: Table, head: Head) -> Table:
         """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
 
-        def problem(row: list[Any]) -> str | None:
+        def problem(row: Sequence[Any]) -> str | None:
             texts, labels = row[: len(self.texts)], row[len(self.texts) :]
             return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
 
@@ -224,7 +224,7 @@ class _Rows:
 
     def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
         """Make the columns of a data set from a table of valid rows."""
-        read = [head.read_texts(row) for row in zip(*(table.column(name) for name in self.texts), strict=True)]
+        read = [head.read_texts(row) for row in table.values(self.texts)]
         names = head.inputs_of(len(self.texts))
         columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
         return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})

@@ -107,7 +107,7 @@ class Inspection:
 
     def lengths(self, model: str) -> tuple[str, list[int]]:
         """Return the unit and the lengths of the rows: tokens if the model's tokenizer is here, otherwise words."""
-        texts = [" ".join(map(str, row)) for row in zip(*map(self.table.column, self.text_columns), strict=True)]
+        texts = [" ".join(map(str, row)) for row in self.table.values(self.text_columns)]
         if (file := _tokenizer_file(model)) is None:
             return "words", [len(text.split()) for text in texts]
         from tokenizers import Tokenizer
@@ -263,8 +263,7 @@ def _texts_of(table: Table, name: str) -> list[str]:
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the texts of each row, without differences of case and spaces."""
-    values = (table.column(name) for name in columns)
-    return [tuple(" ".join(str(text or "").split()).casefold() for text in row) for row in zip(*values, strict=True)]
+    return [tuple(" ".join(str(text or "").split()).casefold() for text in row) for row in table.values(columns)]
 
 
 def _words(values: Sequence[str]) -> float:
