@@ -23,6 +23,7 @@ from attendrop.tasks.values import (
     joined_labels,
     json_list,
     number_form,
+    plain,
     text_problem,
     value_problem,
     written,
@@ -140,9 +141,9 @@ def inspect_files(
     Args:
         train_file: The file.
         eval_file: Evaluation data, with the same columns.
-        text_columns: Columns of the texts; by default, those that look like it.
-        label_column: Column of the labels; likewise.
-        label_type: Type of the labels; likewise.
+        text_columns: Columns of the texts; by default, as the next two, what looks like it.
+        label_column: Column of the labels.
+        label_type: Type of the labels.
         label_map: See :mod:`attendrop.tasks.label_map`.
         bad: Handling of rows that cannot be read; by default, they are skipped.
 
@@ -263,7 +264,7 @@ def _texts_of(table: Table, name: str) -> list[str]:
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the texts of each row, without differences of case and spaces."""
-    return [tuple(" ".join(str(text or "").split()).casefold() for text in row) for row in table.values(columns)]
+    return [tuple(plain(str(text or "")) for text in row) for row in table.values(columns)]
 
 
 def _words(values: Sequence[str]) -> float:

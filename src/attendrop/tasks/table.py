@@ -110,8 +110,9 @@ class Table:
 
     def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
         """Return the table with the values of a column replaced by those of a function."""
-        at = self.columns.index(column)
-        return replace(self, rows=[[*row[:at], function(row[at]), *row[at + 1 :]] for row in self.rows])
+        values, at = map(function, self.column(column)), self.columns.index(column)
+        rows = [[*row[:at], value, *row[at + 1 :]] for row, value in zip(self.rows, values, strict=True)]
+        return replace(self, rows=rows)
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
         """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""

@@ -104,8 +104,6 @@ logits = model(**inputs).logits"""
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
         """Make paths, which are relative to the folder of the file, or in the folder, ones from here; check images."""
-        if columns[0] not in table.columns:
-            return table
         folder = table.path if table.path.is_dir() else table.path.parent
         table = table.mapped(columns[0], lambda name: name if text_problem(name) else str(folder / name.strip()))
         check_images([path for path in table.column(columns[0]) if cls._name_problem(path) is None])
