@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """A fast tokenizer of the words of ``tiny.WORDS``, with the special tokens of BERT."""
     from helpers import tiny  # here: what every conftest imports delays the process that starts the others

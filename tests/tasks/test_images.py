@@ -22,11 +22,9 @@ from attendrop.tasks.splits import hold_out
 from attendrop.tasks.table import write_skipped
 
 
-def load(train: Path, dev: Path | None = None, *, skip: bool = False) -> TaskData:
-    return load_files(
-        train_file=train, eval_file=dev, text_columns=["image"], label_column="label", label_type="image-class",
-        skip_bad_rows=skip,
-    )  # fmt: skip
+def load(train: Path, *, skip: bool = False) -> TaskData:
+    columns = {"text_columns": ["image"], "label_column": "label", "label_type": "image-class"}
+    return load_files(train_file=train, **columns, skip_bad_rows=skip)
 
 
 @pytest.fixture
@@ -34,8 +32,8 @@ def photos(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "train", 0, 8)
 
 
-def paths(data: TaskData, split: str = "train") -> list[str]:
-    return [Path(path).name for path in data.splits[split]["image"][:]]
+def paths(data: TaskData) -> list[str]:
+    return [Path(path).name for path in data.splits["train"]["image"][:]]
 
 
 def test_classes_are_the_names_of_folders_and_rows_are_paths(photos: Path) -> None:

@@ -48,20 +48,16 @@ def load_files(
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
             if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
-            file, has a decimal fraction or an exponent, otherwise classes, of which ``1`` and ``1.0`` are the same.
-            Numbers in other notations (``10%``, ``1,000``) are refused unless classes are asked for.
+            file, has a decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``,
+            ``1,000``) are refused unless classes are asked for.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
-        head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
-            (otherwise of the evaluation file): integers by value, then text in alphabetical order.
+        head: Head of an existing model, with its classes; by default, as :meth:`Head.from_labels` makes it.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
             is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
         shift_column: Column of the training file of which "train" keeps the values as text, as :data:`SHIFT_VALUES`.
-
-    Returns:
-        The task and its splits, one for each file.
 
     Raises:
         AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
@@ -84,7 +80,7 @@ def load_files(
     rows.check_inputs(token_columns, reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
     for split in scored:
-        texts = enumerate(zip(*(tables[split].column(name) for name in rows.texts), strict=True))
+        texts = enumerate(tables[split].values(rows.texts))
         tables[split] = tables[split].only([row for row, texts in texts if not reader.leaves_out(texts)])
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
@@ -213,7 +209,7 @@ class _Rows:
     def with_labels(self, table: Table, head: Head) -> Table:
         """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
 
-        def problem(row: list[Any]) -> str | None:
+        def problem(row: Sequence[Any]) -> str | None:
             texts, labels = row[: len(self.texts)], row[len(self.texts) :]
             return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
 
@@ -224,7 +220,7 @@ class _Rows:
 
     def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
         """Make the columns of a data set from a table of valid rows."""
-        read = [head.read_texts(row) for row in zip(*(table.column(name) for name in self.texts), strict=True)]
+        read = [head.read_texts(row) for row in table.values(self.texts)]
         names = head.inputs_of(len(self.texts))
         columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
         return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})

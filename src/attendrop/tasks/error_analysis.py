@@ -16,6 +16,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.classification import predicted_classes
 from attendrop.tasks.likeness import nearest_texts
+from attendrop.tasks.values import plain
 
 # Greatest number of confusions and of errors that are listed.
 _LISTED = 20
@@ -150,10 +151,6 @@ def suspicious_labels(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
         error
         for error in analysis.get("errors", ())
         if (nearest := error.get("nearest"))
-        and _plain(nearest["text"]) == _plain(error["text"])
+        and plain(nearest["text"]) == plain(error["text"])
         and nearest["class"] != error["class"]
     ]
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())

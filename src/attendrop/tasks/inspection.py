@@ -23,6 +23,7 @@ from attendrop.tasks.values import (
     joined_labels,
     json_list,
     number_form,
+    plain,
     text_problem,
     value_problem,
     written,
@@ -107,7 +108,7 @@ class Inspection:
 
     def lengths(self, model: str) -> tuple[str, list[int]]:
         """Return the unit and the lengths of the rows: tokens if the model's tokenizer is here, otherwise words."""
-        texts = [" ".join(map(str, row)) for row in zip(*map(self.table.column, self.text_columns), strict=True)]
+        texts = [" ".join(map(str, row)) for row in self.table.values(self.text_columns)]
         if (file := _tokenizer_file(model)) is None:
             return "words", [len(text.split()) for text in texts]
         from tokenizers import Tokenizer
@@ -140,9 +141,9 @@ def inspect_files(
     Args:
         train_file: The file.
         eval_file: Evaluation data, with the same columns.
-        text_columns: Columns of the texts; by default, those that look like it.
-        label_column: Column of the labels; likewise.
-        label_type: Type of the labels; likewise.
+        text_columns: Columns of the texts; by default, as the next two, what looks like it.
+        label_column: Column of the labels.
+        label_type: Type of the labels.
         label_map: See :mod:`attendrop.tasks.label_map`.
         bad: Handling of rows that cannot be read; by default, they are skipped.
 
@@ -263,8 +264,7 @@ def _texts_of(table: Table, name: str) -> list[str]:
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the texts of each row, without differences of case and spaces."""
-    values = (table.column(name) for name in columns)
-    return [tuple(" ".join(str(text or "").split()).casefold() for text in row) for row in zip(*values, strict=True)]
+    return [tuple(plain(str(text or "")) for text in row) for row in table.values(columns)]
 
 
 def _words(values: Sequence[str]) -> float:

@@ -35,7 +35,8 @@ def read_label_map(path: str | Path) -> dict[str, str]:
     if len(names) < 2:
         raise AttendropError(f"the label map {path} has one column; give it two, {LABEL} and {MEANING}.")
     meanings: dict[str, str] = {}
-    for place, label, meaning in zip(table.places, *(map(_text, table.column(name)) for name in names), strict=True):
+    for place, row in zip(table.places, table.values(names), strict=True):
+        label, meaning = map(_text, row)
         if meanings.setdefault(label, meaning) != meaning:
             known = meanings[label]
             raise AttendropError(f"{path}, {place}: {label!r} means {known!r} and {meaning!r}; delete one of them.")

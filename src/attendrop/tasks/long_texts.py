@@ -6,6 +6,7 @@ Where a text is read in several windows, the encoded rows have the column "docum
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,15 +25,14 @@ _OVERLAP = 0.25
 def split_long(
     whole: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, long_texts: str
 ) -> dict[str, list[Any]]:
-    """Cut encoded texts, or split them into windows, each with the special tokens of a whole text.
+    """Cut encoded texts, or split them into windows of ``max_length`` tokens, each with its special tokens.
 
     Args:
         whole: Columns of the encoded texts, not truncated, with an entry for each token.
         tokenizer: The tokenizer.
         max_length: In tokens, including special tokens.
         long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
-            et al., 2019); ``"windows"`` keeps all tokens, in windows of ``max_length`` that are spread evenly and
-            overlap by a quarter at least.
+            et al., 2019); ``"windows"`` keeps all tokens: windows are spread evenly and overlap by a quarter at least.
 
     Returns:
         The columns, with a row for each piece, and "document".
@@ -50,11 +50,11 @@ def split_long(
 
 def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
     """Yield the places of the encoded rows of each text, which follow one another."""
-    documents, first = encoded[DOCUMENT][:], 0
-    for place in range(1, len(documents) + 1):
-        if place == len(documents) or documents[place] != documents[first]:
-            yield slice(first, place)
-            first = place
+    first = 0
+    for _, rows in groupby(encoded[DOCUMENT][:]):
+        last = first + len(list(rows))
+        yield slice(first, last)
+        first = last
 
 
 def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:

@@ -46,7 +46,7 @@ def _imdb_rows(path: Path) -> Iterator[Row]:
                 yield Row(path, file.name, (decode(file),), label)
         return
     table = read_table(path)
-    for place, text, label in zip(table.places, table.column("text"), table.column("label"), strict=True):
+    for place, (text, label) in zip(table.places, table.values(("text", "label")), strict=True):
         yield Row(path, place, (text,), str(label))
 
 
@@ -101,7 +101,7 @@ _LETTERS = tuple(ascii_uppercase[:5])
 def _swag_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
     table = read_table(paths[0])
     wanted = ("sent1", "sent2", *(f"ending{number}" for number in range(4)), *(("label",) if split != "test" else ()))
-    for place, *values in zip(table.places, *(table.column(name) for name in wanted), strict=True):
+    for place, values in zip(table.places, table.values(wanted), strict=True):
         yield _question(paths[0], place, dict(zip(wanted, values, strict=True)))
 
 
@@ -111,7 +111,7 @@ def _arc_rows(path: Path) -> Iterator[Row]:
         yield from _arc_copy(path)
         return
     table = read_table(path)
-    for place, asked, key in zip(table.places, table.column("question"), table.column("answerKey"), strict=True):
+    for place, (asked, key) in zip(table.places, table.values(("question", "answerKey")), strict=True):
         choices = {name: [choice[name] for choice in asked["choices"]] for name in ("text", "label")}
         yield _question(path, place, {"question": asked["stem"], "choices": choices, "answerKey": key})
 
@@ -253,8 +253,7 @@ def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
 
 def _ud_rows(path: Path) -> Iterator[Row]:
     table = read_table(path)
-    columns = (table.column(name) for name in (WORDS, "upos", HEADS))
-    for place, words, tags, heads in zip(table.places, *columns, strict=True):
+    for place, (words, tags, heads) in zip(table.places, table.values((WORDS, "upos", HEADS)), strict=True):
         yield Row(path, place, (words,), tags, {"place": place, HEADS: heads})
 
 
@@ -325,7 +324,7 @@ _LANGUAGES = {"en": "English", "ro": "Romanian", "tr": "Turkish"}
 def _wmt_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
     """Read two parallel files, but for pairs with an empty text; the index counts all pairs."""
     table = read_table(",".join(map(str, paths)))
-    return _pairs(table.path, zip(table.column(SOURCE), table.column(TARGET), strict=True))
+    return _pairs(table.path, table.values((SOURCE, TARGET)))
 
 
 def _hub_wmt(source: str, target: str, name: str, raw: Dataset) -> Iterator[Row]:

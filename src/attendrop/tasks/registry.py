@@ -1,9 +1,4 @@
-"""Tasks: named ones and custom files, from raw rows to scores and predictions.
-
-Load a task with :func:`load_task` or :func:`load_files`, sample or split it with :func:`few_shot`, :func:`subset` and
-:func:`hold_out`, tokenize it with :func:`encode`, score outputs with :func:`compute_scores`, and write them with
-:class:`PredictionWriter`.
-"""
+"""Registry of named tasks: their data, from local files or from the hub."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,35 +6,11 @@ from pathlib import Path
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.named_tasks import NAMED_TASKS
-from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.sources import Source
-from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.token_columns import TokenColumn
-from attendrop.tasks.tokenization import encode
 
-__all__ = [
-    "PredictionWriter",
-    "Task",
-    "TaskData",
-    "TokenColumn",
-    "compute_scores",
-    "constant_scores",
-    "encode",
-    "few_shot",
-    "get_task",
-    "hold_out",
-    "load_files",
-    "load_task",
-    "output_format",
-    "subset",
-    "task_files",
-    "task_names",
-    "with_metric",
-]
 _SOURCES = {source.task.name: source for source in (*GLUE.values(), *NAMED_TASKS)}
 
 

@@ -104,23 +104,26 @@ class Table:
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 
+    def values(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return the values of some columns, row by row; raise AttendropError if one is missing."""
+        return list(zip(*map(self.column, names), strict=True))
+
     def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
         """Return the table with the values of a column replaced by those of a function."""
-        at = self.columns.index(column)
-        return replace(self, rows=[[*row[:at], function(row[at]), *row[at + 1 :]] for row in self.rows])
+        values, at = map(function, self.column(column)), self.columns.index(column)
+        rows = [[*row[:at], value, *row[at + 1 :]] for row, value in zip(self.rows, values, strict=True)]
+        return replace(self, rows=rows)
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
         """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
-        values = self.column(column)
-        problems = [_NUL_PROBLEM if _has_nul(value) else problem_of(value) for value in values]
+        problems = [_NUL_PROBLEM if _has_nul(value) else problem_of(value) for value in self.column(column)]
         return self._without(problems, bad, column)
 
     def checked_rows(
-        self, columns: Sequence[str], problem_of: Callable[[list[Any]], str | None], bad: BadRows
+        self, columns: Sequence[str], problem_of: Callable[[Sequence[Any]], str | None], bad: BadRows
     ) -> Table:
         """Return the table without rows where ``problem_of`` finds that values of several columns do not fit."""
-        values = zip(*(self.column(column) for column in columns), strict=True)
-        return self._without([problem_of(list(row)) for row in values], bad, None)
+        return self._without(list(map(problem_of, self.values(columns))), bad, None)
 
     def _without(self, problems: Sequence[str | None], bad: BadRows, column: str | None) -> Table:
         for row, problem in enumerate(problems):

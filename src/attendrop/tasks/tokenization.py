@@ -26,14 +26,13 @@ def encode(
         dataset: The rows.
         task: The task.
         tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens; the longer of two texts is truncated first. It is lowered to
-            the limit of the tokenizer, see :meth:`Head.length_limit`.
+        max_length: In tokens, including special tokens, at most that of the tokenizer; the longer of two texts is
+            truncated first.
         token_columns: Columns of the data set, as read by :func:`load_files`, to keep and truncate with the texts.
 
     Returns:
-        What the head makes of the rows (:meth:`Head.tokenize`), "labels" (if there are labels) and "length", in
-        tokens, without the raw columns. Where a row can become several, as texts in windows do, "document", the number
-        of the row in the data set.
+        What the head makes of the rows (:meth:`Head.tokenize`), "labels", if there are any, and "length", in tokens.
+        Where a row can become several, as texts in windows do, "document", the number of the row in the data set.
 
     Raises:
         AttendropError: ``max_length`` leaves no room for the texts; the head leaves out all rows; or a row of a token
@@ -68,10 +67,7 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :meth:`Head.length_limit`.
-
-    ``first_row`` is the number of the first row among all rows.
-    """
+    """Tokenize rows as :func:`encode` does, from number ``first_row``, with a length of :meth:`Head.length_limit`."""
     head, whole = task.head, task.long_texts == HEAD
     if token_columns and not whole:
         raise AttendropError(

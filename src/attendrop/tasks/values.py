@@ -62,6 +62,11 @@ def written(value: Any) -> str:
     return str(value).strip()
 
 
+def plain(text: str) -> str:
+    """Return a text without differences of case and spaces."""
+    return " ".join(text.casefold().split())
+
+
 def joined_labels(labels: Iterable[Any]) -> str | None:
     """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
     names = dict.fromkeys(written(label) for label in labels if isinstance(label, str) and label.strip())

@@ -26,7 +26,6 @@ from attendrop.tasks.heads.masked_language_modeling import (
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import encode_columns
 
-Array = np.ndarray[Any, np.dtype[Any]]
 KIND = "masked-language-modeling"
 TASK = Task("files", KIND, ("text",), (), "neg_log_loss", "", ("perplexity", "accuracy"), (), {"mask_probability": 0.3})
 ROWS = {"text": ["the cat sees a dog", "bird", "zebra", "a red and blue bird hears the dog"]}
@@ -81,12 +80,17 @@ def test_training_rows_are_masked_anew_in_each_epoch(loaded: tuple[Any, Any]) ->
     assert not torch.equal(other_seed(rows)["labels"], first)
 
 
-def test_whole_words_are_hidden_in_scored_and_in_training_rows(tmp_path: Path) -> None:
+@pytest.fixture
+def pieces(tmp_path: Path) -> BertTokenizer:
+    """A tokenizer whose words have several tokens."""
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\n")
-    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+    return BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+
+
+def test_whole_words_are_hidden_in_scored_and_in_training_rows(pieces: BertTokenizer) -> None:
     head = MaskedLanguageModeling(mask_probability=0.4, whole_words=True)
-    encoded = head.tokenize({"text": ["cats " * n for n in range(1, 40)]}, tokenizer, None)
-    collate = head.training_collator(head.collator(tokenizer), tokenizer, seed=0)
+    encoded = head.tokenize({"text": ["cats " * n for n in range(1, 40)]}, pieces, None)
+    collate = head.training_collator(head.collator(pieces), pieces, seed=0)
     rows = [{name: encoded[name][row] for name in ("input_ids", "words", "labels")} for row in range(39)]
     for labels in (*encoded["labels"], *collate(rows)["labels"].tolist()):
         hidden = [label != -100 for label in labels[1:]]  # "cat", "##s", "cat" ..., and then "[SEP]" and padding
@@ -134,13 +138,8 @@ def test_models_without_masks_are_refused() -> None:
 LONG = list(range(5, 21)) * 500  # token ids of the words, 0 to 4 are special
 
 
-def masked(masks: TokenMasks, ids: list[int], key: str = "0", words: list[int] | None = None) -> tuple[Array, Array]:
-    found, labels = masks.mask(ids, key, words)
-    return np.array(found), np.array(labels)
-
-
 def test_of_the_chosen_tokens_eight_in_ten_are_masked_and_one_is_random(tokenizer: Any) -> None:
-    ids, labels = masked(TokenMasks(tokenizer, 0.4), LONG)
+    ids, labels = map(np.array, TokenMasks(tokenizer, 0.4).mask(LONG, "0"))
     chosen = labels != -100
     assert chosen.mean() == pytest.approx(0.4, abs=0.02)  # four standard deviations
     assert (labels[chosen] == np.array(LONG)[chosen]).all() and (ids[~chosen] == np.array(LONG)[~chosen]).all()
@@ -177,10 +176,6 @@ def test_masks_follow_from_the_key_and_the_row_alone(tokenizer: Any) -> None:
 TEXTS = ["the cat sees a dog", "", "bird", "a red and blue bird"]
 
 
-def decoded(tokenizer: Any, texts: list[str], length: int | None, *, pack: bool) -> list[str]:
-    return [tokenizer.decode(row.ids) for row in token_rows(texts, tokenizer, length, pack=pack)]
-
-
 def test_each_text_is_a_row_as_the_tokenizer_makes_it(tokenizer: Any) -> None:
     for length in (None, 5):
         limits = {} if length is None else {"truncation": True, "max_length": length}
@@ -190,24 +185,20 @@ def test_each_text_is_a_row_as_the_tokenizer_makes_it(tokenizer: Any) -> None:
 
 
 def test_packed_texts_fill_rows(tokenizer: Any) -> None:
-    assert decoded(tokenizer, TEXTS, 7, pack=True) == [
+    assert [tokenizer.decode(row.ids) for row in token_rows(TEXTS, tokenizer, 7, pack=True)] == [
         "[CLS] the cat sees a dog [SEP]",
         "[CLS] [SEP] bird [SEP] a red [SEP]",
         "[CLS] and blue bird [SEP]",
     ]
-    assert decoded(tokenizer, ["", " "], 7, pack=True) == []
+    assert token_rows(["", " "], tokenizer, 7, pack=True) == []
 
 
-def test_words_are_counted_within_a_row(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\n")
-    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
-    packed = token_rows(["cats cat", "cats"], tokenizer, 6, pack=True)
-    assert [tokenizer.convert_ids_to_tokens(row.ids[1:-1]) for row in packed] == [
-        ["cat", "##s", "cat", "[SEP]"],
-        ["cat", "##s"],
-    ]
+def test_words_are_counted_within_a_row(pieces: BertTokenizer) -> None:
+    packed = token_rows(["cats cat", "cats"], pieces, 6, pack=True)
+    tokens = [pieces.convert_ids_to_tokens(row.ids[1:-1]) for row in packed]
+    assert tokens == [["cat", "##s", "cat", "[SEP]"], ["cat", "##s"]]
     assert [row.words[1:-1] for row in packed] == [[0, 0, 1, 2], [0, 0]]
-    assert shown_token(6, tokenizer) == "##s" and shown_token(5, tokenizer) == "cat"
+    assert shown_token(6, pieces) == "##s" and shown_token(5, pieces) == "cat"
 
 
 def test_masks_are_filled_in_their_order() -> None:

@@ -22,7 +22,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Bert": BERT,
     "Albert": BERT | {"embedding_size": 8, "classifier_dropout_prob": 0.0},
     "DistilBert": DISTILBERT,
-    "MPNet": BERT,
 }
 
 
@@ -30,7 +29,7 @@ def mean_model(family: str, **options: Any) -> Any:
     return zoo.from_class(f"{family}{SUFFIX}", FAMILIES[family] | options).eval()
 
 
-@pytest.mark.parametrize("family", ["Bert", "Albert", "DistilBert", "MPNet"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_a_linear_function_of_the_mean_over_valid_tokens(family: str) -> None:
     model, batch = mean_model(family), zoo.batch_of("bert", (8, 5, 3), labels=False)
     with torch.no_grad():

@@ -179,7 +179,7 @@ logits = model(**inputs).logits"""
         return (*self.label_names, *self.unknown_names)
 
     def with_unknown(self, labels: Sequence[Any]) -> Self:
-        """Add the labels that the head does not know to its ``unknown_names``; raise AttendropError if it has none."""
+        """Add labels that the head does not know to ``unknown_names``; raise AttendropError if there can be none."""
         if not self.keeps_unknown:
             raise AttendropError(
                 f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."

@@ -31,7 +31,7 @@ from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import joined_labels, number_form, written
+from attendrop.tasks.values import joined_labels, number_form, plain, written
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
@@ -229,7 +229,7 @@ class Classification(NamedLabels, SequenceHead):
 
     def similar_classes(self) -> list[list[str]]:
         first: dict[str, str] = {}
-        keys = [(name, " ".join(name.casefold().split())) for name in self.label_names]
+        keys = [(name, plain(name)) for name in self.label_names]
         return [[first[key], name] for name, key in keys if first.setdefault(key, name) != name]
 
 

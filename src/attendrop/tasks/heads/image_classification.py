@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -105,15 +104,10 @@ logits = model(**inputs).logits"""
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
         """Make paths, which are relative to the folder of the file, or in the folder, ones from here; check images."""
-        if columns[0] not in table.columns:
-            return table
         folder = table.path if table.path.is_dir() else table.path.parent
-        rows, column = [[*row] for row in table.rows], table.columns.index(columns[0])
-        for row in rows:
-            if isinstance(row[column], str) and row[column].strip():
-                row[column] = str(folder / row[column].strip())
-        check_images([row[column] for row in rows if cls._name_problem(row[column]) is None])
-        return replace(table, rows=rows)
+        table = table.mapped(columns[0], lambda name: name if text_problem(name) else str(folder / name.strip()))
+        check_images([path for path in table.column(columns[0]) if cls._name_problem(path) is None])
+        return table
 
     @classmethod
     def text_problem(cls, value: Any, column: int = 0) -> str | None:

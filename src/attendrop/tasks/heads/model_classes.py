@@ -142,25 +142,19 @@ def _mean_pooling(encoder: Any) -> Any:
     """Make the class for an encoder, beside its other classes: a subclass of what these have in common."""
     family = next(cls for cls in encoder.__mro__ if "base_model_prefix" in vars(cls))
     name = encoder.__name__.removesuffix("Model") + _SUFFIX
+    *own, _ = inspect.signature(MeanPooling.forward).parameters.values()
+    others = [
+        parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(encoder.forward).parameters.values()
+        if parameter.name not in {each.name for each in own}
+    ]
     parts = {
         "__module__": __name__,
         "__doc__": f"{encoder.__name__} with a linear layer on the mean of its last hidden states.",
         "encoder_class": encoder,
-        "forward": _forward(encoder),
+        "forward": _signed(MeanPooling.forward, inspect.Signature([*own, *others])),
     }
     return type(name, (MeanPooling, family), parts)
-
-
-def _forward(encoder: Any) -> Any:
-    """Make the forward method of a class of means, with the inputs of the encoder and ``labels`` in its signature."""
-    own = list(inspect.signature(MeanPooling.forward).parameters.values())[:-1]
-    names = [parameter.name for parameter in own]
-    others = [
-        parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(encoder.forward).parameters.values()
-        if parameter.name not in names
-    ]
-    return _signed(MeanPooling.forward, inspect.Signature([*own, *others]))
 
 
 def _signed(forward: Any, signature: inspect.Signature) -> Any:
@@ -181,19 +175,27 @@ def _dropout(config: PreTrainedConfig) -> float:
 PADDED = -1e4
 
 
-class HidesPaddedChoices:
-    """Part of a model class: a choice without a token that is not padding never wins, and does not enter the loss."""
+@cache
+def choice_class(name: str | None) -> Any:
+    """Return the class that hides padded choices, by the name of the class of transformers; None for other models.
 
-    def choose(self, attention_mask: Tensor | None, labels: Tensor | None, **inputs: Any) -> MultipleChoiceModelOutput:
-        """Compute the logits of the choices, and with ``labels``, ``(rows,)``, the cross-entropy.
+    A choice without a token that is not padding never wins, and does not enter the loss, the cross-entropy. The mask is
+    ``(rows, choices, tokens)``, labels are ``(rows,)``; both may be left out.
+    """
+    if name is None or name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        return None
+    stock = getattr(transformers, name)
+    signature = inspect.signature(stock.forward)
 
-        The mask is ``(rows, choices, tokens)``; None: nothing is padding.
-        """
-        padded = None if attention_mask is None else ~attention_mask.bool().any(-1)
-        if attention_mask is not None and padded is not None:
-            attention_mask = attention_mask.clone()
-            attention_mask[..., 0] += padded.to(attention_mask.dtype)  # softmax over no key at all is undefined
-        outputs = super().forward(attention_mask=attention_mask, return_dict=True, **inputs)  # type: ignore[misc]
+    def forward(self: Any, *args: Any, **inputs: Any) -> MultipleChoiceModelOutput:
+        _, *names = signature.parameters
+        inputs |= dict(zip(names, args, strict=False))
+        mask, labels = inputs.pop("attention_mask", None), inputs.pop("labels", None)
+        padded = None if mask is None else ~mask.bool().any(-1)
+        if padded is not None:
+            mask = mask.clone()
+            mask[..., 0] += padded.to(mask.dtype)  # softmax over no key at all is undefined
+        outputs = stock.forward(self, **inputs | {"attention_mask": mask, "return_dict": True})
         logits = outputs.logits if padded is None else outputs.logits.masked_fill(padded, PADDED)
         return MultipleChoiceModelOutput(
             loss=None if labels is None else functional.cross_entropy(logits, labels),
@@ -202,22 +204,8 @@ class HidesPaddedChoices:
             attentions=outputs.attentions,
         )
 
-
-@cache
-def choice_class(name: str | None) -> Any:
-    """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
-    if name is None or name not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
-        return None
-    stock = getattr(transformers, name)
-    signature = inspect.signature(stock.forward)
-
-    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
-        _, *names = signature.parameters
-        named = dict(zip(names, args, strict=False)) | inputs
-        return self.choose(named.pop("attention_mask", None), named.pop("labels", None), **named)
-
     parts = {"__module__": __name__, "__doc__": stock.__doc__, "forward": _signed(forward, signature)}
-    return type(name, (HidesPaddedChoices, stock), parts)
+    return type(name, (stock,), parts)
 
 
 def saved_model_class(name: str, model_type: str) -> Any:
