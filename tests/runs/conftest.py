@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,23 @@ def _linked(shared: Path, folder: Path) -> Path:
     for name in ("model", "train.csv", "dev.csv"):
         (folder / name).symlink_to(shared / name)
     return folder
+
+
+@pytest.fixture
+def stop_at() -> Callable[[int], Any]:
+    """Return a function that makes a callback which interrupts the n-th step of its trainings, as Ctrl-C does."""
+    from transformers import TrainerCallback
+
+    class StopAt(TrainerCallback):
+        def __init__(self, step: int) -> None:
+            self.left = step
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    return StopAt
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,7 @@ import torch
 from helpers import tiny, tiny_translators
 from helpers.command_line import Captured, assert_refused
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from attendrop import cli
 from attendrop.runs.config import RunConfig
@@ -87,16 +81,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
 
-class Stopped(Exception):
-    pass
-
-
-class StopAfter(TrainerCallback):
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step == 13:  # in the second epoch; the last checkpoint is that of step 12
-            raise Stopped
-
-
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the keys of all masks that are made from here on."""
@@ -110,13 +94,14 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def test_a_resumed_run_sees_the_same_masks(corpus: Path, keys: set[str]) -> None:
+def test_a_resumed_run_sees_the_same_masks(corpus: Path, keys: set[str], stop_at: Callable[[int], Any]) -> None:
+    """It stops in the second epoch; the last checkpoint is that of step 12."""
     options: dict[str, Any] = {"epochs": 2, "save_steps": 12, "task_options": {"pack": True, "whole_words": True}}
     options |= {"batch_size": 2, "max_length": 16}
     train_model(mlm_config(corpus, "whole", **options))
     assert keys == {"scored", "0/0", "0/1"}  # seed and epoch
-    with pytest.raises(Stopped):
-        train_model(mlm_config(corpus, "stopped", **options), callbacks=[StopAfter()])
+    with pytest.raises(KeyboardInterrupt):
+        train_model(mlm_config(corpus, "stopped", **options), callbacks=[stop_at(13)])
     keys.clear()
     train_model(mlm_config(corpus, "stopped", **options), resume=True)
     assert keys == {"scored", "0/1"}

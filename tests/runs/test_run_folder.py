@@ -339,14 +339,12 @@ def test_a_run_is_replaced_when_the_new_one_is_complete(
     assert content(run)["model.safetensors"] != before["model.safetensors"]
 
 
-def test_the_old_run_serves_until_an_interrupted_one_is_resumed(folder: Path, run: Path) -> None:
-    class Interrupted(TrainerCallback):
-        def on_epoch_end(self, *_: Any, **__: Any) -> None:
-            raise KeyboardInterrupt
-
+def test_the_old_run_serves_until_an_interrupted_one_is_resumed(
+    folder: Path, run: Path, stop_at: Callable[[int], Any]
+) -> None:
     config = tiny.config(folder, str(run), seed=3, save_steps=2, **PLAIN)
     with pytest.raises(KeyboardInterrupt):
-        train(config, overwrite=True, callbacks=[Interrupted()])
+        train(config, overwrite=True, callbacks=[stop_at(5)])
     assert evaluate(str(run), Source())["all_scores"] == tiny.read_metrics(run)["all_scores"]["dev"]
     assert tiny.read_metrics(run)["seed"] == 0
     with pytest.raises(AttendropError, match="began with seed=3, not 0"):
@@ -422,25 +420,21 @@ def test_the_command_line_says_how_to_go_on_with_a_replacement(
 # Repeating a run ------------------------------------------------------------------------------------------------------
 
 
-class Interrupt(TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step == 2:
-            raise KeyboardInterrupt
-
-
-def test_an_interrupted_run_can_be_repeated(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_can_be_repeated(folder: Path, tmp_path: Path, stop_at: Callable[[int], Any]) -> None:
     config = tiny.config(folder, str(tmp_path / "run"), seed=3, options={"p": 0.4}, learning_rate=2e-5)
     with pytest.raises(KeyboardInterrupt):
-        train(config, callbacks=[Interrupt()])
+        train(config, callbacks=[stop_at(2)])
     given = {"output_dir": config.output_dir}
     assert _read_run(given, [], None, f"{tmp_path}/run/run.yaml", None) == (config, [3])
     check_folder(Path(config.output_dir), config, resume=False, overwrite=True)
 
 
-def test_interrupted_runs_of_several_seeds_can_be_repeated(folder: Path, tmp_path: Path) -> None:
+def test_interrupted_runs_of_several_seeds_can_be_repeated(
+    folder: Path, tmp_path: Path, stop_at: Callable[[int], Any]
+) -> None:
     config = tiny.config(folder, str(tmp_path / "runs"), **PLAIN)
     with pytest.raises(KeyboardInterrupt):
-        train_seeds(config, [2, 0], callbacks=[Interrupt()])
+        train_seeds(config, [2, 0], callbacks=[stop_at(2)])
     given, expected = {"output_dir": config.output_dir}, tiny.config(folder, config.output_dir, seed=2, **PLAIN)
     assert _read_run(given, [], None, f"{tmp_path}/runs/run.yaml", None) == (expected, [2, 0])
     summary = train_seeds(config, [2, 0], resume=True)
