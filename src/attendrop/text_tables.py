@@ -50,17 +50,16 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, align: str = NAMES_LEFT) -> str:
-    """Return a floating table in LaTeX, for the package booktabs.
+def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """Return a floating table in LaTeX, for the package booktabs, with its first column on the left.
 
     Args:
         header: Titles, in LaTeX, as are the rows and the caption; see :func:`in_latex`.
         rows: Cells.
         caption: What stands above the table.
-        align: See :func:`aligned`.
     """
     lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
-    sides = "".join(_sides(align, len(header)))
+    sides = "".join(_sides(NAMES_LEFT, len(header)))
     above = (r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{sides}}}")
     below = (r"\bottomrule", r"\end{tabular}", r"\end{table}", "")
     return "\n".join([*above, r"\toprule", lines[0], r"\midrule", *lines[1:], *below])

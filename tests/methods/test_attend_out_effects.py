@@ -28,7 +28,6 @@ from attendrop.methods.attend_out.policy_gradient import _confidence
 from attendrop.methods.core.compose import ComposedState
 from attendrop.model_support.batches import ROW_INDEX
 from attendrop.runs.train import train
-from attendrop.training.labelled_data import LabelledRows
 
 LAYERS = 6
 
@@ -276,20 +275,6 @@ def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
         (again, _, _, _), repeated = trained(stopped, 12, half)
         assert all(torch.equal(weights[name], again[name]) for name in weights)
         assert repeated == report
-
-
-def test_rewards_are_on_rows_that_the_period_did_not_train_on() -> None:
-    rows = zoo.rows("bert", (5, 6, 4, 7) * 4)
-    numbered = [{**row, "number": torch.tensor(number)} for number, row in enumerate(rows)]
-    data = LabelledRows(numbered, collate, torch.device("cpu"))
-    for seed in range(5):
-        sampled = data.sample(seed, 3, 6, {0, 1, 2, 3, 15})
-        assert all(len(set(found["number"].tolist())) == 6 for found in sampled)
-        assert not {0, 1, 2, 3, 15} & {n for found in sampled for n in found["number"].tolist()}
-
-
-def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {"number": torch.stack([row["number"] for row in rows])}
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,9 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
         torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
 
 
-@pytest.mark.parametrize(("p", "variant"), [(0.5, "dropout"), (1.0, "pruning")])
-def test_it_trains_beside_what_skips_layers(p: float, variant: str) -> None:
+def test_it_trains_beside_what_skips_all_layers() -> None:
     metrics: list[dict[str, float]] = []
-    method = Compose(papers(variant=variant, dropout_step=2), LayerDrop(p=p))
+    method = Compose(papers(variant="pruning", dropout_step=2), LayerDrop(p=1.0))
     model = run(method, 6, watch=lambda reg: metrics.append(reg.metrics()))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     told = [found for found in metrics if found]

@@ -89,7 +89,7 @@ class RegularizedTrainer(TrainerHooks):
         self.reward_dataset = reward_dataset
         self.compute_reward_metrics = compute_reward_metrics or self.compute_metrics
         self._regularization: Regularization | None = None
-        self._trainer_loss: TrainerLoss | None = None
+        self._regularized_loss: Callable[..., Any] | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
         self._sampler: EpochSampler | None = None
@@ -128,14 +128,13 @@ class RegularizedTrainer(TrainerHooks):
         That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call. Where the
         method takes an earlier step again, the micro-batches are those of that step.
         """
-        if self._regularization is None or self._trainer_loss is None:
+        if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
         steps: int = self.current_gradient_accumulation_steps
         micro_batches, replayed_steps = self._regularization.micro_batches(inputs, num_items_in_batch, steps)
         total = torch.zeros((), device=self.args.device)
         self.current_gradient_accumulation_steps = replayed_steps or steps
-        compute_loss = partial(self._trainer_loss.regularized, self._regularization)
-        with replaced_attribute(self, "compute_loss", compute_loss):
+        with replaced_attribute(self, "compute_loss", self._regularized_loss):
             for batch, num_items in micro_batches:
                 total = total + super().training_step(model, dict(batch), num_items)
         self.current_gradient_accumulation_steps = steps
@@ -157,8 +156,9 @@ class RegularizedTrainer(TrainerHooks):
     def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
-        self._trainer_loss = TrainerLoss(self, self.regularizer)
-        self._regularization = Regularization(self._training_context(self._trainer_loss), self.regularizer)
+        trainer_loss = TrainerLoss(self, self.regularizer)
+        self._regularization = Regularization(self._training_context(trainer_loss), self.regularizer)
+        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
@@ -202,7 +202,7 @@ class RegularizedTrainer(TrainerHooks):
         """Detach the method from the model. Idempotent."""
         if self._regularization is not None:
             self._regularization.close()
-        self._regularization = self._trainer_loss = None
+        self._regularization = self._regularized_loss = None
 
     def place_in_stream(self) -> tuple[int, int] | None:
         """Return the epoch and the batches in it that a checkpoint of training on a stream knows."""
