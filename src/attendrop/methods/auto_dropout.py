@@ -78,7 +78,8 @@ class AutoDropout(Method):
     and sharing options. Deviations: one pattern serves all layers of ``part``, on attention scores only, while theirs
     differ by layer and place; patterns are sampled uniformly, while they train a controller on full training runs;
     trials and the final training share one run. All defaults are ours. The micro-batches of a trial are kept in memory
-    and in checkpoints. Evaluations during the search count neither for the best checkpoint nor for early stopping.
+    and in checkpoints, and the loss scale of float16 is carried over between them. Evaluations during the search count
+    neither for the best checkpoint nor for early stopping.
     """
 
     info = MethodInfo(

@@ -63,7 +63,8 @@ class UniDrop(Method):
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
     are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
     labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone), in
-    encoder-decoder models in the encoder's input only. FD-3 is sampled after rotary embeddings, for each query head.
+    encoder-decoder models in the encoder's input only. FD-1 is in addition to the model's own dropout of weights. FD-3
+    is sampled after rotary embeddings, for each query head.
     """
 
     info = MethodInfo(
