@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_the_formula(name: str, heads: int, step: int) -> No
     with regularize(model, CONSTANT) as reg:
         reg.begin_step(step)
         loss = reg.loss(batch)
-        attention_layers, blocks = reg._adapter.attention_layers, reg._adapter.blocks
+        attention_layers, blocks = reg.adapter.attention_layers, reg.adapter.blocks
     with ExitStack() as stack:
         for layer, block in zip(attention_layers, blocks, strict=True):
             shape, origins = (4, heads, 1, 1), torch.zeros(4, 2, dtype=torch.long)
@@ -149,7 +149,7 @@ def test_the_loss_is_that_of_a_model_without_these_heads() -> None:
     batch = zoo.batch_of("bert", (8, 5, 3))
     with regularize(model, HeadMask(fraction=0.5, select_by="importance", layers="first")) as reg:
         loss, logs = reg.loss(batch), reg.logs()
-        importance = head_importance(reg._adapter, batch, reg._adapter.attention_layers)["encoder.0"]
+        importance = head_importance(reg.adapter, batch, reg.adapter.attention_layers)["encoder.0"]
     assert logs["headmask/dropped"] == 0.5
     order = [sorted(range(4), key=lambda h: -float(importance[row, h]))[:2] for row in range(3)]
     drop = torch.tensor([[head in first for head in range(4)] for first in order])

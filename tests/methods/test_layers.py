@@ -209,7 +209,7 @@ def test_chosen_layers_attend_equally_to_valid_keys(name: str, step: int) -> Non
     reg = at_work(model, AttentionLayerDrop(p=0.5), step=step)
     loss = reg.loss(batch)
     logs = reg.logs()
-    attention_layers = reg._adapter.attention_layers
+    attention_layers = reg.adapter.attention_layers
     reg.close()
     drops = [
         torch.full((1, 1, 1, 1), bool(logs[f"attention_layerdrop/dropped/{layer.key}"])) for layer in attention_layers

@@ -75,7 +75,7 @@ BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBl
 def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
     with regularize(model, method) as reg:
-        loss, attention_layers = reg.loss(batch), reg._adapter.attention_layers
+        loss, attention_layers = reg.loss(batch), reg.adapter.attention_layers
     with EagerAttention().in_place_of_stock(model) as plain:
         model(**batch)
     drops = [

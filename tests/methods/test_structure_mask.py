@@ -118,7 +118,7 @@ def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> Non
 
     def logits(part: slice, width: int | None = None, **padding: Any) -> Tensor:
         reg = Regularization(zoo.training(model), method)
-        reg._sequences = part.start  # of the global batch before this micro-batch
+        reg.sequences = part.start  # of the global batch before this micro-batch
         batch = zoo.collate(rows[part], **padding) | {"dependency_heads": padded(TREES[part], width)}
         found: Tensor = reg.compute(batch, reg._model_loss)[1].logits.detach()
         reg.close()
