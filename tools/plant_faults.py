@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -116,6 +117,8 @@ def outcome(fault: Fault | None, tests: Sequence[str]) -> tuple[str, str]:
             process.kill()
             return SLOW, ""
         printed = output.read_text(encoding="utf-8") if output.exists() else ""
+        if process.exitcode == 1 and not re.search(r"\d+ (failed|error)", printed):  # pytest itself did not end
+            return BROKEN, printed
         return {0: SURVIVED, 1: KILLED}.get(process.exitcode, BROKEN), printed
 
 

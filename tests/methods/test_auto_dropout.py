@@ -163,7 +163,7 @@ def test_the_same_pattern_gives_the_same_loss_in_each_trial(
     """Trials begin anywhere in an epoch and in the schedule of the run; the model has dropout of its own."""
     monkeypatch.setattr(AUTODROPOUT, "sample_pattern", lambda *_: PATTERN)
     held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
-    options = {"num_train_epochs": 6, "train_dataset": examples(count=14)} | options
+    options = {"num_train_epochs": 12, "train_dataset": examples(count=14)} | options
     uncounted = options.pop("uncounted", False)
     trainer = trainer_of(tmp_path, AutoDropout(trials=4), reward_dataset=held, **options)
     trainer.model_accepts_loss_kwargs = not uncounted
