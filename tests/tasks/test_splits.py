@@ -108,6 +108,14 @@ class TestHoldOut:
         assert out is not None and sorted(Counter(out["label"]).values()) == held
         assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
 
+    def test_a_text_of_each_class_stays_in_training(self) -> None:
+        texts = [0, 1, 2, 3, 4] * 2 + [
+            5,
+            6,
+        ] * 5  # two thirds of the rows of the second class would be both of its texts
+        kept, out = hold_out(rows([0] * 10 + [1] * 10, texts), classes(2), 0.7, seed=0)
+        assert out is not None and {*kept["label"][:]} == {*out["label"][:]} == {0, 1}
+
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2), st.floats(0.01, 0.99))
     def test_a_text_is_in_one_part(self, data: list[tuple[int, int]], fraction: float) -> None:
         """Also if its rows have several classes."""
