@@ -109,10 +109,7 @@ class TestHoldOut:
         assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
 
     def test_a_text_of_each_class_stays_in_training(self) -> None:
-        texts = [0, 1, 2, 3, 4] * 2 + [
-            5,
-            6,
-        ] * 5  # two thirds of the rows of the second class would be both of its texts
+        texts = [0, 1, 2, 3, 4] * 2 + [5, 6] * 5  # of the second class, 0.7 of the rows would be both texts
         kept, out = hold_out(rows([0] * 10 + [1] * 10, texts), classes(2), 0.7, seed=0)
         assert out is not None and {*kept["label"][:]} == {*out["label"][:]} == {0, 1}
 
