@@ -54,6 +54,17 @@ def attendrop_data() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers in ``model``, and ``train.csv`` and ``dev.csv``, for all tests of a module."""
+    from helpers import tiny
+
+    folder = tmp_path_factory.mktemp("folder")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -122,8 +122,8 @@ class UniDrop(Method):
 def _places(features: object) -> tuple[int, ...]:
     """Parse the places, in ascending order."""
     if isinstance(features, str):
-        features = features.strip("[]() ").split(",")
-    parts = {str(part).strip() for part in (features if isinstance(features, Sequence) else [features])} - {""}
+        features = features.strip("[]() ").split(",") if features.strip("[]() ") else ()
+    parts = {str(part).strip() for part in (features if isinstance(features, Sequence) else [features])}
     if not parts <= set("1234"):
         raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
     return tuple(sorted(map(int, parts)))
