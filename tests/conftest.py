@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 
 # In a job in the background of a script, Ctrl-C is ignored, and would be in the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -94,7 +95,23 @@ def _has_row(item: Any, rows: Mapping[str, object]) -> bool:
     return any(value in rows if isinstance(value, str) else value in [*rows.values()] for value in values)
 
 
-def pytest_collection_finish() -> None:
+_frozen_modules = 0
+
+
+def _freeze() -> None:
     """Exempt imported modules from garbage collection: without, ``gc.collect`` is half of the time of a trainer."""
+    global _frozen_modules
     gc.collect()
     gc.freeze()
+    _frozen_modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what collection imported and made."""
+    _freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """Exempt what a test imported, if it is much."""
+    if len(sys.modules) > _frozen_modules + 50:
+        _freeze()
