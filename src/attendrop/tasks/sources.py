@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
-from attendrop.argument_checks import did_you_mean
+from attendrop.argument_checks import check_known
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.dialect import text_lines
@@ -53,9 +53,8 @@ class Source:
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
         """Load splits, see :func:`attendrop.tasks.registry.load_task`."""
         for split in splits:
-            if split not in self.file_names:
-                hint = did_you_mean(split, self.file_names) or f"; it has {', '.join(self.file_names)}."
-                raise AttendropError(f"{self.task.name} has no split {split!r}{hint}")
+            problem = f"{self.task.name} has no split {split!r}"
+            check_known(split, self.file_names, problem, f"it has {', '.join(self.file_names)}")
         folder = self._folder(data_dir)
         mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
         if folder is None:
@@ -206,9 +205,8 @@ class TabbedFile:
         if not header or set(wanted) <= set(lines[0][1]):
             (_, header), *lines = lines
         for column in (*wanted, *self.groups):
-            if column not in header:
-                hint = did_you_mean(column, header) or f"; its header is {', '.join(map(repr, header))}."
-                raise AttendropError(f"{path} has no column {column!r}{hint}")
+            problem = f"{path} has no column {column!r}"
+            check_known(column, header, problem, f"its header is {', '.join(map(repr, header))}")
         if not lines:
             raise AttendropError(f"{path} has no rows.")
         rows: list[Row] = []

@@ -161,9 +161,7 @@ class Classification(NamedLabels, SequenceHead):
         names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
         if not asked and len(names) > _MANY_CLASSES:
             _refuse_doubtful(source, column, names)
-        if "train" in tables and len(names) < 2:
-            raise AttendropError(f"{source.path} has only one class, {names[0]!r}; training needs at least two.")
-        return cls(tuple(names))
+        return cls.of_names(names, tables, source.path)
 
     @cached_property
     def label_ids(self) -> dict[str, int]:
