@@ -1,4 +1,4 @@
-"""What files of data hold, and what is doubtful in them, found without PyTorch."""
+"""Inspection of data files without PyTorch: their content, and what is doubtful in it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds."""
+    """Content of a file."""
 
     table: Table  # its first rows, at most `MOST_ROWS`, with their labels as they are meant
     evaluated: Table | None  # those of the evaluation file, if there is one
@@ -194,7 +194,7 @@ def clear_columns(
 def check_files(
     train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
 ) -> Inspection | None:
-    """Inspect the files of a run before PyTorch is loaded, and refuse what it would refuse after that.
+    """Inspect the files of a run before PyTorch is loaded; refuse what the run itself would refuse later.
 
     Other options are those of :func:`inspect_files`. Returns None for folders and parallel files.
 

@@ -38,7 +38,7 @@ class Source:
 
     task: Task
     folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
-    # By split, of each of its files the names or patterns that it may have: of several such files, the first is read.
+    # By split, for each of its files: the possible names or patterns, of which the first that exists is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
     read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
     # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
@@ -100,7 +100,7 @@ class Source:
         )
 
     def _files(self, folder: Path, split: str) -> list[Path | None]:
-        """Return the files of a split; None for one that there is not."""
+        """Return the files of a split; None for each that is missing."""
         return [
             next((path for name in names for path in sorted(folder.glob(name))), None)
             for names in self.file_names[split]

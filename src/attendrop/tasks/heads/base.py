@@ -419,7 +419,7 @@ model = {load}(folder)
         return len(set(rows) - known)
 
     def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
-        """Return for each encoded row the number of its row, of which there are several where texts are in windows."""
+        """Return the row number of each encoded row; all windows of a text have the same."""
         return encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:

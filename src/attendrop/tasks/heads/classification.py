@@ -44,7 +44,7 @@ def predicted_classes(logits: Array) -> Array:
 
 
 def averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
-    """Make averages of scores of scikit-learn, such as "f1_macro": the kinds of each are words of its argument."""
+    """Make averages of scores of scikit-learn, such as "f1_macro": each argument lists the averages of a score."""
     scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score, "jaccard": jaccard_score}
     return {
         f"{name}_{kind}": Metric.of(scores[name], read, average=kind, zero_division=0.0)

@@ -26,7 +26,7 @@ def predicted_labels(logits: Array) -> Array:
 
 
 def _ranking(score: Callable[[Array, Array], float]) -> Metric:
-    """Make the mean score of the rankings of rows by each label that some rows have and some have not; 0 if none."""
+    """Average a ranking score over the labels that some rows have and others have not; 0 if there are none."""
 
     def mean(labels: Array, logits: Array) -> float:
         defined = [column for column in range(labels.shape[1]) if np.ptp(labels[:, column])]
@@ -90,7 +90,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
-        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; none is no label."""
+        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
         if is_missing(value):
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):

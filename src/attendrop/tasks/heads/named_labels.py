@@ -1,4 +1,4 @@
-"""What heads share whose labels are names that training defines: classes, labels or tags."""
+"""Shared code of heads whose labels are names from the training data: classes, labels or tags."""
 
 from __future__ import annotations
 
