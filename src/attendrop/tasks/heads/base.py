@@ -72,7 +72,8 @@ class Head(ABC):
 
     Most members have defaults. A simple head defines the facts :attr:`kind`, :attr:`label_type`, :attr:`output_kind`,
     :attr:`default_metrics`, :attr:`predicts` and :attr:`metrics`, and, unless it is a ``SequenceHead``,
-    :attr:`auto_class` and :attr:`pipeline_tag`; reads labels of files by :meth:`label_problem` and :meth:`read_labels`;
+    :attr:`auto_class` and :attr:`pipeline_tag`; tells its saved models by :meth:`recognizes` where another head has the
+    same class; reads labels of files by :meth:`label_problem` and :meth:`read_labels`;
     makes them the model's by :meth:`targets`; reads outputs by :meth:`decode` and :meth:`prediction_rows`; and reports
     on data by :meth:`describe_labels` and :meth:`label_lines`. Start from a copy of ``regression.py``.
 
