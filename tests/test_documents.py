@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from attendrop.runs import small_data_recipe as recipe
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs/**/*.md", "recipes/*.md", "benchmarks/*.md", "*.md")
 MADE = {"_made", "_build"}
@@ -14,6 +16,7 @@ PAGES = sorted(page for pattern in FOLDERS for page in ROOT.glob(pattern) if not
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
+NUMBER = re.compile(r"\d[\d.,]*(?:e-\d+)?")
 
 
 def anchors(page: Path) -> set[str]:
@@ -40,3 +43,26 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_python_is_valid(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
         compile(block, str(page), "exec")
+
+
+(SMALL, RATE), (_, RATE_OF_BASE), (_, RATE_OF_LARGE) = recipe.LEARNING_RATES
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        (
+            *("train.md", r"`--max-steps` \| (.*?)\. "),
+            [recipe.EPOCHS, recipe.BATCH_SIZE, recipe.LEAST_STEPS, recipe.MOST_STEPS, recipe.LEAST_EPOCHS],
+        ),
+        ("train.md", r"`--batch-size` \| (.*) \|", [recipe.BATCH_SIZE]),
+        ("train.md", r"`--learning-rate` \| (.*) \|", [RATE, SMALL, RATE_OF_BASE, RATE_OF_LARGE]),
+        ("train.md", r"`--selection-fraction` \| (.*) \|", [0, recipe.SELECTION_FRACTION]),
+        ("guides/read_the_log.md", r"Training: 40 steps of (.*), on", [recipe.BATCH_SIZE, RATE]),
+        ("guides/when_nothing_helps.md", r"steps for small data \((.*) or more\)", [recipe.LEAST_STEPS]),
+    ],
+)
+def test_pages_tell_the_constants_of_the_recipe(page: str, text: str, expected: list[float]) -> None:
+    """Those of ``runs/small_data_recipe.py``."""
+    (told,) = re.findall(text, (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert [float(number.strip(".,").replace(",", "")) for number in NUMBER.findall(told)] == expected

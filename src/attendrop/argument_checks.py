@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 from attendrop.errors import AttendropError
@@ -71,6 +71,12 @@ def suggestion(value: str, choices: tuple[str, ...]) -> str:
     nearest = next((c for c in choices if close and c.replace("_", "-") == close[0]), None)
     hint = f" Did you mean {nearest!r}?" if nearest else ""
     return f"{hint} Choose from: {', '.join(choices)}."
+
+
+def check_known(name: str, known: Collection[str], problem: str, listed: str) -> None:
+    """Raise ``problem`` unless ``name`` is known: with the closest known name, or ``listed`` where none is close."""
+    if name not in known:
+        raise AttendropError(problem + (did_you_mean(name, known) or f"; {listed}."))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

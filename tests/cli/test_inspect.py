@@ -157,3 +157,11 @@ def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_p
     lines = [f"{number},message {number} of a customer,{'billing' if number % 3 else 'login'}" for number in range(30)]
     (tmp_path / "data.csv").write_text("\n".join([f"id,message,{column}", *lines]))
     assert inspect_files(str(tmp_path / "data.csv")).label_column == column
+
+
+def test_the_commands_to_run_name_a_label_type_that_was_given(tmp_path: Path, capsys: Captured) -> None:
+    lines = [f"the text of row {n},{n % 5}" for n in range(20)]
+    (tmp_path / "stars.csv").write_text("\n".join(["text,stars", *lines]), encoding="utf-8")
+    for given, named in (([], 0), (["--label-type", "number"], 2)):
+        assert cli.main(["inspect", str(tmp_path / "stars.csv"), "--label-column", "stars", *given]) == 0
+        assert capsys.readouterr().out.count("--label-type number") == named

@@ -12,6 +12,7 @@ import typer
 from attendrop.cli.app import Json, LabelMap, Overwrite, app, show, split_columns
 from attendrop.cli.run_options import run_option
 from attendrop.runs.run_folder import is_main_process
+from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
 from attendrop.text_tables import aligned
@@ -56,7 +57,7 @@ def inspect(
     if write_map is not None:
         write_label_map(write_map, found.labels, overwrite=overwrite)
         parts.append([f"Wrote {write_map}: correct its column meaning."])
-    parts.append(_next(found, doubts, label_map or write_map))
+    parts.append(_next(found, doubts, label_map or write_map, typed=label_type != "auto"))
     text = "\n\n".join([_head(found), *("\n".join(lines) for lines in parts if lines)])
     show(found.as_dict() if as_json else None, text, as_json=as_json)
 
@@ -86,10 +87,14 @@ def _reading(found: Inspection) -> str:
     texts = f"{'texts' if len(found.text_columns) > 1 else 'text'} {', '.join(map(repr, found.text_columns))}"
     if found.label_column is None:
         return f"{texts}, no label"
-    number = len(found.labels)
-    kind = {"labels": f" ({counted(number, 'label')}, several of a row)", "number": " (numbers)"}
-    kind["class"] = f" ({number} class{'' if number == 1 else 'es'})"
-    return f"{texts}, label {found.label_column!r}{kind.get(found.label_type, '')}"
+    number, kind = len(found.labels), ""
+    if found.label_type in ONE_CLASS:
+        kind = f" ({number} class{'' if number == 1 else 'es'})"
+    elif found.label_type in SEVERAL_CLASSES:
+        kind = f" ({counted(number, 'label')}, several of a row)"
+    elif found.label_type in NUMBER:
+        kind = " (numbers)"
+    return f"{texts}, label {found.label_column!r}{kind}"
 
 
 def _columns(found: Inspection) -> list[str]:
@@ -114,7 +119,7 @@ def _rows(found: Inspection, model: str) -> list[str]:
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
-    if found.label_type == "class" and len(found.labels) > 1:
+    if found.label_type in ONE_CLASS and len(found.labels) > 1:
         from attendrop.tasks.likeness import likeness  # loads scikit-learn
 
         texts = [" ".join(map(str, row)) for row in zip(*map(found.table.column, found.text_columns), strict=True)]
@@ -126,7 +131,7 @@ def _rows(found: Inspection, model: str) -> list[str]:
     return lines
 
 
-def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> list[str]:
+def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Tell what attendrop makes of the file, and the commands for it."""
     if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
@@ -135,7 +140,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> l
         "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
         "--text-columns": ",".join(found.text_columns),
         "--label-column": found.label_column,
-        "--label-type": found.label_type if found.label_type == "labels" else None,
+        "--label-type": found.label_type if typed or found.label_type in SEVERAL_CLASSES else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
     words = [word for option, value in data.items() if value is not None for word in (option, value)]

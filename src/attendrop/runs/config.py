@@ -22,7 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option, read_options
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
-from attendrop.tasks.heads.builtin import LABEL_TYPES
+from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import UNKNOWN_LABELS
 
@@ -380,7 +380,7 @@ class RunConfig:
             return
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file or folder '{file}'.")
-        if self.label_type in ("auto", "class", "labels", "number"):
+        if self.label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER):
             from attendrop.tasks.inspection import clear_columns
 
             texts, label = clear_columns(file, self.text_columns, self.label_column)

@@ -79,27 +79,21 @@ def load_files(
     reader = head or kinds[0]
     rows.check_inputs(token_columns, reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
-    for split in scored:
-        texts = enumerate(tables[split].values(rows.texts))
-        tables[split] = tables[split].only([row for row, texts in texts if not reader.leaves_out(texts)])
+    tables |= {split: rows.not_left_out(tables[split], reader) for split in scored}
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
     if not labelled and head is None and reader.needs_labels:
         raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
     asked = head is not None or label_type != "auto"
-    for split in labelled:
-        joined = None if asked else joined_labels(tables[split].column(str(label_column)))
-        problem = partial(_value_problem, reader, joined)
-        tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
+    tables |= {split: rows.with_values(tables[split], reader, asked=asked) for split in labelled}
     if head is None:
         found = {split: tables[split] for split in labelled}
         kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
         head = kind.from_labels(found, str(label_column), asked=asked)
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
-    for split in scored:
-        tables[split] = _not_empty(rows.with_labels(tables[split], head))
+    tables |= {split: _not_empty(rows.with_labels(tables[split], head)) for split in scored}
     for column in token_columns if "train" in tables else ():
         tables["train"] = _not_empty(tables["train"].checked(column.name, numbers_problem(column), bad))
     splits = {split: rows.columns(table, head, labelled=split in labelled) for split, table in tables.items()}
@@ -206,6 +200,21 @@ class _Rows:
             table = table.checked(name, partial(reader.text_problem, column=number), self.bad)
         return table.checked_rows(self.texts, reader.texts_problem, self.bad)
 
+    def not_left_out(self, table: Table, reader: Head | type[Head]) -> Table:
+        """Keep the rows that are trained on and scored."""
+        texts = enumerate(table.values(self.texts))
+        return table.only([row for row, texts_of in texts if not reader.leaves_out(texts_of)])
+
+    def with_values(self, table: Table, reader: Head | type[Head], *, asked: bool) -> Table:
+        """Keep the rows that have a label; say what else an empty one may mean where some labels join others."""
+        joined = None if asked else joined_labels(table.column(str(self.label)))
+
+        def problem(value: Any) -> str | None:
+            found = reader.value_problem(value)
+            return found if found is None or joined is None else f"{found}; {joined}"
+
+        return _not_empty(table.checked(str(self.label), problem, self.bad))
+
     def with_labels(self, table: Table, head: Head) -> Table:
         """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
 
@@ -224,12 +233,6 @@ class _Rows:
         names = head.inputs_of(len(self.texts))
         columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
         return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})
-
-
-def _value_problem(reader: Head | type[Head], joined: str | None, value: Any) -> str | None:
-    """Describe what is wrong with a label, and what else an empty one may mean where some labels join others."""
-    found = reader.value_problem(value)
-    return found if found is None or joined is None else f"{found}; {joined}"
 
 
 def _not_empty(table: Table) -> Table:

@@ -1,4 +1,4 @@
-"""How a text file is written: packed or not, its encoding, and the separator of its columns."""
+"""How a text file is written: compressed or not, its encoding, and the separator of its columns."""
 
 from __future__ import annotations
 

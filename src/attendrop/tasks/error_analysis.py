@@ -1,4 +1,4 @@
-"""What a model gets wrong, and where: scores by class, confusions, calibration, and its surest errors."""
+"""What a model gets wrong, and where: scores by class, confusions, calibration, and its most confident errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _by_class(references: Array, predicted: Array, names: Sequence[str]) -> list
 
 
 def calibration(logits: Array, labels: Array) -> dict[str, Any]:
-    """Compare how sure a model is with how often it is right.
+    """Compare the confidence of a model with its accuracy.
 
     Args:
         logits: ``(rows, classes)``.

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ImageFile(NamedTuple):
-    """What a check found out about a file: what is wrong with it, or None, and the hash of its bytes."""
+    """Result of the check of a file: what is wrong with it, or None, and the hash of its bytes."""
 
     problem: str | None
     sha256: str = ""

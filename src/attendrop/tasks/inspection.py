@@ -1,4 +1,4 @@
-"""What files of data hold, and what is doubtful in them, found without PyTorch."""
+"""Inspection of data files without PyTorch: their content, and what is doubtful in it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
+from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.label_map import as_meant, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
@@ -59,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds."""
+    """Content of a file."""
 
     table: Table  # its first rows, at most `MOST_ROWS`, with their labels as they are meant
     evaluated: Table | None  # those of the evaluation file, if there is one
@@ -193,7 +194,7 @@ def clear_columns(
 def check_files(
     train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
 ) -> Inspection | None:
-    """Inspect the files of a run before PyTorch is loaded, and refuse what it would refuse after that.
+    """Inspect the files of a run before PyTorch is loaded; refuse what the run itself would refuse later.
 
     Other options are those of :func:`inspect_files`. Returns None for folders and parallel files.
 
@@ -203,12 +204,12 @@ def check_files(
     if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
-    plain = found.label_column is not None and found.label_type in ("class", "number")
+    plain = found.label_column is not None and found.label_type in ONE_CLASS + NUMBER
     for table in filter(None, (found.table, found.evaluated)) if plain else ():
         for name in found.text_columns:
             table = table.checked(name, text_problem, found.bad)
         table.checked(str(found.label_column), value_problem, found.bad)
-    if found.label_type == "class" and len(found.labels) == 1 and len(found.table.rows) < MOST_ROWS:
+    if found.label_type in ONE_CLASS and len(found.labels) == 1 and len(found.table.rows) < MOST_ROWS:
         label = next(iter(found.labels))
         raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
     return found
@@ -252,9 +253,9 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:
-    if column is None or label_type not in ("class", "labels"):
+    if column is None or label_type not in ONE_CLASS + SEVERAL_CLASSES:
         return {}
-    return label_counts(table.column(column), several=label_type == "labels")
+    return label_counts(table.column(column), several=label_type in SEVERAL_CLASSES)
 
 
 def _texts_of(table: Table, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output, write_text
+from attendrop.tasks.heads.builtin import NUMBER, SEVERAL_CLASSES
 from attendrop.tasks.table import Table
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, written
@@ -92,14 +93,15 @@ def _misspelt(first: str, second: str) -> bool:
 def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
-    Labels that ``meanings`` lacks stay. With label type "labels", rows may have several. With "number", or "auto" where
-    all labels are numbers, ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
+    Labels that ``meanings`` lacks stay. A value may hold several labels if the label type is of ``SEVERAL_CLASSES``.
+    Where labels are numbers, by a type of ``NUMBER`` or all of them with "auto", ``0,5`` is 0.5 in a file separated by
+    semicolons, as spreadsheets write it.
     """
     if column is None or column not in table.columns:
         return table
     if meanings:
-        table = table.mapped(column, partial(_meaning, meanings, label_type == "labels"))
-    numbers = label_type == "number" or (label_type == "auto" and all(map(_is_number, table.column(column))))
+        table = table.mapped(column, partial(_meaning, meanings, label_type in SEVERAL_CLASSES))
+    numbers = label_type in NUMBER or (label_type == "auto" and all(map(_is_number, table.column(column))))
     if table.delimiter == ";" and numbers:
         table = table.mapped(column, lambda value: _pointed(value) if _is_number(value) else value)
     return table

@@ -49,7 +49,7 @@ def split_long(
 
 
 def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
-    """Yield the places of the encoded rows of each text, which follow one another."""
+    """Yield the slice of the encoded rows of each text; they are consecutive."""
     first = 0
     for _, rows in groupby(encoded[DOCUMENT][:]):
         last = first + len(list(rows))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attendrop.argument_checks import did_you_mean
+from attendrop.argument_checks import check_known
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array, Head
@@ -26,9 +26,8 @@ def with_metric(task: Task, name: str) -> Task:
     wanted = name.strip().lower().replace("-", "_")
     wanted = task.head.metric_aliases.get(wanted, wanted)
     fitting = [metric for metric, score in task.head.metrics.items() if score.selects]
-    if wanted not in fitting:
-        hint = did_you_mean(wanted, fitting) or f"; there are {', '.join(fitting)}."
-        raise AttendropError(f"there is no metric {name!r} for {task.head.labels_are}{hint}")
+    problem = f"there is no metric {name!r} for {task.head.labels_are}"
+    check_known(wanted, fitting, problem, f"there are {', '.join(fitting)}")
     others = tuple(metric for metric in (task.metric, *task.other_metrics) if metric != wanted)
     return replace(task, metric=wanted, other_metrics=others)
 

@@ -110,7 +110,7 @@ class PredictionWriter:
         self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
     def leave_out(self, row: int) -> None:
-        """Leave out the rows before one, by its number in the input: a .txt file has an empty line for each."""
+        """Skip the rows before a row number of the input; a .txt file has an empty line for each."""
         if self.format == "txt" and self._file is not None:
             self._file.write("\n" * (row - self._lines))
             self._lines = max(self._lines, row)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
+from attendrop.argument_checks import check_known
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
 from attendrop.tasks.glue import GLUE
@@ -25,9 +24,7 @@ def get_task(name: str) -> Task:
 
 
 def _source(name: str) -> Source:
-    if name not in _SOURCES:
-        hint = did_you_mean(name, _SOURCES) or f"; the tasks are {', '.join(_SOURCES)}."
-        raise AttendropError(f"there is no task {name!r}{hint}")
+    check_known(name, _SOURCES, f"there is no task {name!r}", f"the tasks are {', '.join(_SOURCES)}")
     return _SOURCES[name]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
-from attendrop.argument_checks import did_you_mean
+from attendrop.argument_checks import check_known
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.dialect import text_lines
@@ -38,7 +38,7 @@ class Source:
 
     task: Task
     folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
-    # By split, of each of its files the names or patterns that it may have: of several such files, the first is read.
+    # By split, for each of its files: the possible names or patterns, of which the first that exists is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
     read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
     # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
@@ -53,9 +53,8 @@ class Source:
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
         """Load splits, see :func:`attendrop.tasks.registry.load_task`."""
         for split in splits:
-            if split not in self.file_names:
-                hint = did_you_mean(split, self.file_names) or f"; it has {', '.join(self.file_names)}."
-                raise AttendropError(f"{self.task.name} has no split {split!r}{hint}")
+            problem = f"{self.task.name} has no split {split!r}"
+            check_known(split, self.file_names, problem, f"it has {', '.join(self.file_names)}")
         folder = self._folder(data_dir)
         mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
         if folder is None:
@@ -101,7 +100,7 @@ class Source:
         )
 
     def _files(self, folder: Path, split: str) -> list[Path | None]:
-        """Return the files of a split; None for one that there is not."""
+        """Return the files of a split; None for each that is missing."""
         return [
             next((path for name in names for path in sorted(folder.glob(name))), None)
             for names in self.file_names[split]
@@ -206,9 +205,8 @@ class TabbedFile:
         if not header or set(wanted) <= set(lines[0][1]):
             (_, header), *lines = lines
         for column in (*wanted, *self.groups):
-            if column not in header:
-                hint = did_you_mean(column, header) or f"; its header is {', '.join(map(repr, header))}."
-                raise AttendropError(f"{path} has no column {column!r}{hint}")
+            problem = f"{path} has no column {column!r}"
+            check_known(column, header, problem, f"its header is {', '.join(map(repr, header))}")
         if not lines:
             raise AttendropError(f"{path} has no rows.")
         rows: list[Row] = []

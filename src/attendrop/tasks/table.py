@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from attendrop.argument_checks import check_choice, did_you_mean
+from attendrop.argument_checks import check_choice, check_known
 from attendrop.errors import AttendropError
 
 # What is done with labels of evaluation data that training lacks.
@@ -98,9 +98,8 @@ class Table:
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
-        if name not in self.columns:
-            hint = did_you_mean(name, self.columns) or f"; its columns are {', '.join(map(repr, self.columns))}."
-            raise AttendropError(f"{self.path} has no column {name!r}{hint}")
+        listed = f"its columns are {', '.join(map(repr, self.columns))}"
+        check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 

@@ -1,4 +1,4 @@
-"""Tokenizers: loading, padding token, and greatest length."""
+"""Tokenizers: loading, padding token, and maximum length."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 
 def limit_to_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Lower the greatest length of a tokenizer to the positions that its model has; many tokenizers know none."""
+    """Lower the maximum length of a tokenizer to the number of positions of its model; many tokenizers have none."""
     limit = position_limit(model)
     if limit is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)

@@ -133,7 +133,7 @@ def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
 
 
 def json_list(text: str) -> list[Any] | None:
-    """Read a JSON list; None if a text is none."""
+    """Read a JSON list; None if a text is not one."""
     try:
         found = json.loads(text) if text.lstrip().startswith("[") else None
     except ValueError:

@@ -50,10 +50,11 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "text-generation": GPT2Config,
     "image-classification": ViTConfig,
 }
-# What a head decides: the model and its card, batches, and whether labels are classes.
+# What a head decides: the model and its card, batches, whether labels are classes, and what a label type means.
 OF_HEADS = re.compile(
     r"DataCollatorWithPadding|AutoModelFor\w+|text-classification|problem_type = |argmax\(axis=1\)"
     r"|(\bif|\bor|\band|\bnot|\belse) [\w.]*label_names\b(?!:? (is|==|!=))|label_names or\b|len\([\w.]*label_names\)"
+    r'|label_type [!=]= "(?!auto)|label_type (not )?in \([^)]*"(?!auto)\w'
 )
 
 

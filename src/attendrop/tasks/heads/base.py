@@ -70,6 +70,13 @@ class Metric:
 class Head(ABC):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
 
+    Most members have defaults. A simple head defines the facts :attr:`kind`, :attr:`label_type`, :attr:`output_kind`,
+    :attr:`default_metrics`, :attr:`predicts` and :attr:`metrics`, and, unless it is a ``SequenceHead``,
+    :attr:`auto_class` and :attr:`pipeline_tag`; tells its saved models by :meth:`recognizes` where another head has the
+    same class; reads labels of files by :meth:`label_problem` and :meth:`read_labels`;
+    makes them the model's by :meth:`targets`; reads outputs by :meth:`decode` and :meth:`prediction_rows`; and reports
+    on data by :meth:`describe_labels` and :meth:`label_lines`. Start from a copy of ``regression.py``.
+
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
 
@@ -361,7 +368,12 @@ model = {load}(folder)
 {name} = {loader}.from_pretrained(folder{options})"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
-        """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None."""
+        """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None.
+
+        The head's start is copied from it, and baselines use its outputs as they are, without :meth:`raw_outputs` and
+        :meth:`row_outputs`. So what transforms outputs, such as a link function, belongs in :meth:`decode` and
+        :attr:`metrics`.
+        """
         return None
 
     # Encoding ---------------------------------------------------------------------------------------------------------
@@ -408,7 +420,7 @@ model = {load}(folder)
         return len(set(rows) - known)
 
     def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
-        """Return for each encoded row the number of its row, of which there are several where texts are in windows."""
+        """Return the row number of each encoded row; all windows of a text have the same."""
         return encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:

@@ -16,3 +16,6 @@ HEADS = {
     "class": "classification.Classification",
 }
 LABEL_TYPES = ("auto", *sorted(HEADS))
+# Label types of tables with columns of texts and a column of labels, by what a label is. Such files are inspected, and
+# their columns guessed, before PyTorch is loaded.
+ONE_CLASS, SEVERAL_CLASSES, NUMBER = ("class",), ("labels",), ("number",)

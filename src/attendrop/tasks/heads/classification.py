@@ -44,7 +44,7 @@ def predicted_classes(logits: Array) -> Array:
 
 
 def averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
-    """Make averages of scores of scikit-learn, such as "f1_macro": the kinds of each are words of its argument."""
+    """Make averages of scores of scikit-learn, such as "f1_macro": each argument lists the averages of a score."""
     scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score, "jaccard": jaccard_score}
     return {
         f"{name}_{kind}": Metric.of(scores[name], read, average=kind, zero_division=0.0)
@@ -161,9 +161,7 @@ class Classification(NamedLabels, SequenceHead):
         names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
         if not asked and len(names) > _MANY_CLASSES:
             _refuse_doubtful(source, column, names)
-        if "train" in tables and len(names) < 2:
-            raise AttendropError(f"{source.path} has only one class, {names[0]!r}; training needs at least two.")
-        return cls(tuple(names))
+        return cls.of_names(names, tables, source.path)
 
     @cached_property
     def label_ids(self) -> dict[str, int]:

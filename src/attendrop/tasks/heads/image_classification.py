@@ -103,7 +103,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Make paths, which are relative to the folder of the file, or in the folder, ones from here; check images."""
+        """Resolve paths, which are relative to the file's folder, against the working directory; check the images."""
         folder = table.path if table.path.is_dir() else table.path.parent
         table = table.mapped(columns[0], lambda name: name if text_problem(name) else str(folder / name.strip()))
         check_images([path for path in table.column(columns[0]) if cls._name_problem(path) is None])

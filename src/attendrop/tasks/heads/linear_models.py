@@ -1,4 +1,4 @@
-"""Linear models of fixed features, as weights of a linear layer: those of scikit-learn on scaled features."""
+"""Linear models of fixed features, fitted by scikit-learn, as the weights of a linear layer."""
 
 from __future__ import annotations
 

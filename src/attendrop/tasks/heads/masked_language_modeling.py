@@ -191,7 +191,7 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return list(encoded["labels"])
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        """Pad labels with -100; words are for training alone."""
+        """Pad labels with -100; words are for training only."""
         pad = DataCollatorForTokenClassification(tokenizer)
         return lambda rows: pad([{name: row[name] for name in row if name != "words"} for row in rows])
 
@@ -240,7 +240,7 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
 @dataclass
 class MaskingCollator:
-    """Collator of training rows: masks of an epoch, which the trainer sets, instead of those of encoding.
+    """Collator that masks training rows anew in each epoch, which the trainer sets.
 
     Masks depend on the seed, the epoch and the row alone, so that a run which is resumed continues exactly.
     """

@@ -96,7 +96,7 @@ def pooling_of(config: PreTrainedConfig) -> str:
 
 
 def configure_pooling(config: PreTrainedConfig, pooling: str) -> None:
-    """Write ``"cls"`` or ``"mean"`` into a configuration; raise AttendropError for a mean of what is no encoder."""
+    """Write ``"cls"`` or ``"mean"`` into a configuration; refuse the mean of a model that is no encoder."""
     if pooling == pooling_of(config):
         return
     if pooling == "mean":

@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import LABELS
-from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
 from attendrop.tasks.heads.classification import SequenceHead, averages, named_probabilities
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
@@ -27,7 +26,7 @@ def predicted_labels(logits: Array) -> Array:
 
 
 def _ranking(score: Callable[[Array, Array], float]) -> Metric:
-    """Make the mean score of the rankings of rows by each label that some rows have and some have not; 0 if none."""
+    """Average a ranking score over the labels that some rows have and others have not; 0 if there are none."""
 
     def mean(labels: Array, logits: Array) -> float:
         defined = [column for column in range(labels.shape[1]) if np.ptp(labels[:, column])]
@@ -91,7 +90,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
-        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; none is no label."""
+        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
         if is_missing(value):
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
@@ -104,10 +103,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         """Make the head whose labels are those of "train" (otherwise "dev"), in alphabetical order."""
         source = tables.get("train") or tables["dev"]
         names = sorted({name for value in source.column(column) for name in _items(value)})
-        if "train" in tables and len(names) < 2:
-            found = f"only one label, {names[0]!r}" if names else "no label"
-            raise AttendropError(f"{source.path}, column {column!r}, has {found}; training needs at least two.")
-        return cls(tuple(names))
+        return cls.of_names(names, tables, f"{source.path}, column {column!r},")
 
     def names_in(self, value: Any) -> list[str]:
         return _items(value)

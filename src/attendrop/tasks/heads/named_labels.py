@@ -1,4 +1,4 @@
-"""What heads share whose labels are names that training defines: classes, labels or tags."""
+"""Shared code of heads whose labels are names from the training data: classes, labels or tags."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.table import COUNT_AS_WRONG
+from attendrop.tasks.table import COUNT_AS_WRONG, Table
 
 # Number of names that an error lists.
 _SHOWN = 10
@@ -23,6 +24,14 @@ class NamedLabels(Head):
     """Head whose labels are made of names, ``label_names``: one or several for each row."""
 
     label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
+
+    @classmethod
+    def of_names(cls, names: Sequence[str], tables: Mapping[str, Table], where: object) -> Self:
+        """Make the head with the names in files, for :meth:`from_labels`; refuse fewer than two in "train"."""
+        if "train" in tables and len(names) < 2:
+            found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
+            raise AttendropError(f"{where} has {found}; training needs at least two.")
+        return cls(tuple(names))
 
     @property
     def answers(self) -> tuple[str, ...]:

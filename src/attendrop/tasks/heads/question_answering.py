@@ -182,12 +182,12 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return self._may_be_none and answer.none_score > answer.score
 
     def decode(self, outputs: Array) -> list[Any]:
-        """Return the answers as labels: none where that has the greater score, and there may be none."""
+        """Return the answers as labels: no answer where that scores higher and is possible."""
         given = [[] if self._is_none(answer) else [answer] for answer in outputs]
         return [{"text": [a.text for a in row], "answer_start": [a.start for a in row]} for row in given]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """Return ``answer``, empty for none, its ``start``, and by how much its ``score`` is above that of none."""
+        """Return ``answer``, empty for none, its ``start``, and ``score``, by how much it exceeds that of no answer."""
         return [
             ({"answer": "", "start": None} if self._is_none(answer) else {"answer": answer.text, "start": answer.start})
             | {"score": round(answer.score - answer.none_score, 4)}
@@ -279,7 +279,7 @@ def read_answers(value: Any) -> dict[str, list[Any]] | None:
 
 
 def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
-    """Describe which answer is not in a text, or not where it says, or return None."""
+    """Describe which answer is not in a text, or not at the place given, or return None."""
     starts = answers["answer_start"] or [context.find(text) for text in answers["text"]]
     for text, start in zip(answers["text"], starts, strict=True):
         if start < 0 or context[start : start + len(text)] != text:
@@ -289,7 +289,7 @@ def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
 
 
 def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Sequence[Sequence[int]]) -> list[int]:
-    """Return the first and the last token of the first answer in a window; ``[0, 0]`` if it is not all there.
+    """Return the first and the last token of the first answer in a window; ``[0, 0]`` if it is not wholly there.
 
     ``offsets`` has, of each token of the window, its first character in the text and the one after its last;
     ``NOT_TEXT`` for other tokens.

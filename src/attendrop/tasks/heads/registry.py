@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
+from attendrop.argument_checks import check_known
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import LABEL_TYPES
@@ -21,9 +20,7 @@ HEADS: tuple[type[Head], ...] = tuple(resolve_name(f"{__package__}.{name}") for 
 def get_head(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Head:
     """Return the head of a kind of task, with its classes and options; raise AttendropError for an unknown one."""
     found = {head.kind: head for head in HEADS}
-    if kind not in found:
-        hint = did_you_mean(kind, found) or f"; the kinds are {', '.join(sorted(found))}."
-        raise AttendropError(f"there is no kind of task {kind!r}{hint}")
+    check_known(kind, found, f"there is no kind of task {kind!r}", f"the kinds are {', '.join(sorted(found))}")
     return found[kind](tuple(label_names)).with_options(options or {})
 
 
@@ -38,8 +35,7 @@ def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) ->
     Raises:
         AttendropError: The label type is none of ``LABEL_TYPES``.
     """
-    if label_type not in LABEL_TYPES:
-        hint = did_you_mean(label_type, LABEL_TYPES) or f"; it is one of {', '.join(LABEL_TYPES)}."
-        raise AttendropError(f"there is no label type {label_type!r}{hint}")
+    problem = f"there is no label type {label_type!r}"
+    check_known(label_type, LABEL_TYPES, problem, f"it is one of {', '.join(LABEL_TYPES)}")
     asked = tuple(head for head in HEADS if head.label_type == label_type)
     return asked or tuple(head for head in HEADS if head.may_read(texts) and (label is None or head.may_label(label)))

@@ -155,7 +155,7 @@ def _written(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _without_reply(prompt: Prompt) -> tuple[Prompt, str | None]:
-    """Divide a chat that ends with a message of the assistant before it; None for anything else."""
+    """Split a chat before its last message, if that is of the assistant; None for anything else."""
     if isinstance(prompt, str) or not prompt or prompt[-1]["role"] != _ASSISTANT:
         return prompt, None
     return prompt[:-1], prompt[-1]["content"]

@@ -112,10 +112,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         rows = [read_list(value) or [] for value in source.column(column)]
         rows = [to_iob2(row) for row in rows] if are_entity_tags(chain(*rows)) else rows
         names = set(chain(*rows))
-        if "train" in tables and len(names) < 2:
-            raise AttendropError(f"{source.path} has only one tag, {next(iter(names))!r}; training needs at least two.")
         by_type = are_entity_tags(names)
-        return cls(tuple(sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))))
+        ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
+        return cls.of_names(ordered, tables, source.path)
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         words, tags = len(inputs[0]), len(self.names_in(label))

@@ -1,4 +1,4 @@
-"""Translation: a text for a text, from an encoder and a decoder."""
+"""Machine translation with an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _of_corpus(name: str) -> Callable[[Array, Array], float]:
 
 @dataclass(frozen=True)
 class Translation(WritingHead):
-    """Head that writes a text for each text, with a sequence-to-sequence model.
+    """Head for sequence-to-sequence translation.
 
     The model is evaluated by what it generates. Nothing is dropped or recorded there: it runs as it will be used.
 

@@ -1,4 +1,4 @@
-"""What heads share whose models write text: generation, likelihoods of reference texts, labels that are texts."""
+"""Shared code of heads whose models generate text: generation, likelihoods of reference texts, texts as labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WrittenText:
 
 @dataclass(frozen=True)
 class WritingHead(Head):
-    """Head whose model writes a text. Labels and references are texts, outputs are objects, :class:`WrittenText`.
+    """Head whose model generates a text. Labels and references are texts, outputs are objects, :class:`WrittenText`.
 
     Raw outputs are numbers, ``(rows, 2 + tokens)``: the log-likelihood of the reference, the number of its tokens, and
     the ids of the generated tokens, padded with -100.
@@ -96,7 +96,7 @@ class WritingHead(Head):
         """Generate the tokens of each row, ``(rows, tokens)``."""
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the raw outputs; without labels, generate alone."""
+        """Compute the raw outputs; without labels, only generate."""
         if "labels" in batch:
             return super().predict(model, batch)
         generated = self.generate(model, batch).cpu()
