@@ -25,9 +25,9 @@ from attendrop.attribution.head_importance import head_importance as head_import
 from attendrop.attribution.integrated_gradients import (
     integrated_gradient_attribution as integrated_gradient_attribution,
 )
+from attendrop.attribution.predictions import declare_output as declare_output
 from attendrop.errors import AttendropError as AttendropError
 from attendrop.methods.common.antithetic import AntitheticPlan as AntitheticPlan
-from attendrop.methods.common.antithetic import row_losses as row_losses
 from attendrop.methods.common.antithetic import with_antithetic_pass as with_antithetic_pass
 from attendrop.methods.common.divergence import mean_divergence as mean_divergence
 from attendrop.methods.common.divergence import with_views as with_views
