@@ -132,16 +132,16 @@ class Method:
         ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time; None,
         without the trait ``SCORES_ROWS``.
         """
-        return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
+        return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
 
     def rewarded_fraction(self) -> float:
         """Return the fraction of the training rows to hold out for ``"split"``."""
-        return getattr(self, "reward_fraction", 0.0)
+        return max(getattr(part, "reward_fraction", 0.0) for part in self.parts)
 
     @property
     def rewarded_by(self) -> str:
         """Return the option that needs the rows of :meth:`rewarded_on`, for messages."""
-        return f"reward_data={getattr(self, 'reward_data', None)!r}"
+        return f"reward_data={self.rewarded_on()!r}"
 
     # Its published settings, and what it reports of a run.
 
