@@ -33,8 +33,8 @@ from attendrop.extend import (
     positive,
     unit_interval,
     wide,
-    with_views,
 )
+from attendrop.methods.common.divergence import with_views
 from attendrop.methods.common.perturbations import token_uniform
 
 

@@ -23,8 +23,8 @@ from attendrop.extend import (
     mean_divergence,
     option,
     positive,
-    word_noise,
 )
+from attendrop.methods.common.perturbations import word_noise
 
 
 @dataclass(frozen=True)
