@@ -8,7 +8,7 @@ around it.
 
 from attendrop.attention.adapter import ModelAdapter as ModelAdapter
 from attendrop.attention.blocks import Block as Block
-from attendrop.attention.call import AttentionCall as AttentionCall
+from attendrop.attention.edits import AttentionCall as AttentionCall
 from attendrop.attention.edits import AttentionEdit as AttentionEdit
 from attendrop.attention.edits import BlockEdit as BlockEdit
 from attendrop.attention.isolation import evaluating as evaluating

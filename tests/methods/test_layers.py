@@ -25,8 +25,7 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import BlockEdit
+from attendrop.attention.edits import AttentionCall, BlockEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.context import Processes
 from attendrop.runs.train import train

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from attendrop.attention.block_hooks import BlockHooks
 from attendrop.attention.blocks import Block
-from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
@@ -30,10 +29,10 @@ from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.module_hooks import RunningPlan
 from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attention.tracing import Trace, trace, trace_cache
+from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import model_inputs
-from attendrop.model_support.peft_models import refuse_virtual_tokens
+from attendrop.model_support.models import refuse_virtual_tokens
 
 logger = logging.getLogger(__name__)
 

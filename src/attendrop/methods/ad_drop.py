@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import merge_edits
+from attendrop.attention.edits import DropoutDraws, merge_edits
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError

@@ -25,7 +25,7 @@ from attendrop.argument_checks import check_choice
 from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors, write_bytes
-from attendrop.model_support.positions import position_limit
+from attendrop.model_support.models import position_limit
 from attendrop.pruning.constant_attention import held_attention
 from attendrop.pruning.families import has_fast_form
 from attendrop.pruning.packed_layer import PackedLayer

@@ -20,10 +20,8 @@ from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingCon
 from attendrop.methods.core.declarations import check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
-from attendrop.model_support.devices import refuse_device
-from attendrop.model_support.fused_optimizers import skips_step, unscale
-from attendrop.model_support.peft_models import has_adapter
-from attendrop.model_support.sharded_models import sharding_mesh
+from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale
+from attendrop.model_support.models import has_adapter
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
 

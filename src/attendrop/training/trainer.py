@@ -22,7 +22,7 @@ from attendrop.methods.core.context import LabelledData, Processes, TrainingCont
 from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
-from attendrop.model_support.sharded_models import gathered, sharding_mesh
+from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     delete_unfinished,

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 from attendrop.training.model_call import replaced_attribute
 
 

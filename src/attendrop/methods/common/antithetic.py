@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
