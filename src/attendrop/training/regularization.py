@@ -15,9 +15,8 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.declarations import check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
 from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale

@@ -23,7 +23,6 @@ from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
 from attendrop.model_support.devices import gathered, sharding_mesh
-from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     delete_unfinished,
     last_checkpoint,
@@ -34,11 +33,18 @@ from attendrop.training.checkpoints import (
     save_method_state,
     seal,
 )
-from attendrop.training.labelled_data import ColumnCollator, IndexedRows, LabelledRows, is_stream, set_aside
+from attendrop.training.labelled_data import (
+    ColumnCollator,
+    EpochSampler,
+    IndexedRows,
+    LabelledRows,
+    is_stream,
+    row_lengths,
+    set_aside,
+)
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
-from attendrop.training.sampler import EpochSampler, row_lengths
-from attendrop.training.trainer_hooks import TrainerHooks
+from attendrop.training.trainer_hooks import SaveAfterEvaluation, TrainerHooks, TrainingClock
 from attendrop.training.trainer_loss import TrainerLoss
 
 

@@ -1,4 +1,4 @@
-"""Base classes of a method's options and of its state during a run."""
+"""Base classes of a method's options and of its state during a run, and checks of what a method declares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from attendrop.argument_checks import check_declared, defines
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import (
     ANY,
@@ -316,6 +318,39 @@ def run_pass(
         penalty = state.penalty(context, outputs)
         loss = loss if penalty is None else loss + penalty
     return loss, outputs
+
+
+def check_declarations(state: MethodState) -> None:
+    """Raise AttendropError unless a method declares exactly the capabilities that it and its state define."""
+    method = state.method
+    for name, declaration, declared in (
+        ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),
+        ("edit_gradients", "MethodInfo.edits_gradients = True", method.info.edits_gradients),
+        ("penalty", "MethodInfo.adds_penalty = True", method.info.adds_penalty),
+    ):
+        defined = defines(state, MethodState, name) or (hasattr(Method, name) and defines(method, Method, name))
+        function = f"MethodState.{name}" if name == "edit_gradients" else name
+        check_declared(f"Method '{method.name}'", function, declaration, defined=defined, declared=declared)
+
+
+def refuse_sharded(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model whose parameters are divided among processes."""
+    for part in method.parts:
+        if part.needs_whole_model:
+            raise AttendropError(
+                f"Method '{part.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
+                "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
+            )
+
+
+def refuse_with_adapter(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model with an adapter."""
+    for part in method.parts:
+        if part.info.edits_pretrained_weights:
+            raise AttendropError(
+                f"Method '{part.name}' changes weights of the model itself, which an adapter is not saved with; train "
+                "without an adapter, or with another method."
+            )
 
 
 def _plain(value: Any) -> Any:
