@@ -107,7 +107,7 @@ class ModelAdapter:
         by_module = {} if self._trace is None else self._trace.structure.blocks
         found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
         if len(found) != len({block.key for block in found}) or not found:
-            raise AttendropError(f"{type(self.model).__name__} keeps its layers in no list, so none can be reached.")
+            raise AttendropError(f"{type(self.model).__name__} has no ModuleList of layers.")
         return found
 
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:

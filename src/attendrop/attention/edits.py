@@ -207,7 +207,7 @@ _AnyEdit = TypeVar("_AnyEdit", AttentionEdit, BlockEdit)
 
 
 def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
-    """Combine edits of one kind into one, or None; raise AttendropError if two set what there can be one of."""
+    """Combine edits of one kind into one, or None; raise AttendropError if two set a field that cannot be combined."""
     if len(edits) < 2:
         return edits[0] if edits else None
     all_given = (

@@ -50,12 +50,12 @@ _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDicti
 
 
 def forget_traces(model: nn.Module) -> None:
-    """Forget what is remembered of a model: of one whose modules refer to it, it would keep the model alive."""
+    """Remove a model from the cache, which would keep alive a model whose modules refer to it."""
     _CACHES.pop(model, None)
 
 
 def trace_cache(model: nn.Module) -> TraceCache:
-    """Return the cache of a model; a new one if there is none, or the modules are other ones by now."""
+    """Return the cache of a model; a new one if there is none, or if its modules have changed."""
     cache, modules = _CACHES.get(model), list(model.modules())[1:]
     if cache is None or len(modules) != len(cache.modules) or not all(map(operator.is_, modules, cache.modules)):
         checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]

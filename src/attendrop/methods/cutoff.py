@@ -1,4 +1,4 @@
-"""Views of a batch without some tokens or hidden states, whose predictions are to agree."""
+"""Cutoff augmentation with a consistency loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise in the word embeddings, random or adversarial, and predictions that agree with those without it."""
+"""Noise in the word embeddings, random or adversarial, alone or with a consistency loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of models of any kind: adapters of PEFT (which need not be installed), positions, trained tensors."""
+"""Properties of models: adapters of PEFT (which need not be installed), number of positions, trained tensors."""
 
 from __future__ import annotations
 

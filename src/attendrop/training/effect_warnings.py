@@ -1,4 +1,4 @@
-"""Warnings of methods that have no effect: in no epoch of the plan, or in none of the steps that were taken."""
+"""Warnings about methods that have no effect: active in no epoch, or without effect in all steps."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData |
 
 
 def is_stream(rows: Any) -> bool:
-    """Tell whether rows come one after the other, without random access; None is none."""
+    """Return whether a data set is a stream, without random access; False for None."""
     if rows is None:
         return False
     return isinstance(rows, IterableDataset) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__"))

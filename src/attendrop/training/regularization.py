@@ -349,7 +349,7 @@ class Regularization:
         return loss_and_outputs((self._trained_model if model is None else model)(**batch, **keywords))
 
     def _weight_like(self, loss: Tensor) -> Tensor:
-        """Return the weight of the loss, on its device; a number is filled in there, which no host waits for."""
+        """Return the weight of the loss as a tensor on its device, without synchronisation."""
         weight = self.loss_weight
         return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
 

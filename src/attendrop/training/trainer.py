@@ -257,14 +257,14 @@ class RegularizedTrainer(TrainerHooks):
             )
         if self._needs_rows and is_stream(self.train_dataset):
             raise AttendropError(
-                f"Method '{self.regularizer.name}' must know each training row again, and these "
-                "are a stream, whose rows are not known again; pass a data set with random access."
+                f"Method '{self.regularizer.name}' needs stable row indices; a streaming dataset has none. Pass "
+                "a data set with random access."
             )
         makes_batches: Any = super().get_train_dataloader
         if self._needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
             raise AttendropError(
-                f"Method '{self.regularizer.name}' must know each training row again, and "
-                f"{type(self).__name__} makes its own batches, whose rows are not known; use another method or option."
+                f"Method '{self.regularizer.name}' needs stable row indices, and {type(self).__name__} makes its own "
+                "batches, which have none; use another method or option."
             )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
             raise AttendropError(

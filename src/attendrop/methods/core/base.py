@@ -77,7 +77,10 @@ class Method:
         return MethodState(self)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
-        """Change a model before its head starts from the features; in the first step again. Not where a run resumes."""
+        """Change a model before its head is initialised from its features; not called when a run is resumed.
+
+        The state of the method makes the same change in the first step.
+        """
 
     # When and where it acts.
 
@@ -86,7 +89,7 @@ class Method:
         return True
 
     def takes_part(self, epoch: int) -> bool:
-        """Return whether the method has a part in the passes of ``epoch``: it is active, or only observes them."""
+        """Return whether the method takes part in the passes of ``epoch``: it is active, or only observes them."""
         return self.active(epoch)
 
     def needs_epoch(self) -> bool:
@@ -105,9 +108,9 @@ class Method:
     # What it needs of the data.
 
     def for_data(self, classes: int, rows: int) -> Method:
-        """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts, or 1.
+        """Resolve options that depend on the training data: ``rows`` in ``classes`` of texts (1 for other tasks).
 
-        The rows are divided before: what is read of the data, and the rows of rewards, must not depend on it.
+        The data is split before this is called, so :attr:`columns` and the rows for rewards must not depend on it.
         """
         return self
 
@@ -124,7 +127,7 @@ class Method:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether it must know which row of the training data each row of a batch is: the column ``ROW_INDEX``."""
+        """Whether the method needs the index of each row in the training data, in the column ``ROW_INDEX``."""
         return False
 
     def rewarded_on(self) -> str | None:
