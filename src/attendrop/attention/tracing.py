@@ -105,7 +105,7 @@ class _CallRecorder(Plan):
         return AttentionLayer("", "", 0)
 
     def wants(self, layer: AttentionLayer) -> bool:
-        """Ask for every call to be described, so that unsupported keywords are found."""
+        """Request every call, so that unsupported keywords are found."""
         return True
 
     def edit(self, call: AttentionCall) -> AttentionEdit:

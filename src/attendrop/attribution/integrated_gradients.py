@@ -25,7 +25,7 @@ SCOPES = ("joint", "layerwise")
 
 
 class ScaledPlan(GradientPlan):
-    """Uses recorded units, by layer key, times ``alpha``, and hands over the gradients at these."""
+    """Replaces units by recorded ones, by layer key, times ``alpha``, and hands over their gradients."""
 
     def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
         super().__init__(*args)

@@ -119,17 +119,18 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class ColumnCollator:
-    """Collator that another one extends to columns with numbers for each token, which become tensors, padded with -1.
+    """Wrapper of a collator that makes tensors, padded with -1, of additional columns with numbers for each token.
 
-    Rows without such columns, and rows that are no mappings, are left to the other. It can be pickled if that can.
+    Rows without such columns, and rows that are no mappings, are left to the wrapped collator. Pickling needs that it
+    can be pickled.
     """
 
-    collate: Callable[[list[Any]], Any]  # the other, which gets rows without these columns
+    collate: Callable[[list[Any]], Any]  # the wrapped one, which gets rows without these columns
     columns: Sequence[str]
     with_index: bool = False  # whether rows have their index in the training data, in ROW_INDEX
 
     def __getattr__(self, name: str) -> Any:
-        # A trainer may read what its own kind of collator has. Unpickling asks before there is another.
+        # A trainer may read what its own kind of collator has. Unpickling asks before it is set.
         if name.startswith("__") or name == "collate":
             raise AttributeError(name)
         return getattr(self.collate, name)

@@ -1,4 +1,4 @@
-"""Divergences between the predictions of several passes over the same rows, and losses that make them agree."""
+"""Divergences between the predictions of several passes over the same rows, and consistency losses."""
 
 from __future__ import annotations
 
