@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attendrop import ADDrop, Compose, RDrop, regularize
 from attendrop.methods.common.divergence import divergence, divergences
+from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import number_of_rows
 
 
@@ -144,3 +145,10 @@ def test_spans_are_compared_at_both_ends() -> None:
     ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
     assert kind == "classes"
     torch.testing.assert_close(found, ends)
+
+
+def test_tokens_are_compared_as_classes_whatever_else_the_configuration_says() -> None:
+    model = zoo.from_class("BertForMaskedLM", {**zoo.ZOO["bert"].options, "num_labels": 1})
+    batch = repeat_rows(zoo.batch_of("bert-tokens"), 2)
+    kind, (values,) = divergences(model, model(**batch), batch)
+    assert kind == "classes" and len(values) == int((batch["labels"] != -100).sum()) // 2
