@@ -16,7 +16,7 @@ from workloads import BATCH_SIZE, Batch, Setting, made_up
 
 from attendrop.tasks.registry import get_task, load_task
 from attendrop.tasks.tokenization import encode
-from attendrop.training.sampler import EpochSampler
+from attendrop.training.labelled_data import EpochSampler
 
 REAL_TASKS = {"cola": "CoLA", "rte": "RTE"}
 

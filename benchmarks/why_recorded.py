@@ -18,8 +18,7 @@ from torch.nn import functional
 
 import attendrop
 from attendrop import ADDrop, register_method
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention.edits import AttentionCall, DropoutDraws
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass

@@ -8,7 +8,7 @@ around it.
 
 from attendrop.attention.adapter import ModelAdapter as ModelAdapter
 from attendrop.attention.blocks import Block as Block
-from attendrop.attention.call import AttentionCall as AttentionCall
+from attendrop.attention.edits import AttentionCall as AttentionCall
 from attendrop.attention.edits import AttentionEdit as AttentionEdit
 from attendrop.attention.edits import BlockEdit as BlockEdit
 from attendrop.attention.isolation import evaluating as evaluating
@@ -25,21 +25,17 @@ from attendrop.attribution.head_importance import head_importance as head_import
 from attendrop.attribution.integrated_gradients import (
     integrated_gradient_attribution as integrated_gradient_attribution,
 )
+from attendrop.attribution.predictions import declare_output as declare_output
 from attendrop.errors import AttendropError as AttendropError
 from attendrop.methods.common.antithetic import AntitheticPlan as AntitheticPlan
-from attendrop.methods.common.antithetic import row_losses as row_losses
 from attendrop.methods.common.antithetic import with_antithetic_pass as with_antithetic_pass
 from attendrop.methods.common.divergence import mean_divergence as mean_divergence
-from attendrop.methods.common.divergence import with_views as with_views
 from attendrop.methods.common.initial_state import InitialState as InitialState
-from attendrop.methods.common.own_parameters import LearntProbabilities as LearntProbabilities
 from attendrop.methods.common.own_parameters import OwnParameters as OwnParameters
 from attendrop.methods.common.own_parameters import ValuePerLayer as ValuePerLayer
-from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
 from attendrop.methods.common.parameters import WeightMixing as WeightMixing
 from attendrop.methods.common.perturbations import WordPlan as WordPlan
 from attendrop.methods.common.perturbations import loss_gradients as loss_gradients
-from attendrop.methods.common.perturbations import word_noise as word_noise
 from attendrop.methods.common.random_mask import RandomMaskPlan as RandomMaskPlan
 from attendrop.methods.core.base import Method as Method
 from attendrop.methods.core.base import MethodState as MethodState

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 
 CPU = torch.device("cpu")

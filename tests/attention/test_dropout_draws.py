@@ -8,8 +8,8 @@ from helpers import zoo
 from torch.nn import functional
 
 from attendrop import ADDrop, regularize
-from attendrop.attention import dropout_draws
-from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention import edits
+from attendrop.attention.edits import DropoutDraws
 
 SHAPE = (2, 3, 17, 17)
 
@@ -38,8 +38,8 @@ def test_another_random_state_shape_or_probability_draws_anew() -> None:
 @pytest.mark.parametrize("attribution", ["gradient", "attention"])
 def test_ad_drop_draws_the_dropout_of_each_layer_once(attribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(dropout_draws, "pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
-    monkeypatch.setattr(dropout_draws, "unpack", lambda kept, shape: kept)
+    monkeypatch.setattr(edits, "pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
+    monkeypatch.setattr(edits, "unpack", lambda kept, shape: kept)
     model = zoo.build("bert", dropout=0.5, num_hidden_layers=3)
     with regularize(model, ADDrop(attribution=attribution, layers="all")) as reg:
         reg.loss(zoo.batch_of("bert")).backward()

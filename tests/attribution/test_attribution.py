@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes

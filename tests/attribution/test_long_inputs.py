@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attendrop import Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.computation import AttentionComputation
+from attendrop.attention.edits import AttentionCall
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
 from attendrop.attribution.recording import GradientPlan

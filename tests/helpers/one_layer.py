@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attendrop import Method
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext

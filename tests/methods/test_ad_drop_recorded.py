@@ -248,7 +248,7 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
         def __iter__(self) -> Any:
             return iter(examples())
 
-    with pytest.raises(AttendropError, match="stream, whose rows are not known again"):
+    with pytest.raises(AttendropError, match="needs stable row indices"):
         trainer_of(tmp_path, RECORDED, train_dataset=Stream(), max_steps=2, kind=RegularizedTrainer)
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, Compose, LayerDrop, regularize
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.attend_out.actions import Attack, Micro, replayed
 from attendrop.methods.attend_out.policy_gradient import Players

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import EarlyStoppingCallback
 
 from attendrop import AttendropError, AutoDropout, SuperT
-from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.auto_dropout import part_of, patterned, sample_pattern
 from attendrop.methods.core.context import Processes

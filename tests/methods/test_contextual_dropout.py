@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
 from attendrop import ContextualDropout, LearnableBernoulli, regularize
-from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.contextual_dropout import _NetworksPlan, bernoulli_divergence, mean_values, query_weights
 from attendrop.training.regularization import Regularization

@@ -23,7 +23,7 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionCall
 from attendrop.methods.common.antithetic import row_losses, row_shares
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics

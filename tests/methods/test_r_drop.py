@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attendrop import ADDrop, Compose, RDrop, regularize
 from attendrop.methods.common.divergence import divergence, divergences
+from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import number_of_rows
 
 
@@ -140,7 +141,14 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()
-    found = divergences(nn.Linear(1, 1), outputs, {})
+    kind, found = divergences(nn.Linear(1, 1), outputs, {})
     ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
-    assert [kind for kind, _ in found] == ["classes", "classes"]
-    torch.testing.assert_close([values for _, values in found], ends)
+    assert kind == "classes"
+    torch.testing.assert_close(found, ends)
+
+
+def test_tokens_are_compared_as_classes_whatever_else_the_configuration_says() -> None:
+    model = zoo.from_class("BertForMaskedLM", {**zoo.ZOO["bert"].options, "num_labels": 1})
+    batch = repeat_rows(zoo.batch_of("bert-tokens"), 2)
+    kind, (values,) = divergences(model, model(**batch), batch)
+    assert kind == "classes" and len(values) == int((batch["labels"] != -100).sum()) // 2

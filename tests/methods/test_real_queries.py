@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import ContextualDropout, LearnableBernoulli, Method
-from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.common.antithetic import real_queries
 from attendrop.tasks.heads.model_classes import choice_class

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import zoo
 
-from attendrop.model_support.positions import position_limit
+from attendrop.model_support.models import position_limit
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
             {"train_sampling_strategy": "group_by_length"},
             "needs the lengths of all training rows, and these are a",
         ),
-        (AttendOut(), {}, "must know each training row again, and these are a stream"),
+        (AttendOut(), {}, "needs stable row indices"),
         (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
         (AutoDropout(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
     ],

@@ -23,7 +23,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 from attendrop import ADDrop, AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
-from attendrop.training.sampler import EpochSampler
+from attendrop.training.labelled_data import EpochSampler
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from attendrop.attention.block_hooks import BlockHooks
 from attendrop.attention.blocks import Block
-from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
@@ -30,10 +29,10 @@ from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.module_hooks import RunningPlan
 from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attention.tracing import Trace, trace, trace_cache
+from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import model_inputs
-from attendrop.model_support.peft_models import refuse_virtual_tokens
+from attendrop.model_support.models import refuse_virtual_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class ModelAdapter:
         by_module = {} if self._trace is None else self._trace.structure.blocks
         found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
         if len(found) != len({block.key for block in found}) or not found:
-            raise AttendropError(f"{type(self.model).__name__} keeps its layers in no list, so none can be reached.")
+            raise AttendropError(f"{type(self.model).__name__} has no ModuleList of layers.")
         return found
 
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:

@@ -55,7 +55,8 @@ class Block:
         """Return the output of the module that leaves the hidden states unchanged."""
         if self.extra_outputs is None:
             raise AttendropError(
-                f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
+                f"{type(self.module).__name__} {self.key}: its output (position bias) is used by later blocks, so it "
+                "cannot be skipped."
             )
         if self.returns_tensor:
             return hidden_states(args, kwargs)

@@ -1,4 +1,4 @@
-"""Attention of layers that call transformers' attention interface, as an edit says."""
+"""Attention under an edit, for layers that call transformers' attention interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of one call of an attention layer, or of one block: what they are, how several combine, how they act.
+"""One call of an attention layer, and its edits and those of one block: how several combine, and how they act.
 
 A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what the two ways of
 computing attention (``computation`` and ``own_softmax``) make of it.
@@ -16,8 +16,73 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
+from attendrop.randomness.candidates import pack, unpack
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention layer: shapes and valid keys.
+
+    Attributes:
+        layer: The attention layer.
+        shape: ``(batch, heads, query, key)``.
+        valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
+        device: Device of the scores.
+    """
+
+    layer: AttentionLayer
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None
+    device: torch.device
+
+    def origins(self) -> Tensor:
+        """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
+
+        In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
+        """
+        batch = self.shape[0]
+        if self.valid is None:
+            return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
+        first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
+        return torch.stack([torch.zeros_like(first) if self.layer.kind == "cross" else first, first], -1)
+
+    def valid_queries(self) -> Tensor | None:
+        """Find the query positions that are not padding, ``(batch, 1, query, 1)``; None means all, or not known.
+
+        A position of self-attention is padding if nothing may attend to it.
+        """
+        if self.valid is None or self.layer.kind == "cross" or self.shape[2] != self.shape[3]:
+            return None
+        return self.valid.any(-2, keepdim=True).transpose(-1, -2)
+
+
+class DropoutDraws:
+    """Dropout whose random numbers are drawn once for passes that begin in the same random state.
+
+    On a CPU one thread draws them, which takes longer than softmax. A draw is kept, in bits, with the random states
+    before and after it; where a later pass comes to the same state, it takes that draw and goes on from the state
+    after it. So outputs and random states are those of ``functional.dropout``, bit for bit. Elsewhere than on a CPU
+    nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[bytes, torch.Size, float], tuple[tuple[Tensor, tuple[int, ...]], Tensor]] = {}
+
+    def dropout(self, weights: Tensor, p: float) -> Tensor:
+        """Compute ``functional.dropout(weights, p)``."""
+        if weights.device.type != "cpu" or not 0 < p < 1:
+            return functional.dropout(weights, p)
+        key = torch.get_rng_state().numpy().tobytes(), weights.shape, p
+        if key in self._kept:
+            bits, after = self._kept[key]
+            kept = unpack(*bits)
+            torch.set_rng_state(after)
+        else:
+            kept = torch.empty(weights.shape, dtype=torch.bool).bernoulli_(1 - p)
+            self._kept[key] = pack(kept), torch.get_rng_state()
+        return weights * kept.to(weights.dtype).div_(1 - p)
 
 
 def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -142,7 +207,7 @@ _AnyEdit = TypeVar("_AnyEdit", AttentionEdit, BlockEdit)
 
 
 def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
-    """Combine edits of one kind into one, or None; raise AttendropError if two set what there can be one of."""
+    """Combine edits of one kind into one, or None; raise AttendropError if two set a field that cannot be combined."""
     if len(edits) < 2:
         return edits[0] if edits else None
     all_given = (

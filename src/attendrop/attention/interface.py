@@ -15,8 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.computation import AttentionComputation
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.own_softmax import computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -44,7 +44,7 @@ _UNCHANGED_MASK = "attendrop_packed"
 
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Map the modules to their names that look attention up in the interface, or are known to compute it themselves."""
+    """Map the modules that use the interface, or are known to compute attention themselves, to their names."""
     found = {
         module: name for name, module in model.named_modules() if _uses_interface(module) or computes_softmax(module)
     }
@@ -86,7 +86,7 @@ def restore(config: Any) -> None:
 
 
 def leave_masks_unchanged(config: Any) -> None:
-    """Have a model hand its attention mask on as it came, ``(batch, length)``, to an encoder that replaces its own."""
+    """Pass the attention mask, ``(batch, length)``, through unchanged, to an encoder that replaces the model's own."""
     config._attn_implementation_internal = _UNCHANGED_MASK
 
 

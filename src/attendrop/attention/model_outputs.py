@@ -1,4 +1,4 @@
-"""Losses, logits and names of what models return."""
+"""Losses and logits of model outputs, and names for outputs that are tuples."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wrapped
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.projections import separate_projections

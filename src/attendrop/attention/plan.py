@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from attendrop.argument_checks import check_choice, check_declared, defines
 from attendrop.attention.blocks import Block, ModelStructure
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit, merge_edits
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 

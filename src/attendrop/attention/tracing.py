@@ -1,4 +1,4 @@
-"""Tracing one pass of a model: which attention layers run, and the blocks around them."""
+"""Tracing one pass of a model: which attention layers run, the blocks around them, and example inputs for the pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.attention.blocks import ModelStructure, StructureEvents, block_of
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.interface import find_attention_modules
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
@@ -48,12 +50,12 @@ _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDicti
 
 
 def forget_traces(model: nn.Module) -> None:
-    """Forget what is remembered of a model: of one whose modules refer to it, it would keep the model alive."""
+    """Remove a model from the cache, which would keep alive a model whose modules refer to it."""
     _CACHES.pop(model, None)
 
 
 def trace_cache(model: nn.Module) -> TraceCache:
-    """Return the cache of a model; a new one if there is none, or the modules are other ones by now."""
+    """Return the cache of a model; a new one if there is none, or if its modules have changed."""
     cache, modules = _CACHES.get(model), list(model.modules())[1:]
     if cache is None or len(modules) != len(cache.modules) or not all(map(operator.is_, modules, cache.modules)):
         checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]
@@ -103,7 +105,7 @@ class _CallRecorder(Plan):
         return AttentionLayer("", "", 0)
 
     def wants(self, layer: AttentionLayer) -> bool:
-        """Ask for every call to be described, so that unsupported keywords are found."""
+        """Request every call, so that unsupported keywords are found."""
         return True
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -215,3 +217,31 @@ def _kind(name: str, module: nn.Module) -> str:
         return "cross"
     causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
     return "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"
+
+
+def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Make the smallest input of a text, image or video model; raise AttendropError for one that takes another kind."""
+    name, config = model.main_input_name, model.config
+    if name in ("pixel_values", "pixel_values_videos"):
+        config = getattr(config, "vision_config", config)
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        shape = (1, *frames, getattr(config, "num_channels", 3), height, width)
+        return {name: torch.zeros(shape, device=model.device, dtype=model.dtype)}
+    if name != "input_ids":
+        raise AttendropError(
+            f"{type(model).__name__} takes '{name}', for which no example input can be made up; pass a batch."
+        )
+    # Eight different tokens: BART's classifier wants an end-of-sequence token in each row.
+    tokens = torch.arange(8, device=model.device)[None] % config.get_text_config().vocab_size
+    end = getattr(config, "eos_token_id", None)
+    if isinstance(end, int):
+        tokens = torch.where(tokens == end, 0, tokens)
+        tokens[:, -1] = end
+    if type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        tokens = tokens[:, None]
+    batch = {name: tokens}
+    if config.is_encoder_decoder:
+        batch["decoder_input_ids"] = tokens
+    return batch

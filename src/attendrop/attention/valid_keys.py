@@ -55,10 +55,10 @@ def hidden_keys(kept: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def visible_keys(mask: Tensor) -> Tensor:
-    """Find the keys that an additive mask, alone or with a bias, leaves visible to softmax.
+    """Find the keys that an additive mask, possibly with a bias, does not hide from softmax.
 
-    That depends on how far an entry is below the largest of its row, not on the number that a model writes there. In a
-    row whose entries are all far below zero no key is valid.
+    A key is hidden if its entry is far below the largest of its row, whatever value a model uses for masking. A row
+    whose entries are all far below zero has no valid key.
     """
     largest = mask.amax(-1, keepdim=True).clamp(min=0)
     return mask > largest - _HIDDEN_BELOW

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention.edits import AttentionCall, DropoutDraws
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, first_finite, is_finite, wide

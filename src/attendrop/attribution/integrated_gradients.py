@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
@@ -26,7 +25,7 @@ SCOPES = ("joint", "layerwise")
 
 
 class ScaledPlan(GradientPlan):
-    """Uses recorded units, by layer key, times ``alpha``, and hands over the gradients at these."""
+    """Replaces units by recorded ones, by layer key, times ``alpha``, and hands over their gradients."""
 
     def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
         super().__init__(*args)

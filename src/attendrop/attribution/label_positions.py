@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 
 IGNORED = -100
 # Whether each model shifts its labels, once known.

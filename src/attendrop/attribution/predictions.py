@@ -15,26 +15,25 @@ MOST_ANSWER_TOKENS = 30
 # Logit of a token that cannot be part of an answer: its probability is 0, and differences stay finite.
 _EXCLUDED = -1e4
 
-
-# What a model predicts, and returns: the logits of one of several classes or choices ``(batch, classes)``; those of
-# labels that are independent of each other ``(batch, labels)``; numbers ``(batch, 1)``; the logits of a class for each
-# token ``(batch, n, classes)``; or those of the first and the last token of an answer, ``start_logits`` and
-# ``end_logits`` ``(batch, n)``.
-OUTPUT_KINDS = (CLASSES, LABELS, NUMBER, TOKENS, SPAN) = ("classes", "labels", "number", "tokens", "span")
+# Kinds of output, and what the model returns: the logits of one of several classes or choices, ``(batch, classes)``;
+# those of labels that are independent of each other, ``(batch, labels)``; numbers, ``(batch, 1)``; the logits of a
+# class for each token, ``(batch, n, classes)``; or those of the first and the last token of an answer, ``start_logits``
+# and ``end_logits``, ``(batch, n)``.
+CLASSES, LABELS, NUMBER, TOKENS, SPAN = "classes", "labels", "number", "tokens", "span"
 # Attribute of a model; copies and wrappers of the model have it, and files do not.
 _DECLARED = "attendrop_output_kind"
 
 
 def declare_output(model: nn.Module, kind: str) -> None:
-    """Declare what a model predicts: the ``output_kind`` of the head that it was made for, one of ``OUTPUT_KINDS``."""
+    """Declare the kind of output of a model: ``"classes"``, ``"labels"``, ``"number"``, ``"tokens"`` or ``"span"``."""
     setattr(model, _DECLARED, kind)
 
 
 def output_kind(model: nn.Module, outputs: Any) -> str | None:
-    """Return what a model predicts, one of ``OUTPUT_KINDS``; None if its outputs are of none of these forms.
+    """Return the kind of output of a model, see :func:`declare_output`; None if its outputs are of none of these forms.
 
-    This is what its head declared. A model, without wrappers such as DistributedDataParallel, that was made without a
-    head is judged by the form of its outputs and by its configuration.
+    Models without a declaration are judged by the form of their outputs, and by the configuration of the model, which
+    is given without wrappers such as DistributedDataParallel.
     """
     declared: str | None = getattr(model, _DECLARED, None)
     if declared is not None or hasattr(outputs, "start_logits"):
@@ -42,18 +41,9 @@ def output_kind(model: nn.Module, outputs: Any) -> str | None:
     logits: Tensor | None = getattr(outputs, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         return None
-    return TOKENS if logits.ndim == 3 else kind_of(model, logits)
-
-
-def kind_of(model: nn.Module, logits: Tensor) -> str:
-    """Return what each prediction of a model is: ``"classes"`` (one of several), ``"labels"`` or ``"number"``.
-
-    The logits, ``(..., outputs)``, tell of models without a head and without a configuration.
-    """
-    declared = getattr(model, _DECLARED, None) or _configured(model)
-    if declared is None:
-        return NUMBER if logits.shape[-1] == 1 else CLASSES
-    return declared if declared in (LABELS, NUMBER) else CLASSES
+    if logits.ndim == 3:
+        return TOKENS
+    return _configured(model) or (NUMBER if logits.shape[-1] == 1 else CLASSES)
 
 
 def is_regression(model: nn.Module) -> bool:

@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan

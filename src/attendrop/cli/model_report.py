@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from attendrop.attention.adapter import attention_module_names, find_attention_layers
-from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.tracing import example_inputs
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 from attendrop.tasks.heads.model_classes import saved_model_class

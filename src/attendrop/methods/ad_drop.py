@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import merge_edits
+from attendrop.attention.edits import DropoutDraws, merge_edits
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (
@@ -232,7 +231,7 @@ class ADDrop(Method):
         return Method.selected_layers(self._without_data(), attention_layers)
 
     def resolved(self, model: nn.Module) -> ADDrop:
-        """Replace what is left open, a direction of None by what suits the model's kind of prediction."""
+        """Resolve options that depend on the model: a ``direction`` of None follows from the kind of output."""
         direction = self.direction or ("magnitude" if is_regression(model) else "high")
         return replace(self._without_data(), direction=direction)
 
@@ -260,7 +259,7 @@ class ADDrop(Method):
         return self._region(call, attribution).mask
 
     def candidates(self, call: AttentionCall, attribution: Tensor) -> Candidates:
-        """Keep the candidates of a layer, of which the bits take a thirtieth of the attribution's memory."""
+        """Find the candidates of a layer, as packed bits: about a thirtieth of the attribution's memory."""
         region = self._region(call, attribution)
         return Candidates(*pack(region.mask), region.signal)
 

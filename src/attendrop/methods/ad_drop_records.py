@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
@@ -66,7 +65,7 @@ class RowMask:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes, with the objects that hold it."""
+        """Size in memory in bytes, including the overhead of objects."""
         return len(self.bits) + _OF_OBJECTS
 
     @property
@@ -126,7 +125,7 @@ class RowRecords:
         return new
 
     def merge(self, recorded: Iterable[Iterable[tuple[int, dict[str, RowMask]]]]) -> None:
-        """Put what all processes recorded, this one's included, in one order, so that all forget the same rows."""
+        """Add the records of all processes, in the same order in each, so that all evict the same rows."""
         for row, masks in chain.from_iterable(recorded):
             self.put(row, masks)
         self._since_exchange = {}
@@ -155,7 +154,7 @@ class RowRecords:
 
 
 def _free_memory() -> int:
-    """Bytes of memory that are free on this machine, for each of the processes that train on it."""
+    """Return the free memory of this machine in bytes, per training process on it."""
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attribution.predictions import kind_of
+from attendrop.attribution.predictions import CLASSES, output_kind
 from attendrop.extend import (
     DECIDES_PASSES,
     LAYERS,
@@ -279,9 +279,8 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
 
 def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
     """Return the class of each sequence, or None if sequences have no classes."""
-    labels: Tensor | None
-    logits, labels = getattr(outputs, "logits", None), batch.get("labels")
-    if logits is None or labels is None or logits.ndim != 2 or kind_of(model, logits) != "classes":
+    labels: Tensor | None = batch.get("labels")
+    if labels is None or output_kind(model, outputs) != CLASSES:
         return None
     ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
     return labels.flatten() if ids is None or ids.ndim == 2 else None

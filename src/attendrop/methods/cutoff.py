@@ -1,4 +1,4 @@
-"""Views of a batch without some tokens or hidden states, whose predictions are to agree."""
+"""Cutoff augmentation with a consistency loss."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from attendrop.extend import (
     positive,
     unit_interval,
     wide,
-    with_views,
 )
+from attendrop.methods.common.divergence import with_views
 from attendrop.methods.common.perturbations import token_uniform
 
 

@@ -1,4 +1,4 @@
-"""Noise in the word embeddings, random or adversarial, and predictions that agree with those without it."""
+"""Noise in the word embeddings, random or adversarial, alone or with a consistency loss."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from attendrop.extend import (
     mean_divergence,
     option,
     positive,
-    word_noise,
 )
+from attendrop.methods.common.perturbations import word_noise
 
 
 @dataclass(frozen=True)

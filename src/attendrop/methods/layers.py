@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from attendrop.attention.example_inputs import example_inputs
+from attendrop.attention.tracing import example_inputs
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
     LAYERS,

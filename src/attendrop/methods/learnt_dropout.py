@@ -16,7 +16,6 @@ from attendrop.extend import (
     AttentionCall,
     AttentionEdit,
     ComputeLoss,
-    LearntProbabilities,
     Method,
     MethodInfo,
     MethodState,
@@ -32,7 +31,7 @@ from attendrop.extend import (
     unit_interval,
     with_antithetic_pass,
 )
-from attendrop.methods.common.own_parameters import own_parameter_rules, probability_rules
+from attendrop.methods.common.own_parameters import LearntProbabilities, own_parameter_rules, probability_rules
 
 
 @dataclass(frozen=True)

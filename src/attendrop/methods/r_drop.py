@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attendrop.attribution.predictions import NUMBER
 from attendrop.extend import (
     Batch,
     Method,
@@ -97,15 +98,15 @@ class RDrop(Method):
         return repeat_rows(context.batch, 2)
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
-        heads = divergences(context.model, outputs, context.batch)
-        context.note("divergence", torch.stack([mean(values) for _, values in heads]).mean())
-        return self.alpha / 2 * torch.stack([self._reduced(context, *head) for head in heads]).mean()
+        kind, heads = divergences(context.model, outputs, context.batch)
+        context.note("divergence", torch.stack([mean(values) for values in heads]).mean())
+        return self.alpha / 2 * torch.stack([self._reduced(context, kind, values) for values in heads]).mean()
 
     def start(self, training: TrainingContext) -> MethodState:
         return _TwoPasses(self)
 
     def _reduced(self, context: StepContext, kind: str, values: Tensor) -> Tensor:
-        if self.reduction == "mean" or kind == "number":
+        if self.reduction == "mean" or kind == NUMBER:
             return mean(values)
         rows = number_of_rows(context.batch) // 2
         return (values.sum() if values.numel() == rows else rows * mean(values)) * context.micro_batches

@@ -20,7 +20,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ParameterOverride,
     StepContext,
     TrainingContext,
     WeightMixing,
@@ -32,7 +31,7 @@ from attendrop.extend import (
     unit_interval,
     wide,
 )
-from attendrop.methods.common.parameters import pretrained_parameters, projection_weights
+from attendrop.methods.common.parameters import ParameterOverride, pretrained_parameters, projection_weights
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,16 @@
-"""Devices on which models are trained and run."""
+"""Devices and processes on which models are trained: gradient scalers with fused optimizers, and FSDP2.
+
+A gradient scaler leaves to an optimizer with a fused kernel what it does itself for others: dividing the gradients by
+the scale, and skipping the step where a gradient is infinite or NaN. Hooks before a step are called before either.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 
 from attendrop.errors import AttendropError
 
@@ -25,3 +33,59 @@ def refuse_device(device: torch.device) -> None:
             "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, in a "
             "trainer with TrainingArguments(use_cpu=True)."
         )
+
+
+def skips_step(optimizer: Optimizer) -> bool:
+    """Tell, in a hook before a step, whether the optimizer will skip it. Waits for the device if it has the answer."""
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)
+
+
+@torch.no_grad()
+def unscale(optimizer: Optimizer) -> None:
+    """Divide the gradients, in a hook before a step, by the scale by which the optimizer would divide them in it."""
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale.to(parameter.grad.device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+
+def sharding_mesh(model: nn.Module) -> Any:
+    """Return the device mesh over which a model's parameters are divided; None for a model that is whole.
+
+    Raises:
+        AttendropError: They are divided over a mesh of several dimensions, or otherwise than by ``fully_shard``.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    mesh = next((each.device_mesh for each in model.parameters() if isinstance(each, DTensor)), None)
+    if mesh is not None and (mesh.ndim > 1 or not any(isinstance(module, FSDPModule) for module in model.modules())):
+        raise AttendropError(
+            f"The parameters of {type(model).__name__} are divided among processes over several dimensions, or "
+            "otherwise than by fully_shard (FSDP2); divide them by fully_shard over a mesh of one dimension."
+        )
+    return mesh
+
+
+def true_everywhere(model: nn.Module, value: bool) -> bool:
+    """Return whether a value is true in all processes among which a model is divided, and which run it together."""
+    mesh = sharding_mesh(model)
+    if mesh is None:
+        return value
+    found = torch.tensor(int(value), device=mesh.device_type)
+    distributed.all_reduce(found, distributed.ReduceOp.MIN, group=mesh.get_group())
+    return bool(found)
+
+
+def gathered(value: Any, group: Any = None) -> list[Any]:
+    """Return what the processes of a group pass, in the order of their ranks."""
+    found: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, value, group=group)
+    return found

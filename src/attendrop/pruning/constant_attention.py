@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.example_inputs import example_inputs
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention, Plan
 from attendrop.attention.projections import query_key_parameters
-from attendrop.attention.tracing import forget_traces
+from attendrop.attention.tracing import example_inputs, forget_traces
 from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
-from attendrop.model_support.peft_models import refuse_adapter
+from attendrop.model_support.models import refuse_adapter
 
 
 class HeldAttention:

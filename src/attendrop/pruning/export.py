@@ -25,7 +25,7 @@ from attendrop.argument_checks import check_choice
 from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors, write_bytes
-from attendrop.model_support.positions import position_limit
+from attendrop.model_support.models import position_limit
 from attendrop.pruning.constant_attention import held_attention
 from attendrop.pruning.families import has_fast_form
 from attendrop.pruning.packed_layer import PackedLayer
@@ -83,18 +83,16 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PIXELS = "pixel_values"
 
 
-def _inputs_of(model: Any, token_types: bool | None) -> tuple[tuple[str, ...], dict[int, Any]]:
+def _inputs_of(model: Any) -> tuple[tuple[str, ...], dict[int, Any]]:
     """Return the names of a model's inputs, and their dimensions of free size by number; an image's are the model's."""
     if model.main_input_name == PIXELS:
         return (PIXELS,), {0: torch.export.Dim("batch")}
-    if token_types is None:
-        token_types = getattr(model.config, "type_vocab_size", 0) > 1
     sizes = ("batch", "choices", "length") if _is_choice(model) else ("batch", "length")
     free = {
         number: torch.export.Dim(name, max=_longest(model) if name == "length" else None)
         for number, name in enumerate(sizes)
     }
-    return TEXT_INPUTS if token_types else TEXT_INPUTS[:2], free
+    return TEXT_INPUTS if getattr(model.config, "type_vocab_size", 0) > 1 else TEXT_INPUTS[:2], free
 
 
 def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
@@ -158,25 +156,23 @@ def export_onnx(
     model: Any,
     path: str | Path,
     *,
-    token_types: bool | None = None,
     quantize: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> float:
     """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
     Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
-    length)``: ``input_ids``, ``attention_mask`` and, for models with token types, ``token_type_ids``. A model of images
-    has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, of any batch. The output is
-    ``logits``, of question answering those of start and end, ``(batch, length, 2)``; logits of padding are undefined.
-    Of models that have a fast form, pruned or not, the file computes padding in attention alone, and logits in int8 do
-    not depend on it. DeBERTa-v3 and ModernBERT take it on the right.
+    length)``: ``input_ids``, ``attention_mask`` and, for models with more than one type of token, ``token_type_ids``. A
+    model of images has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, of any batch. The
+    output is ``logits``, of question answering those of start and end, ``(batch, length, 2)``; logits of padding are
+    undefined. Of models that have a fast form, pruned or not, the file computes padding in attention alone, and logits
+    in int8 do not depend on it. DeBERTa-v3 and ModernBERT take it on the right.
 
     The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
 
     Args:
         model: A :class:`PrunedModel`, or a model of transformers for texts or images.
         path: The file, below 2 GB including the weights. It is replaced when the new one is complete.
-        token_types: Whether ``token_type_ids`` is an input. Default: if the model has more than one type.
         quantize: ``"int8"``: eight-bit weights, a quarter of the size; measure the loss of score.
         metadata: Additional metadata of the file.
 
@@ -191,7 +187,7 @@ def export_onnx(
     require_onnx()
     if quantize is not None:
         check_choice("quantize", quantize, QUANTIZATIONS)
-    wrapped, inputs, shapes = _prepared(model, token_types, GatheredLayout)
+    wrapped, inputs, shapes = _prepared(model, GatheredLayout)
     with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder, _quiet():
         partial = Path(folder) / "model.onnx"
         try:
@@ -250,9 +246,9 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
     return found
 
 
-def export_torch(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
+def export_torch(model: Any, path: str | Path) -> None:
     """Write a model as a ``torch.export`` program (``.pt2``): see :func:`export_onnx` for inputs and output."""
-    wrapped, inputs, shapes = _prepared(model, token_types, PaddedLayout)
+    wrapped, inputs, shapes = _prepared(model, PaddedLayout)
     content = io.BytesIO()  # PyTorch's file writer aborts the process if the disk is full
     try:
         with _quiet(), torch.no_grad():  # parts that switch gradients off themselves, as rotary embeddings, else fail
@@ -263,9 +259,7 @@ def export_torch(model: Any, path: str | Path, *, token_types: bool | None = Non
     write_bytes(Path(path), content.getvalue())
 
 
-def _prepared(
-    model: Any, token_types: bool | None, layout: type[PaddedLayout]
-) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Prepare the model with its tokens in a layout, example inputs, and their dynamic sizes."""
     given = _inner(model)
     if held_attention(given) is not None:
@@ -279,7 +273,7 @@ def _prepared(
     for module in inner.modules():
         if isinstance(module, PackedLayer):
             module.exported = layout
-    names, free = _inputs_of(inner, token_types)
+    names, free = _inputs_of(inner)
     inputs = _example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
 

@@ -17,7 +17,7 @@ from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import ADAPTER_CONFIG, resolve_model
 from attendrop.files.output_files import write_text
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 
 # Not config.json, so that transformers raises an error instead of loading an incomplete model.
 CONFIG = "pruned_config.json"

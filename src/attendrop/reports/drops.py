@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import loss_and_outputs

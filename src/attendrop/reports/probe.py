@@ -17,8 +17,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import logits_of

@@ -331,7 +331,7 @@ class RunConfig:
             on_data(self)
         object.__setattr__(self, "options", self.regularizer.options())
         if self.adapter is not None:
-            from attendrop.methods.core.declarations import refuse_with_adapter
+            from attendrop.methods.core.base import refuse_with_adapter
 
             object.__setattr__(self, "lora", self.adapter.as_dict())
             refuse_with_adapter(self.regularizer)

@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import to_device
-from attendrop.model_support.trained_tensors import trained_tensors
+from attendrop.model_support.models import trained_tensors
 from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of

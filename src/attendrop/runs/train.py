@@ -20,7 +20,7 @@ from attendrop.files.model_files import lasting_name
 from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.registry import build_method, decided_by_data, labelled_method
 from attendrop.model_support.devices import compute_device
-from attendrop.model_support.peft_models import has_adapter, transformers_model
+from attendrop.model_support.models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows

@@ -58,7 +58,7 @@ def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict
 
 @contextmanager
 def own_names(model: Any) -> Iterator[None]:
-    """Have a model save its parameters under their own names.
+    """Save a model's parameters, within the block, under the names that they have in the model.
 
     The files of some families (ViT, DeiT, DINOv2) have other names, which ``from_pretrained`` converts. The trainer of
     transformers reads a checkpoint without converting: it would leave such parameters as they are, with a warning.

@@ -1,4 +1,4 @@
-"""Warnings of methods that have no effect: in no epoch of the plan, or in none of the steps that were taken."""
+"""Warnings about methods that have no effect: active in no epoch, or without effect in all steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class EffectTracker:
-    """Record of the methods that had an effect so far, by their names in logs, with warnings of those without."""
+    """Record of the methods that had an effect so far, by their names in logs; warns about those without."""
 
     def __init__(self, effective: Iterable[str] = ()) -> None:
         self.effective = set(effective)

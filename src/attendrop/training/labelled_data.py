@@ -1,4 +1,4 @@
-"""Labelled rows that methods read beside the training batches, and how they are divided and sampled."""
+"""Labelled rows that methods read beside the training batches, how they are divided, and the order of training rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import LabelledData, Processes
@@ -98,7 +98,7 @@ def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData |
 
 
 def is_stream(rows: Any) -> bool:
-    """Tell whether rows come one after the other, without random access; None is none."""
+    """Return whether a data set is a stream, without random access; False for None."""
     if rows is None:
         return False
     return isinstance(rows, IterableDataset) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__"))
@@ -119,17 +119,18 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class ColumnCollator:
-    """Collator that another one extends to columns with numbers for each token, which become tensors, padded with -1.
+    """Wrapper of a collator that makes tensors, padded with -1, of additional columns with numbers for each token.
 
-    Rows without such columns, and rows that are no mappings, are left to the other. It can be pickled if that can.
+    Rows without such columns, and rows that are no mappings, are left to the wrapped collator. Pickling needs that it
+    can be pickled.
     """
 
-    collate: Callable[[list[Any]], Any]  # the other, which gets rows without these columns
+    collate: Callable[[list[Any]], Any]  # the wrapped one, which gets rows without these columns
     columns: Sequence[str]
     with_index: bool = False  # whether rows have their index in the training data, in ROW_INDEX
 
     def __getattr__(self, name: str) -> Any:
-        # A trainer may read what its own kind of collator has. Unpickling asks before there is another.
+        # A trainer may read what its own kind of collator has. Unpickling asks before it is set.
         if name.startswith("__") or name == "collate":
             raise AttributeError(name)
         return getattr(self.collate, name)
@@ -166,3 +167,57 @@ class IndexedRows:
         if not isinstance(row, Mapping):
             raise AttendropError(f"Rows are mappings of the model's inputs, and not a {type(row).__name__}.")
         return {**row, ROW_INDEX: index}
+
+
+class EpochSampler(Sampler[int]):
+    """Shuffles ``size`` rows by the seed and the number of the ``epoch`` alone.
+
+    With the length of each row in tokens, it groups rows of similar length in a global batch of ``batch_size``: rows
+    are shuffled, sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last.
+    """
+
+    _BATCHES_IN_GROUP = 8
+
+    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
+        self.size = size
+        self.seed = seed
+        self.batch_size = batch_size
+        self.lengths = lengths
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+        order = torch.randperm(self.size, generator=generator).tolist()
+        yield from order if self.lengths is None else self._grouped(order, self.lengths, generator)
+
+    def _grouped(self, order: list[int], lengths: Sequence[int], generator: torch.Generator) -> list[int]:
+        size = self.batch_size * self._BATCHES_IN_GROUP
+        whole = self.size // self.batch_size * self.batch_size
+        ordered: list[int] = []
+        for start in range(0, whole, size):
+            group = order[start : min(start + size, whole)]
+            ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
+        batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
+        shuffled = torch.randperm(len(batches), generator=generator).tolist()
+        return [row for number in shuffled for row in batches[number]] + order[whole:]
+
+
+def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
+    """Find the length of each row in tokens, in ``column``, or by counting ``input_ids``; AttendropError without both.
+
+    Unused columns may have been removed from ``dataset``, and ``original`` has the same rows with all.
+    """
+    for source in (dataset, original):
+        if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
+            return [int(length) for length in source[column]]
+    try:
+        if "input_ids" in (getattr(dataset, "column_names", None) or ()):
+            return [len(ids) for ids in dataset[:]["input_ids"]]
+        return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
+    except (KeyError, TypeError):
+        raise AttendropError(
+            f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the data."
+        ) from None

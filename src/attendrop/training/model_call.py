@@ -66,7 +66,7 @@ class ModelCall:
 
 
 def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
-    """Return the arguments, by name, that a function passes to the model, whose call it must reach, and is left at."""
+    """Return the arguments, by name, that a function passes to the model; the function is interrupted at that call."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel

@@ -15,7 +15,7 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.model_support.batches import Batch
-from attendrop.model_support.sharded_models import gathered, sharding_mesh
+from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
 

@@ -15,15 +15,12 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.declarations import check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
-from attendrop.model_support.devices import refuse_device
-from attendrop.model_support.fused_optimizers import skips_step, unscale
-from attendrop.model_support.peft_models import has_adapter
-from attendrop.model_support.sharded_models import sharding_mesh
+from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale
+from attendrop.model_support.models import has_adapter
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
 
@@ -352,7 +349,7 @@ class Regularization:
         return loss_and_outputs((self._trained_model if model is None else model)(**batch, **keywords))
 
     def _weight_like(self, loss: Tensor) -> Tensor:
-        """Return the weight of the loss, on its device; a number is filled in there, which no host waits for."""
+        """Return the weight of the loss as a tensor on its device, without synchronisation."""
         weight = self.loss_weight
         return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
 

@@ -22,8 +22,7 @@ from attendrop.methods.core.context import LabelledData, Processes, TrainingCont
 from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
-from attendrop.model_support.sharded_models import gathered, sharding_mesh
-from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
+from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.checkpoints import (
     delete_unfinished,
     last_checkpoint,
@@ -34,11 +33,18 @@ from attendrop.training.checkpoints import (
     save_method_state,
     seal,
 )
-from attendrop.training.labelled_data import ColumnCollator, IndexedRows, LabelledRows, is_stream, set_aside
+from attendrop.training.labelled_data import (
+    ColumnCollator,
+    EpochSampler,
+    IndexedRows,
+    LabelledRows,
+    is_stream,
+    row_lengths,
+    set_aside,
+)
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
-from attendrop.training.sampler import EpochSampler, row_lengths
-from attendrop.training.trainer_hooks import TrainerHooks
+from attendrop.training.trainer_hooks import SaveAfterEvaluation, TrainerHooks, TrainingClock
 from attendrop.training.trainer_loss import TrainerLoss
 
 
@@ -251,14 +257,14 @@ class RegularizedTrainer(TrainerHooks):
             )
         if self._needs_rows and is_stream(self.train_dataset):
             raise AttendropError(
-                f"Method '{self.regularizer.name}' must know each training row again, and these "
-                "are a stream, whose rows are not known again; pass a data set with random access."
+                f"Method '{self.regularizer.name}' needs stable row indices; a streaming dataset has none. Pass "
+                "a data set with random access."
             )
         makes_batches: Any = super().get_train_dataloader
         if self._needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
             raise AttendropError(
-                f"Method '{self.regularizer.name}' must know each training row again, and "
-                f"{type(self).__name__} makes its own batches, whose rows are not known; use another method or option."
+                f"Method '{self.regularizer.name}' needs stable row indices, and {type(self).__name__} makes its own "
+                "batches, which have none; use another method or option."
             )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
             raise AttendropError(

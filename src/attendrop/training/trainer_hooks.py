@@ -1,12 +1,13 @@
-"""All that this library takes from the private parts of ``transformers.Trainer``.
+"""All that this library takes from the private parts of ``transformers.Trainer``, and its callbacks.
 
 Callbacks and public methods (``training_step``, ``log``, ``get_train_dataloader``, ...) serve everything else. A new
-release of transformers may change what stands here; ``tests/training/test_trainer_hooks.py`` compares it with the
+release of transformers may change the private parts; ``tests/training/test_trainer_hooks.py`` compares them with the
 installed one.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import Trainer
+from transformers import IntervalStrategy, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 from attendrop.training.model_call import replaced_attribute
 
 
@@ -139,3 +140,52 @@ class TrainerHooks(Trainer):
     def loss_shifts_labels(self) -> bool:
         """Whether the loss predicts each label from the tokens before it."""
         return bool(self._loss_shifts_labels)
+
+
+class TrainingClock(TrainerCallback):
+    """Callback that tells a ``RegularizedTrainer`` when training, an epoch or an optimizer step begins or ends.
+
+    Epochs count from 0; a resumed run goes on with its own.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._next_epoch = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._next_epoch = math.floor(state.epoch or 0)
+        self.trainer.begin_training()
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.begin_epoch(self._next_epoch)
+        self._next_epoch += 1
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.begin_step(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.end_step(state.global_step == state.max_steps)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.end_training()
+
+
+class SaveAfterEvaluation(TrainerCallback):
+    """Callback that saves the checkpoint of an epoch's last step only after the epoch was evaluated and logged.
+
+    A run that is resumed from it begins with the next epoch, and would skip the evaluation and the logs.
+    """
+
+    def __init__(self) -> None:
+        self._save_is_due = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
+        more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        if control.should_save and ends_epoch and more_to_come:
+            control.should_save = False
+            self._save_is_due = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save = control.should_save or self._save_is_due
+        self._save_is_due = False

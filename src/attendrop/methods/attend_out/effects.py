@@ -1,4 +1,4 @@
-"""Learner ``"effects"``: which layers are better dropped, found beside plain fine-tuning, and told from noise."""
+"""Learner ``"effects"``: which layers are better dropped, estimated beside plain fine-tuning and tested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOUND = 0.5
 # The same, in each step of a training that knows it from the start: with 0.5 a model still learns from the layer what
 # it should not (docs/attendout.md, the planted problem).
 KNOWN = 0.9
-# Chance of telling any layer from noise where no layer has an effect.
+# Level of the randomisation test: chance that any layer is significant where no layer has an effect.
 LEVEL = 0.05
 # Number of designs drawn for the test: the standard error of its level is 0.003.
 REDRAWS = 4999
@@ -56,7 +56,7 @@ class LayerEffect(NamedTuple):
 
     @property
     def told_from_noise(self) -> bool:
-        """Whether the effect is more than noise explains in 95 % of runs."""
+        """Whether the effect is significant in the randomisation test."""
         return self.p <= LEVEL
 
 
@@ -111,8 +111,8 @@ class EffectsState(MethodState):
 
     The trained model is the defender: as long as layers are explored, it is trained as by plain fine-tuning, to the
     bit. The attacker is a copy of it, made anew for each period, that drops the layers of the period; only its score is
-    used. Then the layers that were told from noise to help are dropped in half of the periods; if there are none, the
-    rest is plain fine-tuning, too.
+    used. Then the layers whose dropping helps, significant in the randomisation test, are dropped in half of the
+    periods; if there are none, the rest is plain fine-tuning, too.
     """
 
     method: AttendOutOptions
@@ -188,7 +188,7 @@ class EffectsState(MethodState):
         return AttentionLayerDrop(p=KNOWN, layers=f"{found[0].kind}:{','.join(str(layer.index) for layer in found)}")
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report the effect of each layer, and whether it is told from noise, for ``metrics.json``."""
+        """Report the effect of each layer, and its significance in the randomisation test, for ``metrics.json``."""
         if not self.periods:
             return {}
         effects = self._effects()
@@ -292,7 +292,7 @@ def _reported(found: LayerEffect, pairs: int) -> dict[str, Any]:
 
 
 def learnt(effects: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say which layers are told from noise."""
+    """Describe which layers are significant in the randomisation test."""
     told = {key: found for key, found in effects.items() if found["told_from_noise"]}
     if not told:
         return f"none of {len(effects)} layers can be told from noise, so the model was trained by plain fine-tuning"

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attendrop.attention.blocks import block_of
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.extend import AttendropError
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 
 
 class Generator(nn.Module):

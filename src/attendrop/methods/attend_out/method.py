@@ -36,7 +36,7 @@ class AttendOut(AttendOutOptions):
 
     By default (``learner="effects"``, ours) the model is the defender, and the attacker a copy that is made anew for
     each period and drops whole layers in it: those of a fair coin, and in the next period all others. After ``explore``
-    of the training, a randomisation test says which layers are told from noise, see
+    of the training, layers whose effect is significant in a randomisation test are found, see
     :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
     periods, and ``attendrop train`` trains again from the start without them; a trainer's or loop's
     ``method_state.train_again()`` returns the method to do so with. If there are none, the model is that of plain

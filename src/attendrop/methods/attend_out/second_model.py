@@ -17,8 +17,8 @@ from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import AttendropError, ComputeLoss, SampleKey, StepContext, TrainingContext, forked_rng
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.model_support.batches import to_device
-from attendrop.model_support.fused_optimizers import skips_step
-from attendrop.model_support.trained_tensors import trained_tensors
+from attendrop.model_support.devices import skips_step
+from attendrop.model_support.models import trained_tensors
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 

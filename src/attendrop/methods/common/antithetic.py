@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
-from attendrop.attribution.predictions import SPAN, TOKENS, output_kind
+from attendrop.attribution.predictions import CLASSES, LABELS, SPAN, TOKENS, output_kind
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method
@@ -129,13 +128,12 @@ def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, T
         aligned = aligned_labels(model, logits, batch)
         assert aligned is not None
         return [_classes(logits, aligned, IGNORED)]
-    match kind:
-        case "labels":
-            found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
-        case "number":
-            found = (logits - labels.to(logits).view_as(logits)).square()
-        case _:
-            return [_classes(logits, labels.view(-1, 1), IGNORED)]
+    if kind == CLASSES:
+        return [_classes(logits, labels.view(-1, 1), IGNORED)]
+    if kind == LABELS:
+        found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+    else:
+        found = (logits - labels.to(logits).view_as(logits)).square()
     return [(found.mean(-1, keepdim=True), torch.ones_like(found[:, :1], dtype=torch.bool))]
 
 

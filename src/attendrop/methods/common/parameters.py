@@ -14,7 +14,7 @@ from attendrop.attention.projections import input_dim, is_projection
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.model_support.batches import Batch
-from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.models import transformers_model
 from attendrop.randomness.keyed_random import sample_parameter_mask
 
 

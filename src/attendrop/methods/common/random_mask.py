@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import Method

@@ -1,4 +1,4 @@
-"""Base classes of a method's options and of its state during a run."""
+"""Base classes of a method's options and of its state during a run, and checks of what a method declares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from attendrop.argument_checks import check_declared, defines
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import (
     ANY,
@@ -75,7 +77,10 @@ class Method:
         return MethodState(self)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
-        """Change a model before its head starts from the features; in the first step again. Not where a run resumes."""
+        """Change a model before its head is initialised from its features; not called when a run is resumed.
+
+        The state of the method makes the same change in the first step.
+        """
 
     # When and where it acts.
 
@@ -84,7 +89,7 @@ class Method:
         return True
 
     def takes_part(self, epoch: int) -> bool:
-        """Return whether the method has a part in the passes of ``epoch``: it is active, or only observes them."""
+        """Return whether the method takes part in the passes of ``epoch``: it is active, or only observes them."""
         return self.active(epoch)
 
     def needs_epoch(self) -> bool:
@@ -103,9 +108,9 @@ class Method:
     # What it needs of the data.
 
     def for_data(self, classes: int, rows: int) -> Method:
-        """Return the method with what is left to the data: ``rows`` to train on, of so many ``classes`` of texts, or 1.
+        """Resolve options that depend on the training data: ``rows`` in ``classes`` of texts (1 for other tasks).
 
-        The rows are divided before: what is read of the data, and the rows of rewards, must not depend on it.
+        The data is split before this is called, so :attr:`columns` and the rows for rewards must not depend on it.
         """
         return self
 
@@ -122,7 +127,7 @@ class Method:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether it must know which row of the training data each row of a batch is: the column ``ROW_INDEX``."""
+        """Whether the method needs the index of each row in the training data, in the column ``ROW_INDEX``."""
         return False
 
     def rewarded_on(self) -> str | None:
@@ -132,16 +137,16 @@ class Method:
         ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time; None,
         without the trait ``SCORES_ROWS``.
         """
-        return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
+        return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
 
     def rewarded_fraction(self) -> float:
         """Return the fraction of the training rows to hold out for ``"split"``."""
-        return getattr(self, "reward_fraction", 0.0)
+        return max(getattr(part, "reward_fraction", 0.0) for part in self.parts)
 
     @property
     def rewarded_by(self) -> str:
         """Return the option that needs the rows of :meth:`rewarded_on`, for messages."""
-        return f"reward_data={getattr(self, 'reward_data', None)!r}"
+        return f"reward_data={self.rewarded_on()!r}"
 
     # Its published settings, and what it reports of a run.
 
@@ -316,6 +321,39 @@ def run_pass(
         penalty = state.penalty(context, outputs)
         loss = loss if penalty is None else loss + penalty
     return loss, outputs
+
+
+def check_declarations(state: MethodState) -> None:
+    """Raise AttendropError unless a method declares exactly the capabilities that it and its state define."""
+    method = state.method
+    for name, declaration, declared in (
+        ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),
+        ("edit_gradients", "MethodInfo.edits_gradients = True", method.info.edits_gradients),
+        ("penalty", "MethodInfo.adds_penalty = True", method.info.adds_penalty),
+    ):
+        defined = defines(state, MethodState, name) or (hasattr(Method, name) and defines(method, Method, name))
+        function = f"MethodState.{name}" if name == "edit_gradients" else name
+        check_declared(f"Method '{method.name}'", function, declaration, defined=defined, declared=declared)
+
+
+def refuse_sharded(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model whose parameters are divided among processes."""
+    for part in method.parts:
+        if part.needs_whole_model:
+            raise AttendropError(
+                f"Method '{part.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
+                "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
+            )
+
+
+def refuse_with_adapter(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model with an adapter."""
+    for part in method.parts:
+        if part.info.edits_pretrained_weights:
+            raise AttendropError(
+                f"Method '{part.name}' changes weights of the model itself, which an adapter is not saved with; train "
+                "without an adapter, or with another method."
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import update_wrapper
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,9 +15,25 @@ from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, rules_among
-from attendrop.methods.core.replay import Replay
+from attendrop.methods.core.info import MethodInfo, rules_among
 from attendrop.model_support.batches import Batch, number_of_rows
+
+
+def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = lambda _: None) -> Any:
+    """Make a method that calls a hook of each part, and combines the results, if it has any."""
+
+    def call(self: Any, *args: Any) -> Any:
+        return combine([getattr(part, hook.__name__)(*args) for part in self.parts])
+
+    return update_wrapper(call, hook)
+
+
+def _first(found: list[Any]) -> Any:
+    return next((each for each in found if each is not None), None)
+
+
+def _merged(found: list[Any]) -> dict[str, Any]:
+    return {name: value for each in found for name, value in each.items()}
 
 
 @dataclass(frozen=True, init=False)
@@ -60,48 +77,26 @@ class Compose(Method):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {name: kind for part in self.methods for name, kind in part.columns.items()}
+        return _merged([part.columns for part in self.methods])
 
     @property
     def needs_rows(self) -> bool:
         return any(part.needs_rows for part in self.methods)
 
-    def prepare(self, model: nn.Module, seed: int) -> None:
-        for part in self.methods:
-            part.prepare(model, seed)
-
-    def active(self, epoch: int) -> bool:
-        return any(part.active(epoch) for part in self.methods)
-
-    def takes_part(self, epoch: int) -> bool:
-        return any(part.takes_part(epoch) for part in self.methods)
-
-    def needs_epoch(self) -> bool:
-        return any(part.needs_epoch() for part in self.methods)
+    prepare = _of_parts(Method.prepare)
+    active = _of_parts(Method.active, any)
+    takes_part = _of_parts(Method.takes_part, any)
+    needs_epoch = _of_parts(Method.needs_epoch, any)
+    summary_lines = _of_parts(Method.summary_lines, _merged)
+    layer_ranking = _of_parts(Method.layer_ranking, _first)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         acting = [part for part in self.methods if part.info.uses_attention]
         found = {layer for part in acting for layer in part.selected_layers(attention_layers)}
         return [layer for layer in attention_layers if layer in found]
 
-    def rewarded_on(self) -> str | None:
-        return self._rewarded.rewarded_on()
-
-    @property
-    def rewarded_by(self) -> str:
-        return self._rewarded.rewarded_by
-
-    def rewarded_fraction(self) -> float:
-        return max(part.rewarded_fraction() for part in self.methods)
-
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [step for part in self.methods for step in part.dropout_steps(log)]
-
-    def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        return {caption: text for part in self.methods for caption, text in part.summary_lines(metrics).items()}
-
-    def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
-        return next((found for part in self.methods if (found := part.layer_ranking(metrics)) is not None), None)
 
     def start(self, training: TrainingContext) -> MethodState:
         return ComposedState(self, training)
@@ -109,11 +104,6 @@ class Compose(Method):
     def options(self) -> dict[str, Any]:
         """Return the options of each method, by its name."""
         return {part.name: part.options() for part in self.methods}
-
-    @property
-    def _rewarded(self) -> Method:
-        """The method that scores models during training; the first if none does."""
-        return next((part for part in self.methods if part.rewarded_on() is not None), self.methods[0])
 
 
 class ComposedState(MethodState):
@@ -156,19 +146,18 @@ class ComposedState(MethodState):
             return one_pass(batch)
         return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
 
+    replay = _of_parts(MethodState.replay, _first)
+    searching = _of_parts(MethodState.searching, any)
+    tensors = _of_parts(MethodState.tensors, _merged)
+    restore = _of_parts(MethodState.restore)
+    close = _of_parts(MethodState.close)
+
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         for state in self.ordered:
             state.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        found = [state.with_log_names(state.after_step(steps_taken)) for state in self.states]
-        return {name: value for own in found for name, value in own.items()}
-
-    def replay(self) -> Replay | None:
-        return next((found for state in self.states if (found := state.replay()) is not None), None)
-
-    def searching(self) -> bool:
-        return any(state.searching() for state in self.states)
+        return _merged([state.with_log_names(state.after_step(steps_taken)) for state in self.states])
 
     def train_again(self) -> Method | None:
         found = [state.train_again() for state in self.states]
@@ -177,8 +166,7 @@ class ComposedState(MethodState):
         return Compose(*(again or state.method for again, state in zip(found, self.states, strict=True)))
 
     def finish(self) -> dict[str, float]:
-        found = [state.with_log_names(state.finish()) for state in self.states]
-        return {name: value for own in found for name, value in own.items()}
+        return _merged([state.with_log_names(state.finish()) for state in self.states])
 
     def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics)
@@ -195,18 +183,7 @@ class ComposedState(MethodState):
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         kept = list(batches)
-        return {name: value for state in self.states for name, value in state.final_report(kept).items()}
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {name: value for state in self.states for name, value in state.tensors().items()}
-
-    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for state in self.states:
-            state.restore(metrics, tensors)
-
-    def close(self) -> None:
-        for state in self.states:
-            state.close()
+        return _merged([state.final_report(kept) for state in self.states])
 
     def _act_on_second_model(self, model: nn.Module) -> Any:
         """Apply all methods except the one that trains this model."""

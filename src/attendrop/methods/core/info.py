@@ -1,4 +1,4 @@
-"""What a method declares of itself: its facts, its compatibility with others, published settings, layer rankings."""
+"""What a method declares: facts, capabilities, compatibility rules, published settings, layer rankings."""
 
 from __future__ import annotations
 
@@ -146,8 +146,7 @@ class LayerRanking:
     Attributes:
         ranked_by: Name of the criterion, for reports.
         drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
-        told_from_noise: Whether the run shows that the fractions are not a result of chance; otherwise they are used on
-            request only.
+        told_from_noise: Whether the fractions are statistically significant; otherwise they are used on request only.
     """
 
     ranked_by: str

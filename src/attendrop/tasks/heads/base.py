@@ -110,7 +110,7 @@ class Head(ABC):
     baselines: ClassVar[tuple[str, ...]] = ()  # baselines without fine-tuning that are defined
 
     # The model
-    output_kind: ClassVar[str]  # one of ``OUTPUT_KINDS``, by which predictions are attributed and compared
+    output_kind: ClassVar[str]  # what the model predicts, see `declare_output`
     auto_class: ClassVar[str]  # class of transformers that loads models of this kind
     peft_task_type: ClassVar[str | None] = None  # task type in PEFT, if it has one
     problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
