@@ -79,6 +79,15 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
     assert set(merged.labels) == set(TOPICS) and not merged.variants
 
 
+def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
+    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": n % 3} for n in range(9)])
+    for options, kept in (([], ""), (["--label-type", "number"], " --label-type number")):
+        assert cli.main(["inspect", str(tmp_path / "a.jsonl"), *options]) == 0
+        assert f"  attendrop train {tmp_path}/a.jsonl --text-columns text --label-column score{kept}\n" in (
+            capsys.readouterr().out
+        )
+
+
 @pytest.mark.parametrize(
     ("labels", "kind", "label"),
     [

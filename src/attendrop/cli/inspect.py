@@ -56,7 +56,7 @@ def inspect(
     if write_map is not None:
         write_label_map(write_map, found.labels, overwrite=overwrite)
         parts.append([f"Wrote {write_map}: correct its column meaning."])
-    parts.append(_next(found, doubts, label_map or write_map))
+    parts.append(_next(found, doubts, label_type, label_map or write_map))
     text = "\n\n".join([_head(found), *("\n".join(lines) for lines in parts if lines)])
     show(found.as_dict() if as_json else None, text, as_json=as_json)
 
@@ -126,8 +126,8 @@ def _rows(found: Inspection, model: str) -> list[str]:
     return lines
 
 
-def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> list[str]:
-    """Tell what attendrop makes of the file, and the commands for it."""
+def _next(found: Inspection, doubts: dict[str, str], label_type: str, label_map: str | None) -> list[str]:
+    """Tell what attendrop makes of the file, and the commands for it, with the ``label_type`` that was asked for."""
     if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
     file = str(found.table.path)
@@ -135,7 +135,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None) -> l
         "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
         "--text-columns": ",".join(found.text_columns),
         "--label-column": found.label_column,
-        "--label-type": found.label_type if found.label_type == "labels" else None,
+        "--label-type": found.label_type if label_type != "auto" or found.label_type == "labels" else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
     words = [word for option, value in data.items() if value is not None for word in (option, value)]
