@@ -14,7 +14,7 @@ import typer
 from attendrop.cli.app import Json, Quiet, Workers, app, show, split_columns
 from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.run_options import DATA, Groups, file_argument, mappings, one_file, with_run_options
+from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
@@ -74,7 +74,7 @@ def compare(
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. Started again, it goes on.
     """
     given = {**data, "train_file": one_file(file, "--train-file", data.get("train_file")), **training, **machine}
-    run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given, **mappings(given)}
+    run = {"model": "minilm", "method": "finetune", "output_dir": output_dir, **given}
     names = split_columns(methods)
     points = _points(settings or [], names[-1] if names else "METHOD")
     if names:
