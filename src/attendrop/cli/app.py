@@ -54,8 +54,10 @@ TextPair = Annotated[
 ]
 MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
+    int | None,
+    typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
 ]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
