@@ -45,9 +45,7 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DataDir = Annotated[str | None, run_option("data_dir")]
-Columns = Annotated[str | None, run_option("text_columns", shown="as in training")]
-LabelMap = Annotated[str | None, run_option("label_map")]
-Device = Annotated[str | None, run_option("device")]
+Device = Annotated[str, run_option("device")]
 Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
 TextPair = Annotated[
     list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
@@ -78,11 +76,6 @@ def _app(
     ] = False,
 ) -> None:
     pass
-
-
-def split_columns(text: str | None) -> tuple[str, ...]:
-    """Split ``"sentence1,sentence2"`` into names; return none for an empty text or None."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:

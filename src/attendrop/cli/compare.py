@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show, split_columns
+from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
 from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import checked
+from attendrop.runs.declared_options import checked, names
 from attendrop.studies.comparison import Comparison, default_methods
 from attendrop.studies.units import REFERENCE
 
@@ -59,11 +59,11 @@ def compare(
     """
     train_file = one_file(file, "--train-file", data.get("train_file"))
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
-    names = split_columns(compared.get("methods"))
-    points = _points(settings or [], names[-1] if names else "METHOD")
-    if names:
-        _check_compared(points, names)
-    for name in dict.fromkeys([*names, *points]):
+    named = names(compared.get("methods", ""))
+    points = _points(settings or [], named[-1] if named else "METHOD")
+    if named:
+        _check_compared(points, named)
+    for name in dict.fromkeys([*named, *points]):
         for options in points.get(name, [{}]):
             check_declared(name, options)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
@@ -74,9 +74,9 @@ def compare(
     from attendrop.studies.executor import LOCAL
     from attendrop.studies.setting_search import MethodSetting
 
-    names = names or tuple(default_methods())
-    _check_compared(points, names)
-    methods = [MethodSetting(name, options) for name in names for options in points.get(name, [{}])]
+    named = named or tuple(default_methods())
+    _check_compared(points, named)
+    methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
     comparison = Comparison(config=config, methods=methods, **search, **output)
     with (
         messages(quiet=quiet) as console,

@@ -71,9 +71,11 @@ def at_least(least: int, bits: int = 31) -> Range:
     return Range(f"{least} or more", kept)
 
 
-def names(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    """Read names, which may be one text with commas."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
+def names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Read names, which may be one text, comma-separated; an empty text has none."""
+    if not isinstance(given, str):
+        return tuple(given)
+    return tuple(part.strip() for part in given.split(",")) if given else ()
 
 
 def _mapping(example: str) -> Range:
@@ -96,7 +98,7 @@ _OF_TYPE: dict[Any, Range] = {
     int: at_least(1),
     bool: SWITCH,
     str: Range("", _text),
-    tuple: Range("names, comma-separated", names),
+    tuple: Range("names, comma-separated", lambda name, value: names(value)),
 }
 
 

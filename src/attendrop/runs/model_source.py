@@ -36,10 +36,8 @@ class Source:
     text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
     label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
     """To evaluate."""
-    label_map: str | None = as_in_runs("label_map", "labels")
-    """None: as in training."""
-    unknown_labels: str | None = as_in_runs("unknown_labels", "labels")
-    """None: as in training."""
+    label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
+    unknown_labels: str | None = as_in_runs("unknown_labels", "labels", shown="as in training")
     input_format: str | None = option(
         None, "format", "Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", shown="csv"
     )

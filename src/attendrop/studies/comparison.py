@@ -59,7 +59,7 @@ def _seconds(name: str, value: str | float) -> float:
 
 
 def _baselines(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    found = () if value == "none" else names(name, value)
+    found = () if value == "none" else names(value)
     if unknown := sorted(set(found) - set(BASELINES)):
         raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
     return found
