@@ -1,13 +1,13 @@
 """Write docs/options.md from the declaration of the options of a run: ``make docs``; ``--check`` only compares."""
 
 import ast
-import dataclasses
 import inspect
 import re
 import sys
 from pathlib import Path
 
-from attendrop.runs.config import RunConfig, allowed_values
+from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import allowed_values, declared
 
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """\
@@ -38,11 +38,10 @@ def details() -> dict[str, str]:
 def page() -> str:
     """Return the current content of the page."""
     more, lines = details(), []
-    for field in dataclasses.fields(RunConfig):
-        about = field.metadata
-        name = ", ".join(f"`{each}`" for each in (field.name, *about["flags"]))
-        text = " ".join(part for part in (about["help"], more.get(field.name, "")) if part)
-        cells = (name, about["shown"], allowed_values(field.name).text, text)
+    for option, about in declared(RunConfig).items():
+        name = ", ".join(f"`{each}`" for each in (option, *about["flags"]))
+        text = " ".join(part for part in (about["help"], more.get(option, "")) if part)
+        cells = (name, about["shown"], allowed_values(RunConfig, option).text, text)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return HEAD + "".join(lines)
 

@@ -14,7 +14,8 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
-from attendrop.cli.compare import read_duration
+from attendrop.runs.declared_options import checked
+from attendrop.studies.comparison import Comparison
 from attendrop.tasks.row_scores import PREDICTIONS
 
 
@@ -91,10 +92,10 @@ def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPa
     assert [each.label for each in asked["methods"]] == ["finetune", "vanilla p=0.3", "vanilla p=0.4"]
     expected = {"seeds": 7, "trials": 5, "folds": 2, "budget": 5400, "baselines": ("tfidf",), "workers": 0}
     assert asked.items() >= (expected | {"backend": "ray:host:1"}).items()
-    assert [read_duration(text) for text in ("30m", "90s", "45", " 2 h ")] == [1800, 90, 45, 7200]
+    assert [checked(Comparison, "budget", text) for text in ("30m", "90s", "45", " 2 h ")] == [1800, 90, 45, 7200]
     for text in ("", "m", "-3m", "1h30m"):
         with pytest.raises(AttendropError, match="is not a duration"):
-            read_duration(text)
+            checked(Comparison, "budget", text)
 
 
 def test_bad_data_are_refused_once_before_any_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -79,6 +79,15 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
     assert set(merged.labels) == set(TOPICS) and not merged.variants
 
 
+def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
+    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": n % 3} for n in range(9)])
+    for options, kept in (([], ""), (["--label-type", "number"], " --label-type number")):
+        assert cli.main(["inspect", str(tmp_path / "a.jsonl"), *options]) == 0
+        assert f"  attendrop train {tmp_path}/a.jsonl --text-columns text --label-column score{kept}\n" in (
+            capsys.readouterr().out
+        )
+
+
 @pytest.mark.parametrize(
     ("labels", "kind", "label"),
     [
@@ -157,11 +166,3 @@ def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_p
     lines = [f"{number},message {number} of a customer,{'billing' if number % 3 else 'login'}" for number in range(30)]
     (tmp_path / "data.csv").write_text("\n".join([f"id,message,{column}", *lines]))
     assert inspect_files(str(tmp_path / "data.csv")).label_column == column
-
-
-def test_the_commands_to_run_name_a_label_type_that_was_given(tmp_path: Path, capsys: Captured) -> None:
-    lines = [f"the text of row {n},{n % 5}" for n in range(20)]
-    (tmp_path / "stars.csv").write_text("\n".join(["text,stars", *lines]), encoding="utf-8")
-    for given, named in (([], 0), (["--label-type", "number"], 2)):
-        assert cli.main(["inspect", str(tmp_path / "stars.csv"), "--label-column", "stars", *given]) == 0
-        assert capsys.readouterr().out.count("--label-type number") == named

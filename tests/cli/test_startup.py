@@ -45,6 +45,8 @@ WRONG = [
     (f"compare {FILE} --set ad-drop.attribution=record", "Did you mean 'recorded'?"),
     (f"compare {FILE} --methods mixout,ad_drop", "Did you mean 'ad-drop'?"),
     (f"compare {FILE} --budget soon", "budget 'soon' is not a duration; write 30m, 2h or 90s."),
+    (f"compare {FILE} --seeds 0", "seeds must be at least 1, not 0."),
+    (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
     (f"compare {FILE} --train-file nowhere.csv", "there is no file nowhere.csv"),
     ("compare --train-file good.csv --text-columns text --label-column same", "has only one class, 'always'"),
     ("study option.yaml", "q=3 must be above 0"),

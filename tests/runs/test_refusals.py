@@ -45,7 +45,7 @@ def test_options_of_a_run(options: dict[str, Any], words: str) -> None:
     ("options", "words"),
     [
         ({"file": "a.csv", "task": "rte"}, "a task .* or a file"),
-        ({"task": "rte", "text_columns": ("a",)}, "are for custom files"),
+        ({"task": "rte", "text_columns": ("a",)}, "text-columns is for custom files"),
         ({"task": "rte", "unknown_labels": "wrong"}, "unknown-labels is for custom files"),
         ({"file": "a.csv", "input_format": "csv"}, "input-format is for standard input"),
         ({"file": "a.csv", "skipped_file": "x"}, "skipped-file is for skip-bad-rows"),

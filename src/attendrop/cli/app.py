@@ -12,14 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from attendrop.cli.run_options import run_option
+from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import is_main_process
-
-InputFormat = Annotated[
-    str | None, typer.Option(help="Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", show_default="csv")
-]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows of the file, and list them.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]
-SkippedFile = Annotated[str | None, typer.Option(help="File for the skipped rows, JSON lines.")]
 
 COMMANDS = (  # in the order of the help
     "inspect",
@@ -51,22 +45,17 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DataDir = Annotated[str | None, run_option("data_dir")]
-Columns = Annotated[str | None, run_option("text_columns", shown="as in training")]
-LabelColumn = Annotated[str | None, run_option("label_column", shown="as in training")]
-LabelMap = Annotated[str | None, run_option("label_map")]
-TaskOptions = Annotated[list[str] | None, run_option("task_options")]
-UnknownLabels = Annotated[str | None, run_option("unknown_labels")]
-Device = Annotated[str | None, run_option("device")]
-MaxLength = Annotated[int | None, typer.Option(show_default="as in training")]
-LongTexts = Annotated[str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")]
-Task = Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")]
+Device = Annotated[str, run_option("device")]
+Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
 TextPair = Annotated[
     list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
 ]
 MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
+    int | None,
+    typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
 ]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
@@ -87,11 +76,6 @@ def _app(
     ] = False,
 ) -> None:
     pass
-
-
-def split_columns(text: str | None) -> tuple[str, ...]:
-    """Split ``"sentence1,sentence2"`` into names; return none for an empty text or None."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:

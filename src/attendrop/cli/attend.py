@@ -48,7 +48,7 @@ def attend(
     is_run = folder.is_dir() and read_run(folder) is not None
     file = writable(folder, output or (folder / _FILE if is_run else _FILE), overwrite=overwrite)
     with messages(quiet=quiet):
-        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), seed=seed, device=str(device))
+        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )

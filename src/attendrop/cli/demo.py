@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from attendrop.cli.app import Json, Quiet, Workers, app
-from attendrop.errors import AttendropError
+from attendrop.cli.run_options import run_option
+from attendrop.runs.declared_options import checked
+from attendrop.studies.comparison import Comparison
 
 SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")
 logger = logging.getLogger(__name__)
@@ -21,15 +23,14 @@ def demo(
     output_dir: Annotated[
         str, typer.Option(help="Folder of the data and the answer; finished runs are not run again.")
     ] = "attendrop-demo",
-    model: Annotated[str, typer.Option(help="minilm, a folder, or a hub id.")] = "minilm",
-    seeds: Annotated[int, typer.Option(help="Number of seeds of each method.")] = 5,
+    model: Annotated[str, run_option("model")] = "minilm",
+    seeds: Annotated[int, run_option("seeds", of=Comparison)] = 5,
     workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Ask `attendrop compare` whether AD-DROP helps on generated messages of customers: minutes on two cores."""
-    if seeds < 1:
-        raise AttendropError(f"seeds must be at least 1, not {seeds}.")
+    seeds = checked(Comparison, "seeds", seeds)
 
     import torch
 

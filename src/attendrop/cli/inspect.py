@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attendrop.cli.app import Json, LabelMap, Overwrite, app, show, split_columns
+from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import run_option
+from attendrop.runs.declared_options import names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
@@ -33,7 +34,7 @@ def inspect(
     text_columns: Annotated[str | None, run_option("text_columns")] = None,
     label_column: Annotated[str | None, run_option("label_column")] = None,
     label_type: Annotated[str, run_option("label_type")] = "auto",
-    label_map: LabelMap = None,
+    label_map: Annotated[str | None, run_option("label_map")] = None,
     model: Annotated[str, run_option("model", "Model whose tokens are counted, if it is on this machine.")] = "minilm",
     write_map: Annotated[
         str | None,
@@ -46,7 +47,7 @@ def inspect(
     found = inspect_files(
         file,
         eval_file,
-        text_columns=split_columns(text_columns),
+        text_columns=names(text_columns or ""),
         label_column=label_column,
         label_type=label_type,
         label_map=label_map,

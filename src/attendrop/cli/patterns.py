@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Columns, DataDir, Device, Json, Overwrite, Quiet, RunFolder, app, show, split_columns
+from attendrop.cli.app import DataDir, Device, Json, Overwrite, Quiet, RunFolder, app, show
 from attendrop.cli.console import messages
+from attendrop.cli.run_options import run_option
 from attendrop.errors import AttendropError
+from attendrop.runs.declared_options import names
+from attendrop.runs.model_source import Source
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +24,7 @@ def patterns(
     file: Annotated[
         str | None, typer.Option(help="A file of texts to look at.", show_default="the run's training rows")
     ] = None,
-    text_columns: Columns = None,
+    text_columns: Annotated[str | None, run_option("text_columns", of=Source)] = None,
     table: Annotated[
         str | None,
         typer.Option("--csv", help="The table; its figure stands beside it, PNG.", show_default="RUN/drops.csv"),
@@ -55,7 +58,7 @@ def patterns(
     from attendrop.reports.run_drops import RowSource
     from attendrop.runs.run_folder import keeps_model
 
-    source = RowSource(rows, file, split_columns(text_columns), data_dir, str(device))
+    source = RowSource(rows, file, names(text_columns or ""), data_dir, device)
     with (
         messages(quiet=quiet) as console,
         row_progress(console, quiet=quiet, what="passes" if probe else "steps") as on_step,

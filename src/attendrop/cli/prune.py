@@ -42,7 +42,7 @@ def prune(
         on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
         found = prune_run(
             run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
-            data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
+            data_dir=data_dir, device=device, on_pass=on_pass, callbacks=callbacks,
         )  # fmt: skip
     show(found, _summary(found), quiet=quiet, as_json=as_json)
 

@@ -39,7 +39,7 @@ def report(
     from attendrop.reports.attention_section import ViewerOptions
     from attendrop.reports.report import PAGE, write_report
 
-    viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), str(device))
+    viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), device)
     with messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
     settings = found.results.settings

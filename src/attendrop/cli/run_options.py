@@ -1,11 +1,10 @@
-"""Options of runs on the command line, made from their declaration in :class:`attendrop.runs.config.RunConfig`."""
+"""Options on the command line, made from their declaration: :mod:`attendrop.runs.declared_options`."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -15,9 +14,10 @@ import typer
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import declared
 
 
-def read_options(file: str, method: str) -> dict[str, Any]:
+def read_options_file(file: str, method: str) -> dict[str, Any]:
     """Read a JSON file of options: ``{"p": 0.3}``, or ``{"method": ..., "options": {...}}`` as `patterns --fit` writes.
 
     Raises:
@@ -61,7 +61,6 @@ def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p
 
 
 DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
-_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 
 
 class Groups:
@@ -69,22 +68,24 @@ class Groups:
 
     Args:
         groups: Names of the groups, in the order of the help.
-        changed: Help and shown default of options that mean something else in this command.
+        of: The class that declares the options.
+        changed: Help, shown default and flag of options that mean something else in this command.
     """
 
-    def __init__(self, *groups: str, **changed: tuple[str, str]) -> None:
+    def __init__(self, *groups: str, of: Any = RunConfig, **changed: tuple[str | None, ...]) -> None:
+        self.kind = of
         self.options = {
-            name: Annotated[_type(name), run_option(name, *changed.get(name, ()))]
+            name: Annotated[_type(of, name), run_option(name, *changed.get(name, ()), of=of)]
             for group in groups
-            for name, field in _FIELDS.items()
-            if field.metadata["group"] == group
+            for name, about in declared(of).items()
+            if about["group"] == group
         }
 
 
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
 
-    The command gets, for each such parameter, the values of the options that are given.
+    The command gets, for each such parameter, the values of the options that are given; those of mappings are read.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Groups] = {}
@@ -94,18 +95,22 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
         if extra and isinstance(extra[0], Groups):
             groups[name] = extra[0]
             parameters += [
-                inspect.Parameter(option, parameter.kind, default=None, annotation=annotation)
+                inspect.Parameter(option, parameter.KEYWORD_ONLY, default=None, annotation=annotation)
                 for option, annotation in extra[0].options.items()
             ]
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
     def run(**given: Any) -> None:
-        of_runs = {
-            name: {option: value for option in group.options if (value := given.pop(option)) is not None}
+        of_groups = {
+            name: {
+                option: _read_pairs(group.kind, option, value)
+                for option in group.options
+                if (value := given.pop(option)) is not None
+            }
             for name, group in groups.items()
         }
-        command(**given, **of_runs)
+        command(**given, **of_groups)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -129,34 +134,31 @@ def one_file(file: str | None, option: str, given: str | None) -> str | None:
     return given if file is None else file
 
 
-def read_mapping(name: str, pairs: list[str]) -> dict[str, str]:
-    """Read the values of an option that is given as NAME=VALUE, such as ``lora``, once or several times."""
-    metadata = _FIELDS[name].metadata
-    flag = next(iter(metadata["flags"]), f"--{name}")
-    return read_settings(pairs, flag, metadata["example"])
+def _read_pairs(kind: Any, name: str, value: Any) -> Any:
+    """Read an option that is given as NAME=VALUE, once or several times, such as ``lora``; others stay as they are."""
+    about = declared(kind)[name]
+    if not about["example"]:
+        return value
+    return read_settings(value, next(iter(about["flags"]), f"--{name}"), about["example"])
 
 
-def mappings(given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Read those of the given options that are mappings."""
-    return {name: read_mapping(name, pairs) for name, pairs in given.items() if _FIELDS[name].metadata["example"]}
-
-
-def run_option(name: str, help: str | None = None, shown: str | None = None) -> Any:
-    """Declare an option of runs for typer, if need be with another help and shown default."""
-    metadata = _FIELDS[name].metadata
-    shown = metadata["shown"] if shown is None else shown
+def run_option(
+    name: str, help: str | None = None, shown: str | None = None, flag: str | None = None, *, of: Any = RunConfig
+) -> Any:
+    """Declare an option of a class for typer, if need be with another help, shown default and flag."""
+    about = declared(of)[name]
     return typer.Option(
-        *metadata["flags"],
-        help=(metadata["help"] if help is None else help) or None,
-        show_default=shown or True,
-        metavar="NAME=VALUE" if metadata["example"] else None,
+        *(about["flags"] if flag is None else [flag]),
+        help=(about["help"] if help is None else help) or None,
+        show_default=(about["shown"] if shown is None else shown) or True,
+        metavar="NAME=VALUE" if about["example"] else None,
     )
 
 
-def _type(name: str) -> Any:
+def _type(kind: Any, name: str) -> Any:
     """Return the type of an option on the command line; all are optional there, as files and presets may give them."""
-    metadata = _FIELDS[name].metadata
-    if metadata["example"]:
+    about = declared(kind)[name]
+    if about["example"]:
         return list[str] | None
-    (kind,) = option_types(RunConfig)[name] - {NoneType}
-    return (kind if kind in (int, float, bool) and not metadata["listed"] else str) | None
+    (of_value,) = option_types(kind)[name] - {NoneType}
+    return (of_value if of_value in (int, float, bool) and not about["listed"] else str) | None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, app, show
+from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
 from attendrop.cli.console import continued_by, messages
 
 
@@ -16,12 +16,8 @@ from attendrop.cli.console import continued_by, messages
 def study(
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of data, methods and seeds.")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes.", show_default="one per GPU, or per core up to 8")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")
-    ] = None,
+    workers: Workers = None,
+    ray: Ray = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -16,10 +16,9 @@ from attendrop.cli.run_options import (
     DATA,
     Groups,
     file_argument,
-    mappings,
     one_file,
-    read_mapping,
-    read_options,
+    read_options_file,
+    read_settings,
     with_run_options,
 )
 from attendrop.errors import AttendropError
@@ -121,7 +120,7 @@ def _read_run(
     Options on the command line override those of the ``--config`` file, which override a preset's.
     """
     file = read_run_file(config) if config is not None else {}
-    line |= {name: file.get(name, {}) | values for name, values in mappings(line).items()}
+    line |= {name: file.get(name, {}) | value for name, value in line.items() if isinstance(value, dict)}
     options = {"model": "minilm", "method": DEFAULT_METHOD, **file, **line}
     method = options["method"]
     of_file = options.pop("preset", None)
@@ -134,9 +133,9 @@ def _read_run(
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})
     if options_file is not None:
-        of_method |= read_options(options_file, method)
+        of_method |= read_options_file(options_file, method)
     seeds = _seeds(line.get("seed", file.get("seed", [0])))
-    options |= {"options": of_method | read_mapping("options", settings), "seed": seeds[0]}
+    options |= {"options": of_method | read_settings(settings), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options, on_data=check), seeds
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from attendrop.reports.page import Section, render
 from attendrop.reports.results import ReportedRun, ReportedSetting, Results
-from attendrop.tasks.error_analysis import suspicious_labels
-from attendrop.wording import counted
+from attendrop.tasks.error_analysis import remarks, worst_classes
 
 # Classes, confusions and errors of a setting that are shown; metrics.json has more.
 _CLASSES, _CONFUSIONS, _ERRORS = 12, 8, 5
@@ -22,7 +19,7 @@ def error_section(results: Results) -> Section | None:
         if (run := _shown_run(setting)) is None:
             continue
         report = run.metrics["report"]
-        worst = sorted((each for each in report["classes"] if each["rows"]), key=lambda each: each["f1"])
+        worst = [each for each in worst_classes(report) if each["rows"]]
         classes = [
             (
                 *(each[name] for name in ("class", "rows", "predicted")),
@@ -37,7 +34,7 @@ def error_section(results: Results) -> Section | None:
                 "classes": classes,
                 "hidden": len(worst) - len(classes),
                 "confusions": [(each["class"], each["predicted"], each["rows"]) for each in confusions],
-                "sentences": _sentences(report),
+                "sentences": remarks(report),
                 "errors": report.get("errors", ())[:_ERRORS],
             }
         )
@@ -50,21 +47,3 @@ def _shown_run(setting: ReportedSetting) -> ReportedRun | None:
     runs = setting.by_label
     labels = sorted(runs, key=lambda label: (label != setting.answer.use, -scores.get(label, -math.inf)))
     return next((run for label in labels for run in runs[label] if run.metrics.get("report")), None)
-
-
-def _sentences(report: Mapping[str, Any]) -> list[str]:
-    found = []
-    if calibration := report.get("calibration"):
-        sure = [part for part in calibration["bins"] if part["probability"] > 0.9]
-        if sure:
-            count = counted(sure[-1]["rows"], "prediction")
-            found.append(
-                f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right; "
-                f"probabilities are off by {calibration['error']:.3f} on average."
-            )
-    if doubtful := suspicious_labels(report):
-        found.append(
-            f"The text of {counted(len(doubtful), 'error')} is that of a training row with another label: one of the "
-            "two labels is wrong."
-        )
-    return found

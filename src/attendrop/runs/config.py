@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
-from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option, read_options
+from attendrop.methods.core.options import choice, read_options
+from attendrop.runs.declared_options import FRACTION, at_least, check_fields, number, option
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -32,84 +31,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_METHOD = "ad-drop"
-
-
-def _option(
-    default: Any,
-    group: str = "",
-    help: str = "",
-    allowed: Range | None = None,
-    *,
-    shown: str = "",
-    flags: Sequence[str] = (),
-    example: str = "",
-    listed: bool = False,
-) -> Any:
-    """Declare an option of a run.
-
-    Args:
-        default: The default; ``MISSING`` if there is none.
-        group: Group of options on the command line; empty: commands declare it themselves.
-        help: What ``--help`` says.
-        allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        shown: What ``--help`` says of the default; empty: the default itself.
-        flags: Names on the command line; empty: the option's own.
-        example: Of a mapping, one NAME=VALUE.
-        listed: Whether the command line and files take several values: a run for each.
-    """
-    if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": tuple(flags)}
-    metadata |= {"example": example, "listed": listed}
-    if default == {}:
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def _number(text: str, inside: Callable[[float], bool]) -> Range:
-    """Return the range of the numbers that are ``inside``, as ``text`` describes them."""
-
-    def kept(name: str, value: float) -> float:
-        if not inside(value):
-            raise AttendropError(f"{name.replace('_', '-')} must be {text}, not {value}.")
-        return value
-
-    return Range(text, kept)
-
-
-def _at_least(least: int, bits: int = 31) -> Range:
-    def kept(name: str, value: int) -> int:
-        check_least(name, value, least, bits)
-        return value
-
-    return Range(f"{least} or more", kept)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise AttendropError(f"{name.replace('_', '-')}={value!r} is not a text.")
-    return value
-
-
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        example = _FIELDS[name].metadata["example"].replace("=", ": ")
-        raise AttendropError(f"{name} must be a mapping such as {{{example}}}.")
-    return value
-
-
-def _names(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
-
-
-_FRACTION = _number("at least 0 and below 1", lambda value: 0 <= value < 1)
-_OF_TYPE: dict[Any, Range] = {
-    int: _at_least(1),
-    bool: SWITCH,
-    str: Range("", _text),
-    tuple: Range("names, comma-separated", _names),
-    Mapping: Range("names with values", _mapping),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,61 +45,61 @@ class RunConfig:
         AttendropError: An option is out of range, or two options conflict.
     """
 
-    model: str = _option(MISSING, "model", "minilm, a folder, or a hub id.", shown="minilm")
-    output_dir: str = _option(MISSING, help="Folder of the run.")
-    task: str | None = _option(
+    model: str = option(MISSING, "model", "minilm, a folder, or a hub id.", shown="minilm")
+    output_dir: str = option(MISSING, help="Folder of the run.")
+    task: str | None = option(
         None, "task", "Name of a task, or of a kind of task with --train-file; `attendrop tasks` lists them."
     )
-    data_dir: str | None = _option(
+    data_dir: str | None = option(
         None, "data_dir", "Folder of the task's files. Default: $ATTENDROP_DATA, then the hub."
     )
-    train_file: str | None = _option(
+    train_file: str | None = option(
         None,
         "files",
         "Training data: a .csv, .tsv, .xlsx, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder "
         "of images.",
     )
-    eval_file: str | None = _option(None, "files", "Evaluation data: a file to report on, once, at the end.")
+    eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.")
     """Without one, the score is one on held-out rows."""
-    text_columns: tuple[str, ...] = _option(
+    text_columns: tuple[str, ...] = option(
         (), "columns", "Text columns of your files, comma-separated.", shown="those that look like it"
     )
     """As many as the kind of task reads. Files of some formats have columns by default: column files (.conll, .conllu)
     ``tokens``, two parallel text files ``source``, and folders ``image``. Columns that the method reads are needed in
     the ``train_file`` only."""
-    label_column: str | None = _option(
+    label_column: str | None = option(
         None, "columns", "Label column of your files.", shown="the one that looks like it"
     )
     """By default ``tags`` or ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
-    label_type: str = _option(
+    label_type: str = option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
-    label_map: str | None = _option(
+    label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning."
     )
     """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks stays as it is; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
-    task_options: Mapping[str, Any] = _option(
+    task_options: Mapping[str, Any] = option(
         {},
         "columns",
         "Option of the kind of task: num_beams=4, pack=true.",
         flags=["--task-set"],
         example="num_beams=4",
     )
-    skip_bad_rows: bool = _option(False, "rows", "Skip invalid rows of your files, and list them.")
-    unknown_labels: str | None = _option(
+    skip_bad_rows: bool = option(False, "rows", "Skip invalid rows of your files, and list them.")
+    unknown_labels: str | None = option(
         None,
         "rows",
         "Labels of the eval file that training lacks: error, or count as wrong.",
         choice(*UNKNOWN_LABELS),
         shown="error",
     )
-    test_fraction: float = _option(
-        0.0, "held_out", "Instead of --eval-file: fraction of the training data to report on.", _FRACTION
+    test_fraction: float = option(
+        0.0, "held_out", "Instead of --eval-file: fraction of the training data to report on.", FRACTION
     )
     """The same rows for every seed, stratified by class; rows with the same text are on the same side. Of a task, they
     take the place of its development set, which then stays unseen: settings can be chosen on them."""
-    shift: bool | None = _option(
+    shift: bool | None = option(
         None,
         "held_out",
         "Also score on rows unlike the training rows: whole groups of like texts, held out.",
@@ -186,17 +107,17 @@ class RunConfig:
     )
     """In each class, one group, of about as many rows as ``test_fraction`` (a quarter, where that is 0); see
     :func:`attendrop.tasks.likeness.hold_out_like`."""
-    shift_column: str | None = _option(
+    shift_column: str | None = option(
         None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
     )
-    metric: str | None = _option(
+    metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )
     """Named as for :func:`attendrop.tasks.metrics.with_metric`."""
-    class_weights: str | None = _option(
+    class_weights: str | None = option(
         None, "score", "balanced: classes have equal weight in the loss.", choice("balanced"), shown="none"
     )
-    pooling: str = _option(
+    pooling: str = option(
         "auto",
         "start",
         "What the classifier reads: cls, mean (of all tokens) or auto.",
@@ -204,7 +125,7 @@ class RunConfig:
     )
     """``"cls"`` is what the class of transformers reads, mostly the first token; ``"mean"`` the mean of the last hidden
     states over all tokens; ``"auto"`` the mean if the model was trained so."""
-    head_start: str = _option(
+    head_start: str = option(
         "auto",
         "start",
         "Start of a new head: random, frozen (a linear model), contrastive (after SetFit's stage) or auto.",
@@ -213,44 +134,44 @@ class RunConfig:
     """``"frozen"`` is a linear model fitted to the frozen encoder's features of the training rows; ``"auto"`` the same,
     where the head is one linear layer on trained features; ``"contrastive"`` the same, after SetFit's contrastive stage
     on these rows (package setfit)."""
-    lora: Mapping[str, Any] | None = _option(
+    lora: Mapping[str, Any] | None = option(
         None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
     )
     """See :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are trained and saved. None: the
     model itself is trained."""
-    method: str = _option(DEFAULT_METHOD)
+    method: str = option(DEFAULT_METHOD)
     """Name of the method, or several joined by ``+``."""
-    options: Mapping[str, Any] = _option({}, flags=["--set"], example="p=0.3")
+    options: Mapping[str, Any] = option({}, flags=["--set"], example="p=0.3")
     """Options of the method."""
-    epochs: int | None = _option(None, "optimization", "Number of epochs, instead of steps.")
-    max_steps: int | None = _option(
+    epochs: int | None = option(None, "optimization", "Number of epochs, instead of steps.")
+    max_steps: int | None = option(
         None,
         "optimization",
         "Number of training steps; overrides --epochs.",
-        _at_least(0),
+        at_least(0),
         shown="by the number of rows",
     )
     """Optimizer steps; for comparisons between methods that train on different numbers of rows. 0: only a head that
     starts from the frozen encoder."""
-    batch_size: int | None = _option(None, "optimization", "Rows per process.", shown="16")
+    batch_size: int | None = option(None, "optimization", "Rows per process.", shown="16")
     """In a micro-batch."""
-    eval_batch_size: int = _option(64, "optimization")
-    gradient_accumulation: int = _option(1, "optimization", "Batches per step.")
-    learning_rate: float | None = _option(
+    eval_batch_size: int = option(64, "optimization")
+    gradient_accumulation: int = option(1, "optimization", "Batches per step.")
+    learning_rate: float | None = option(
         None,
         "optimization",
-        allowed=_number("a number above 0", lambda value: 0 < value < math.inf),
+        allowed=number("a number above 0", lambda value: 0 < value < math.inf),
         shown="by the size of the model",
     )
-    weight_decay: float = _option(
-        0.01, "optimization", allowed=_number("at least 0", lambda value: 0 <= value < math.inf)
+    weight_decay: float = option(
+        0.01, "optimization", allowed=number("at least 0", lambda value: 0 <= value < math.inf)
     )
-    schedule: str = _option(
+    schedule: str = option(
         "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
     )
-    warmup: float = _option(0.1, "optimization", "Fraction of all steps.", _FRACTION)
-    max_length: int = _option(128, "length", "In tokens.")
-    long_texts: str | None = _option(
+    warmup: float = option(0.1, "optimization", "Fraction of all steps.", FRACTION)
+    max_length: int = option(128, "length", "In tokens.")
+    long_texts: str | None = option(
         None,
         "length",
         "Texts over --max-length: head, head+tail, or windows with one score.",
@@ -259,10 +180,10 @@ class RunConfig:
     )
     """``"head"`` truncates them; ``"head+tail"`` keeps their beginning and their end; ``"windows"`` trains on windows
     of this length, and averages the outputs of a text's windows."""
-    max_train_samples: int | None = _option(None, "sample", "Number of training rows to use.")
-    shots: int | None = _option(None, "sample", "Number of training rows per class to use.")
+    max_train_samples: int | None = option(None, "sample", "Number of training rows to use.")
+    shots: int | None = option(None, "sample", "Number of training rows per class to use.")
     """The selection split is taken from these, as from ``max_train_samples``."""
-    protocol: str = _option(
+    protocol: str = option(
         "honest",
         "selection",
         "honest: select the epoch on held-out training data; paper: on the development set.",
@@ -270,51 +191,50 @@ class RunConfig:
     )
     """``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on held-out
     training data; ``"paper"`` chooses it on the development set, as the papers do."""
-    selection_fraction: float | None = _option(
+    selection_fraction: float | None = option(
         None,
         "selection",
         "Fraction of training data to hold out for selecting the epoch; 0 keeps the last.",
-        _FRACTION,
+        FRACTION,
         shown="0, or 0.1 without evaluation data",
     )
     """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``,
     ``calibrate`` or the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
-    refit: bool | None = _option(None, "selection", "Train again, also on the rows held out.", shown="if any are")
+    refit: bool | None = option(None, "selection", "Train again, also on the rows held out.", shown="if any are")
     """For as many steps as were best with a part held out. None: wherever a part was held out, but for rewards."""
-    patience: int | None = _option(
+    patience: int | None = option(
         None,
         "selection",
         "Stop after this many epochs without improvement.",
         flags=["--patience", "--early-stopping"],
     )
-    calibrate: bool | None = _option(
+    calibrate: bool | None = option(
         None, "selection", "Scale the logits so that probabilities fit held-out rows.", shown="no"
     )
     """By one temperature, in the weights of the last layer; predictions stay. For classes."""
-    save_steps: int | None = _option(None, "checkpoints", "Number of steps between additional checkpoints.")
+    save_steps: int | None = option(None, "checkpoints", "Number of steps between additional checkpoints.")
     """In addition to one after each epoch."""
-    report_to: str = _option(
+    report_to: str = option(
         "none",
         "logs",
         "tensorboard, wandb, trackio or mlflow.",
         choice("none", "tensorboard", "wandb", "trackio", "mlflow"),
     )
     """Where metrics are logged while the run trains."""
-    logging_steps: int | None = _option(None, "logs", "Number of steps between logs.")
+    logging_steps: int | None = option(None, "logs", "Number of steps between logs.")
     """None logs after each epoch."""
-    seed: int = _option(
-        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", _at_least(0, bits=32), listed=True
+    seed: int = option(
+        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", at_least(0, bits=32), listed=True
     )
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
-    device: str = _option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
-    bf16: bool = _option(False, "machine", "bfloat16 mixed precision.")
-    fp16: bool = _option(False, "machine", "float16 mixed precision; needs a GPU.")
+    device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
+    bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
+    fp16: bool = option(False, "machine", "float16 mixed precision; needs a GPU.")
     on_data: InitVar[Callable[[RunConfig], object] | None] = None
     """Called with the options before the method is made, which loads PyTorch: to look at the data first."""
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
-        for name in _FIELDS:
-            object.__setattr__(self, name, checked(name, getattr(self, name)))
+        check_fields(self)
         self._read_kind_of_task()
         texts, label = default_columns(self.train_file)
         object.__setattr__(self, "text_columns", self.text_columns or texts)
@@ -356,16 +276,12 @@ class RunConfig:
             )
         if self.task is not None and self.train_file is not None:
             raise AttendropError("Give a task or a train-file, and not both.")
-        own = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels")
-        given = [name for name in own if getattr(self, name)]
-        if self.task is not None and given:
-            raise AttendropError(f"{given[0].replace('_', '-')} is for custom files; omit it for a task.")
+        if self.task is not None:
+            refuse_options_of_files(self)
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         if self.train_file is not None:
             self._complete_columns(self.train_file)
-        if self.task is not None and self.skip_bad_rows:
-            raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
         if self.eval_file is not None and self.test_fraction:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shift_column is not None and (self.task is not None or self.shift is False):
@@ -488,21 +404,21 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+def as_in_runs(name: str, group: str, **changed: Any) -> Any:
+    """Declare an option of another class as that of runs, in a group of its own, but for what is ``changed``."""
+    field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
+    metadata = {**field.metadata, "group": group, **changed}
+    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
 
 
-def allowed_values(name: str) -> Range:
-    """Return the allowed values of an option besides None: those declared, or those of its type."""
-    (kind,) = option_types(RunConfig)[name] - {NoneType}
-    return _FIELDS[name].metadata["range"] or _OF_TYPE[get_origin(kind) or kind]
+_OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 
 
-def checked(name: str, value: Any) -> Any:
-    """Convert a value, which may be text, to the type of an option, and check it.
+def refuse_options_of_files(options: Any, names: Sequence[str] = _OF_FILES) -> None:
+    """Refuse those of some options that are given, as the data are those of a task.
 
     Raises:
-        AttendropError: It is not of this type, or out of range.
+        AttendropError: One is given.
     """
-    found = read_option(RunConfig, name, value)
-    missing = found is None and NoneType in option_types(RunConfig)[name]
-    return None if missing else allowed_values(name).check(name, found)
+    if given := next((name for name in names if getattr(options, name, None)), None):
+        raise AttendropError(f"{given.replace('_', '-')} is for custom files; omit it for a task.")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
 from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, refuse_options_of_files
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
@@ -331,8 +331,7 @@ def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
     reading = reading_of(get_task(name), model.head)
     if reading is None:
         _check_head(get_task(name), model.head)
-    if source.skip_bad_rows:
-        raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
+    refuse_options_of_files(source, ["skip_bad_rows"])
     data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
     task, dataset = replace(data.task, options=model.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
+from attendrop.runs.config import as_in_runs, refuse_options_of_files
+from attendrop.runs.declared_options import check_fields, option
 from attendrop.runs.run_folder import run_options
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.file_formats import default_columns
-from attendrop.tasks.long_texts import LONG_TEXTS
-from attendrop.tasks.table import UNKNOWN_LABELS, BadRows
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import column_names, read_chunks
 
 # Number of rows in memory at a time, which are sorted by length into batches.
@@ -25,55 +25,40 @@ CHUNK_ROWS = 4096
 class Source:
     """Data to evaluate or predict. Defaults are those of the run: its task and its folder, or the columns of its files.
 
-    Attributes:
-        task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
-        file: Custom file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
-            ``input_format`` (``"csv"``, ``"tsv"``, ``"jsonl"``, ``"conll"``, ``"conllu"`` or ``"txt"``).
-        label_map: File that says what labels mean, see :class:`attendrop.runs.config.RunConfig`; None: as in training.
-        task_options: Options of the kind of task, which override those of the run.
-        skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, if given, JSON lines.
-        unknown_labels: As in :class:`attendrop.runs.config.RunConfig`; None: as in training.
-        overwrite: Replace files that exist.
-        max_length: In tokens.
-        long_texts: See :class:`attendrop.runs.config.RunConfig`; None: as in training.
-        batch_size: Rows in a batch.
-        device: ``"auto"`` or ``"cpu"``.
+    Raises:
+        AttendropError: An option is out of range, or two options conflict.
     """
 
-    task: str | None = None
-    data_dir: str | None = None
-    split: str | None = None
-    file: str | None = None
-    input_format: str | None = None
-    text_columns: tuple[str, ...] = ()
-    task_options: Mapping[str, Any] = field(default_factory=dict)
-    label_column: str | None = None
-    label_map: str | None = None
-    skip_bad_rows: bool = False
-    skipped_file: str | None = None
-    unknown_labels: str | None = None
-    overwrite: bool = False
-    max_length: int | None = None
-    long_texts: str | None = None
-    batch_size: int = 64
-    device: str = "auto"
+    task: str | None = option(None, "task", "Name of a task. Default: the task of the run.")
+    split: str | None = option(None, "task", "Split of the task.")
+    data_dir: str | None = as_in_runs("data_dir", "task")
+    file: str | None = option(None, "file", "Your file instead of a task; - is stdin.")
+    text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
+    label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
+    """To evaluate."""
+    label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
+    unknown_labels: str | None = as_in_runs("unknown_labels", "labels", shown="as in training")
+    input_format: str | None = option(
+        None, "format", "Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", shown="csv"
+    )
+    skip_bad_rows: bool = as_in_runs("skip_bad_rows", "rows", flags=("--skip-bad-rows",))
+    skipped_file: str | None = option(None, "rows", "File for the skipped rows, JSON lines.")
+    overwrite: bool = option(
+        False, "rows", "Replace existing files, except those that are read.", flags=["--overwrite"]
+    )
+    max_length: int | None = option(None, "rows", "In tokens.", shown="as in training")
+    long_texts: str | None = as_in_runs("long_texts", "rows", shown="as in training")
+    batch_size: int = as_in_runs("eval_batch_size", "rows")
+    task_options: Mapping[str, Any] = as_in_runs("task_options", "rows")
+    """They override those of the run."""
+    device: str = as_in_runs("device", "rows")
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "batch_size"):
-            value = getattr(self, name)
-            if value is not None:
-                check_least(name, value)
-        if self.long_texts is not None:
-            check_choice("long_texts", self.long_texts, LONG_TEXTS)
+        check_fields(self)
         if self.file is not None and (self.task or self.split or self.data_dir):
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
-        if self.task is not None and (self.text_columns or self.label_column):
-            raise AttendropError("text-columns and label-column are for custom files; omit them for a task.")
-        if self.unknown_labels is not None:
-            check_choice("unknown_labels", self.unknown_labels, UNKNOWN_LABELS)
-        for name in ("unknown_labels", "label_map"):
-            if self.task is not None and getattr(self, name) is not None:
-                raise AttendropError(f"{name.replace('_', '-')} is for custom files; omit it for a task.")
+        if self.task is not None:
+            refuse_options_of_files(self)
         if self.input_format is not None and self.file != STDIN:
             raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
         if self.skipped_file is not None and not self.skip_bad_rows:

@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from attendrop.argument_checks import check_choice
+from attendrop.argument_checks import check_choice, check_least
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
@@ -99,8 +99,7 @@ def prune_run(
     check_choice("select_by", select_by, SELECT_BY)
     selection = parse_selection(layers)
     check_tolerance(tolerance)
-    if recover_epochs < 0:
-        raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
+    check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
         run = _load(run_dir, data_dir, device)
         if recover_epochs and run.config.adapter is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ import yaml
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
-from attendrop.runs.config import RunConfig, checked
+from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import checked, declared
 from attendrop.tasks.file_formats import files_of
 
 
@@ -45,7 +45,6 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 
 
 RUN_FILE = "run.yaml"
-_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 PATHS = ("train_file", "eval_file", "label_map", "data_dir", "model")
 
 
@@ -58,11 +57,10 @@ def read_run_file(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}
+    known = tuple(declared(RunConfig))
     for name in options:
-        if name not in (*_FIELDS, "preset"):  # a preset is for options that the file does not set
-            raise AttendropError(
-                f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, tuple(_FIELDS))}"
-            )
+        if name not in (*known, "preset"):  # a preset is for options that the file does not set
+            raise AttendropError(f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, known)}")
     return {name: convert_option(path, name, value) for name, value in options.items() if value is not None}
 
 
@@ -94,13 +92,13 @@ def _absolute(value: str) -> str:
 
 def convert_option(path: str, name: str, value: Any) -> Any:
     """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string."""
-    if name not in _FIELDS:
+    if name not in declared(RunConfig):
         return value
     try:
-        if _FIELDS[name].metadata["listed"]:
+        if declared(RunConfig)[name]["listed"]:
             values = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-            return [checked(name, each) for each in values]
-        return checked(name, value)
+            return [checked(RunConfig, name, each) for each in values]
+        return checked(RunConfig, name, value)
     except AttendropError as error:
         raise AttendropError(f"The config file '{path}': {error}") from None
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
+from attendrop.runs.declared_options import declared
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
@@ -21,7 +21,7 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.best_model import add_scores, best_model
-from attendrop.studies.comparison import Comparison, check_record, default_methods, write_record
+from attendrop.studies.comparison import Comparison, check_record, write_record
 from attendrop.studies.executor import LOCAL, OnEvent, Runner, open_runner
 from attendrop.studies.setting_search import (
     MethodSetting,
@@ -32,7 +32,7 @@ from attendrop.studies.setting_search import (
     selection_unit,
 )
 from attendrop.studies.study import check_study_folder, write_reports
-from attendrop.studies.units import CHEAP, REFERENCE, Result, Unit, duration
+from attendrop.studies.units import REFERENCE, Result, Unit, duration
 from attendrop.wording import counted
 
 # Of the time that is left after all final runs, the search gets at most so much.
@@ -86,20 +86,7 @@ class Outcome:
         return lines
 
 
-def compare(
-    *,
-    output_dir: str,
-    methods: Sequence[str | Method] | None = None,
-    seeds: int = 5,
-    budget: float | None = None,
-    trials: int | None = None,
-    folds: int = 3,
-    baselines: Sequence[str] = CHEAP,
-    keep_best: bool = True,
-    workers: int | None = None,
-    backend: str = LOCAL,
-    **options: Any,
-) -> Outcome:
+def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
     """Find out what data should be fine-tuned with: ``attendrop compare`` from Python.
 
     Example:
@@ -111,35 +98,18 @@ def compare(
 
     Args:
         output_dir: Folder of the answer, the runs and the chosen model. Called again, it goes on there.
-        methods: Names or methods with options, one or several settings of each; an option that is not the default is
-            not searched. Default: :func:`default_methods`.
-        seeds: Number of seeds of each method.
-        budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time
-            is left goes into the search of settings.
-        trials: Settings to try of each method, its default included; None: as many as fit into the budget, and only
-            the default without a budget.
-        folds: Number of selection splits on which settings are scored.
-        baselines: Names of baselines: those above, or ``setfit``, too, which takes as long as a fine-tuning.
-        keep_best: Whether to train the recommended model on all rows, and keep it in ``best/``.
         workers: Number of processes; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.run_units`.
-        **options: Options of :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
+        **options: ``methods``, ``seeds``, ``budget``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
+            :class:`attendrop.studies.comparison.Comparison`, and options of
+            :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
     Raises:
         AttendropError: An option or the data cannot be used, or no run of plain fine-tuning succeeded.
     """
-    comparison = Comparison(
-        config=RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE})),
-        output_dir=output_dir,
-        methods=[MethodSetting.of(each) for each in (default_methods() if methods is None else methods)],
-        seeds=seeds,
-        budget=budget,
-        trials=trials,
-        folds=folds,
-        baselines=baselines,
-        keep_best=keep_best,
-    )
-    return run_comparison(comparison, workers=workers, backend=backend)
+    own = {name: options.pop(name) for name in declared(Comparison) if name in options}
+    config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
+    return run_comparison(Comparison(config=config, output_dir=output_dir, **own), workers=workers, backend=backend)
 
 
 def run_comparison(

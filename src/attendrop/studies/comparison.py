@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NewType
 
-from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
-from attendrop.methods.core.registry import build_method, get_method, method_names
+from attendrop.methods.core.options import Range
 from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import check_fields, names, option
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.setting_search import MethodSetting
 from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256
 from attendrop.tasks.file_formats import files_of
+
+if TYPE_CHECKING:
+    from attendrop.methods.core.base import Method
+    from attendrop.studies.setting_search import MethodSetting
 
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
@@ -31,59 +35,43 @@ _NOT_RECORDED = (
 logger = logging.getLogger(__name__)
 
 
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+Seconds = NewType("Seconds", float)
+
+
 def default_methods() -> list[str]:
     """List the methods that are compared where none are named."""
+    from attendrop.methods.core.registry import get_method, method_names
+
     return [name for name in method_names() if get_method(name).info.compared]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Options of a comparison; see :func:`attendrop.studies.compare.compare`.
-
-    Attributes:
-        config: Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data,
-            a quarter of the training rows is set aside.
-        methods: One or several settings of each method; plain fine-tuning is always compared.
-
-    Raises:
-        AttendropError: An option is out of range, a method or baseline is unknown, or a setting is given twice.
-    """
-
-    config: RunConfig
-    output_dir: str
-    methods: Sequence[MethodSetting]
-    seeds: int = 5
-    budget: float | None = None
-    trials: int | None = None
-    folds: int = 3
-    baselines: Sequence[str] = CHEAP
-    keep_best: bool = True
-
-    def __post_init__(self) -> None:
-        check_count("seeds", self.seeds)
-        check_count("folds", self.folds)
-        if self.trials is not None:
-            check_count("trials", self.trials)
-        if self.budget is not None and not self.budget > 0:
-            raise AttendropError(f"budget must be above 0 seconds, not {self.budget}.")
-        if unknown := sorted(set(self.baselines) - set(BASELINES)):
-            raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
-        object.__setattr__(self, "methods", _with_reference(self.methods))
-        config = self.config
-        if config.train_file is not None and config.eval_file is None and not config.test_fraction:
-            object.__setattr__(self, "config", replace(config, test_fraction=DEFAULT_TEST_FRACTION))
-
-    def of_baselines(self, defined: Collection[str]) -> Comparison:
-        """Return the comparison without the baselines that are not defined for its kind of task."""
-        if undefined := [name for name in self.baselines if name not in defined]:
-            logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        return replace(self, baselines=[name for name in self.baselines if name in defined])
+def _seconds(name: str, value: str | float) -> float:
+    """Read a time such as ``30m``, ``2h``, ``90s`` or ``1.5h``, or a number of seconds."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value.strip())
+        if match is None:
+            raise AttendropError(f"{name} {value!r} is not a duration; write 30m, 2h or 90s.")
+        value = float(match[1]) * _UNITS[match[2]]
+    if not value > 0:
+        raise AttendropError(f"{name} must be above 0 seconds, not {value}.")
+    return value
 
 
-def _with_reference(settings: Sequence[MethodSetting]) -> tuple[MethodSetting, ...]:
-    """Return the settings, plain fine-tuning first; refuse what would be compared with itself."""
+def _baselines(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    found = () if value == "none" else names(value)
+    if unknown := sorted(set(found) - set(BASELINES)):
+        raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
+    return found
+
+
+def _settings(name: str, value: Sequence[str | Method | MethodSetting] | None) -> tuple[MethodSetting, ...]:
+    """Return the settings of methods, plain fine-tuning first; refuse what would be compared with itself."""
+    from attendrop.methods.core.registry import build_method
+    from attendrop.studies.setting_search import MethodSetting
+
     found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
-    for setting in settings:
+    for setting in map(MethodSetting.of, default_methods() if value is None else value):
         method = build_method(setting.method, setting.options)
         if method.name == REFERENCE:
             continue
@@ -92,6 +80,60 @@ def _with_reference(settings: Sequence[MethodSetting]) -> tuple[MethodSetting, .
         found.append(replace(setting, method=method.name))
         built.append(method)
     return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Options of a comparison, their only declaration. Numbers and times may be given as text.
+
+    Raises:
+        AttendropError: An option is out of range, a method or baseline is unknown, or a setting is given twice.
+    """
+
+    config: RunConfig
+    """Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data, a quarter
+    of the training rows is set aside."""
+    output_dir: str = option("comparison", "output", "Folder of the answer; the same command continues there.")
+    """Also of the runs and the chosen model."""
+    methods: Sequence[Any] = option(
+        None,
+        "methods",
+        "Methods to compare with plain fine-tuning, comma-separated; `attendrop methods` lists them.",
+        Range("", _settings),
+        shown="those most used",
+    )
+    """Names, methods with options, or settings, one or several of each method; an option that is not the default is not
+    searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
+    seeds: int = option(5, "search", "Number of seeds of each method.")
+    budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
+    """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time is left goes
+    into the search of settings."""
+    trials: int | None = option(
+        None,
+        "search",
+        "Settings to try of each method, learning rates among them.",
+        shown="what fits into the budget",
+    )
+    """The default setting is one of them. None: as many as fit into the budget, and only the default without one."""
+    folds: int = option(3, "search", "Selection splits on which settings are scored.")
+    baselines: tuple[str, ...] = option(
+        CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all"
+    )
+    """By default all but ``setfit``, which takes as long as a fine-tuning."""
+    keep_best: bool = option(True)
+    """Train the recommended model on all rows, and keep it in ``best/``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        config = self.config
+        if config.train_file is not None and config.eval_file is None and not config.test_fraction:
+            object.__setattr__(self, "config", replace(config, test_fraction=DEFAULT_TEST_FRACTION))
+
+    def of_baselines(self, defined: Collection[str]) -> Comparison:
+        """Return the comparison without the baselines that are not defined for its kind of task."""
+        if undefined := [name for name in self.baselines if name not in defined]:
+            logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
+        return replace(self, baselines=tuple(name for name in self.baselines if name in defined))
 
 
 def check_record(folder: Path, config: RunConfig) -> None:

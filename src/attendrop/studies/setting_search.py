@@ -38,8 +38,10 @@ class MethodSetting:
     learning_rate: float | None = None
 
     @classmethod
-    def of(cls, method: str | Method) -> MethodSetting:
+    def of(cls, method: str | Method | MethodSetting) -> MethodSetting:
         """Make the setting of a method, or of a name: its defaults."""
+        if isinstance(method, MethodSetting):
+            return method
         if isinstance(method, str):
             return cls(method)
         return cls(method.name, given_options(method.name, method.options()))

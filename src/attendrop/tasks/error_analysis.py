@@ -17,6 +17,7 @@ from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.classification import predicted_classes
 from attendrop.tasks.likeness import nearest_texts
 from attendrop.tasks.values import plain
+from attendrop.wording import counted
 
 # Greatest number of confusions and of errors that are listed.
 _LISTED = 20
@@ -154,3 +155,28 @@ def suspicious_labels(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
         and plain(nearest["text"]) == plain(error["text"])
         and nearest["class"] != error["class"]
     ]
+
+
+def worst_classes(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the classes that occur or are predicted, those with the lowest F1 first."""
+    found = (each for each in analysis["classes"] if each["rows"] or each["predicted"])
+    return sorted(found, key=lambda each: each["f1"])
+
+
+def remarks(analysis: Mapping[str, Any]) -> list[str]:
+    """Word how well probabilities are calibrated, and which labels are doubtful, in sentences."""
+    found = []
+    if calibrated := analysis.get("calibration"):
+        found.append(f"Probabilities are off by {calibrated['error']:.3f} on average (expected calibration error).")
+        if sure := [part for part in calibrated["bins"] if part["probability"] > 0.9]:
+            count = counted(sure[-1]["rows"], "prediction")
+            found.append(f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right.")
+        temperature = calibrated["temperature"]
+        side = "less" if temperature > 1 else "more"
+        found.append(f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} sure.")
+    if doubtful := suspicious_labels(analysis):
+        found.append(
+            f"The text of {counted(len(doubtful), 'error')} is that of a training row with another label: one of the "
+            "two labels is wrong."
+        )
+    return found
