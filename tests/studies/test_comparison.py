@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -141,6 +142,13 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked[0].trials, asked[0].config.test_fraction) == (3, 0.25)  # a part is set aside
     assert comparison(folder).config.test_fraction == 0.0  # there are evaluation data
     assert list(asked[0].of_baselines(["majority", "frozen"]).baselines) == ["majority"]
+
+
+def test_help_lists_all_options() -> None:
+    listed = inspect.signature(attendrop.compare).parameters
+    assert {"methods", "seeds", "train_file", "learning_rate", "output_dir", "workers"} <= set(listed)
+    assert listed["seeds"].default == Comparison.seeds and listed["options"].default == {}
+    assert listed["output_dir"].default is inspect.Parameter.empty
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ checks are made from it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType
-from typing import Any, get_origin
+from typing import Any, TypeVar, get_origin
 
 from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, Range, option_types, read_option
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(
@@ -130,3 +133,28 @@ def check_fields(options: Any) -> None:
     kind: Any = type(options)
     for name in declared(kind):
         object.__setattr__(options, name, checked(kind, name, getattr(options, name)))
+
+
+def takes_options(*kinds: Any) -> Callable[[Function], Function]:
+    """Return a decorator that lists the options of classes in a signature, for ``help`` and notebooks.
+
+    They stand in the place of the function's ``**options``; its own parameters win.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        listed = {}
+        for field in (field for kind in kinds for field in dataclasses.fields(kind) if "group" in field.metadata):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            listed[field.name] = inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+                annotation=field.type,
+            )
+        listed |= {each.name: each for each in own}
+        function.__signature__ = signature.replace(parameters=[*listed.values()])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

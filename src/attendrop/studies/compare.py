@@ -13,7 +13,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
-from attendrop.runs.declared_options import declared
+from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
@@ -86,6 +86,7 @@ class Outcome:
         return lines
 
 
+@takes_options(Comparison, RunConfig)
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
     """Find out what data should be fine-tuned with: ``attendrop compare`` from Python.
 
