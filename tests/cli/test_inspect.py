@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_mistakes_are_refused(ugly: str, tmp_path: Path, arguments: list[str], m
 def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
     run = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune")
     assert (run.text_columns, run.label_column) == (("message",), "category")
-    with pytest.raises(AttendropError, match=r"text-columns of tickets.csv are; give them, of 'id', 'date', 'channel'"):
+    with pytest.raises(AttendropError, match=r"hold the texts \(text-columns\); name them, of 'id', 'date', 'channel'"):
         RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="message")
     number = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="hours")
     assert number.text_columns == ("message",)
@@ -143,17 +144,17 @@ def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "unclear"),
     [
-        (("message", "answer", "label"), "text-columns"),
-        (("message", "label", "category"), "label-column"),
-        (("message", "answer", "label", "category"), "text-columns and the label-column"),
-        (("message", "x", "y"), "label-column"),
+        (("message", "answer", "label"), "the texts (text-columns)"),
+        (("message", "label", "category"), "the labels (label-column)"),
+        (("message", "answer", "label", "category"), "the texts (text-columns) and the labels (label-column)"),
+        (("message", "x", "y"), "the labels (label-column)"),
     ],
 )
 def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear: str, tmp_path: Path) -> None:
     texts = {name: f"{name} number" for name in ("message", "answer")}
     rows = [{name: f"{texts[name]} {n}" if name in texts else f"{name}{n % 2}" for name in columns} for n in range(20)]
     write_rows(tmp_path / "a.jsonl", rows)
-    with pytest.raises(AttendropError, match=f"It is not clear what the {unclear} of"):
+    with pytest.raises(AttendropError, match=re.escape(f"a.jsonl hold {unclear}; name them, of")):
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")
 
 
@@ -166,3 +167,13 @@ def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_p
     lines = [f"{number},message {number} of a customer,{'billing' if number % 3 else 'login'}" for number in range(30)]
     (tmp_path / "data.csv").write_text("\n".join([f"id,message,{column}", *lines]))
     assert inspect_files(str(tmp_path / "data.csv")).label_column == column
+
+
+def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: Path, capsys: Captured) -> None:
+    lines = [f"message {n} of a customer,{'abc'[n % 3]},{'xy'[n % 2]},2026-0{n % 3 + 1}" for n in range(30)]
+    (tmp_path / "data.csv").write_text("\n".join(["text,thema,kanal,monat", *lines]))
+    assert cli.main(["inspect", str(tmp_path / "data.csv")]) == 0
+    assert "- The labels may also be in 'thema': name their column with --label-column." in capsys.readouterr().out
+    given = inspect_files(str(tmp_path / "data.csv"), label_column="thema")
+    assert {column.name: column.role for column in given.columns}["monat"] == "date"
+    assert "label_column" not in given.doubts()

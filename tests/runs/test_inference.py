@@ -266,3 +266,16 @@ def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: 
     found = evaluate(str(run), Source(file=str(write_rows(tmp_path / "in.csv", 10))))
     assert found["predicted"] == {"yes": 10}
     assert "The model predicts one class for all 10 rows: yes." in caplog.text
+
+
+def test_scores_of_training_rows_are_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, rows = save_run(tmp_path / "run", ["text"]), write_rows(tmp_path / "in.csv", 10)
+    told = "in.csv is the file that the model was trained on"
+    evaluate(str(run), Source(file=str(rows)))
+    assert told not in caplog.text
+    for file in ("run.json", "metrics.json"):
+        content = json.loads((run / file).read_text())
+        content["config"]["train_file"] = str(rows)
+        (run / file).write_text(json.dumps(content))
+    evaluate(str(run), Source(file=str(tmp_path / "." / "in.csv")))
+    assert told in caplog.text

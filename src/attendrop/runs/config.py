@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, asdict, dataclass
 from functools import cached_property
@@ -303,15 +304,15 @@ class RunConfig:
             object.__setattr__(self, "text_columns", texts)
             object.__setattr__(self, "label_column", label)
             labelled = labelled or label is not None
-        if missing := [
-            name for name, given in (("text-columns", self.text_columns), ("label-column", labelled)) if not given
-        ]:
+        missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
+        if any(missing.values()):
             from attendrop.tasks.table_files import column_names
 
-            columns = ", ".join(map(repr, column_names(file)))
-            raise AttendropError(
-                f"It is not clear what the {' and the '.join(missing)} of {file} are; give them, of {columns}."
-            )
+            held = " and ".join(name for name in missing if missing[name])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the reader of the run warns
+                columns = ", ".join(map(repr, column_names(file)))
+            raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.")
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):

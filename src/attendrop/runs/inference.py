@@ -87,6 +87,7 @@ def evaluate(
                 values += chunk.columns[name]
         rows.check_known()
         rows.write_skipped()
+        _warn_of_training_rows(model, source)
         every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
         scores = compute_scores(rows.task, every, labels)
         predicted = (model.head if rows.reading is None else head).predicted_counts(every)
@@ -102,6 +103,16 @@ def evaluate(
             "groups": group_scores(rows.task, every, labels, groups),
             **analysis,
         }
+
+
+def _warn_of_training_rows(model: _Model, source: Source) -> None:
+    given, trained = source.file, model.options.get("train_file")
+    if given and trained and {*map(Path.resolve, files_of(given))} & {*map(Path.resolve, files_of(trained))}:
+        logger.warning(
+            "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how well "
+            "it does on new ones.",
+            given,
+        )
 
 
 def _report(model: _Model, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]) -> dict[str, Any]:

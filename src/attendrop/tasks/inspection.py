@@ -41,7 +41,7 @@ _NAMES = {
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT = 3  # words, on average
@@ -66,6 +66,7 @@ class Inspection:
     evaluated: Table | None  # those of the evaluation file, if there is one
     text_columns: tuple[str, ...]  # that are read as texts
     label_column: str | None  # that is read as labels; None if none looks like it
+    other_label_columns: tuple[str, ...]  # that might as well be, where it was not given
     label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
     labels: dict[str, int]  # rows of each label; none if there are no classes
     notes: tuple[str, ...]  # what the readers warn of, such as rows between stray quotes
@@ -158,8 +159,10 @@ def inspect_files(
         meanings = {} if label_map is None else read_label_map(label_map)
     usual_texts, usual_label = default_columns(str(train_file))
     label_column, texts = label_column or usual_label, tuple(text_columns) or usual_texts
+    candidates: list[str] = []
     if label_column is None and (label_type == "auto" or not texts):
-        label_column = next(iter(_label_columns(table, texts)), None)
+        candidates = _label_columns(table, texts)
+        label_column = next(iter(candidates), None)
     texts = texts or next(iter(_text_columns(table, label_column)), ())
     for each in (table, *evaluated):
         for name in (*texts, *(() if label_column is None else (label_column,))):
@@ -170,7 +173,8 @@ def inspect_files(
     table, *evaluated = (as_meant(each, label_column, meanings, kind) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
     notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
-    return Inspection(table, next(iter(evaluated), None), texts, label_column, kind, labels, notes, bad)
+    read = next(iter(evaluated), None)
+    return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, bad)
 
 
 def clear_columns(
@@ -226,6 +230,9 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "without_label", f"{counted(missing, 'row')} without a label."
     if groups := "; ".join(counts_of({label: found.labels[label] for label in group}) for group in found.variants):
         yield "variants", f"Labels that may be the same: {groups}."
+    if found.other_label_columns:
+        others = " or ".join(map(repr, found.other_label_columns))
+        yield "label_column", f"The labels may also be in {others}: name their column with --label-column."
     if len(found.labels) == 1:
         yield "one_label", f"All rows have the same label, {next(iter(found.labels))!r}."
     elif rare := list(found.labels.values()).count(1):
@@ -244,8 +251,8 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         evaluated, rows = found.evaluated, _plain_texts(found.evaluated, found.text_columns)
         if known := sum(row in labels_of for row in rows):
             yield "in_both", f"{known} of {len(rows)} rows of {evaluated.path} have a text that is here, too."
-        others = _labels(evaluated, found.label_column, found.label_type)
-        if unknown := {label: count for label, count in others.items() if label not in found.labels}:
+        theirs = _labels(evaluated, found.label_column, found.label_type)
+        if unknown := {label: count for label, count in theirs.items() if label not in found.labels}:
             yield "unknown_labels", f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."
     for role in (EMPTY, CONSTANT):
         if names := [column.name for column in found.columns if column.role == role]:
