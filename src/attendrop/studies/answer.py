@@ -21,7 +21,7 @@ from attendrop.studies.method_rows import (
     scored_unlike,
 )
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import Words, cost, ends, interval, number, p_text
+from attendrop.studies.words import Words, cost, ends, interval, number, opening, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
 from attendrop.wording import counted
 
@@ -71,8 +71,9 @@ class Answer:
     @property
     def decision(self) -> tuple[str, str]:
         """The decision in a sentence, and its reason, which may be empty."""
-        first, point, reason = self.sentences[0].partition(". ")
-        return first + point.rstrip(), reason
+        use = next((row for row in self.rows if row.label == self.use), None)
+        before, decision, reason = self.sentences[0].partition(opening(use))
+        return before + decision, reason.lstrip()
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
