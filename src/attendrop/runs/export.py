@@ -19,8 +19,7 @@ from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, o
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.baseline_export import export_baseline
 from attendrop.runs.baseline_models import baseline_config, is_baseline, load_baseline
-from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
 from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
@@ -74,7 +73,7 @@ def export_run(
     baseline = load_baseline(Path(run_dir)) if is_baseline(run_dir) else None
     model: Any
     if baseline is None:
-        model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+        model, tokenizer = load_run_model(run_dir)
         head_of_model(model.config).refuse("export")
     else:
         model, tokenizer = baseline.encoder, baseline.tokenizer
