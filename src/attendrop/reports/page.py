@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-# Of a page.
+# Maximum size of an HTML page, in bytes.
 MOST_BYTES = 6_000_000
 _TEMPLATES = Path(__file__).parent / "templates"
 _ENVIRONMENT = Environment(

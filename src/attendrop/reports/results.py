@@ -17,7 +17,7 @@ from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
-# In what the runs of one setting may differ.
+# Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
     "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "

@@ -1,4 +1,4 @@
-"""What a finished run's method drops: training steps are repeated on some rows, and what is dropped is counted."""
+"""Count what a finished run's method drops, by replaying training steps on some rows without updates."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RecordedDrops:
 def record_run_drops(
     run_dir: str, source: RowSource, on_batch: Callable[[int, int], None] | None = None
 ) -> RecordedDrops:
-    """Repeat training steps of a finished run's method on some rows, without training.
+    """Replay training steps of a finished run's method on some rows, without updates.
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
     steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method

@@ -1,4 +1,4 @@
-"""Folder of a run: its files, who owns them, its lock, and checks before it is resumed or replaced.
+"""Folder of a run: its files, which of them the run wrote, its lock, and checks before it is resumed or replaced.
 
 ``run.json`` has the options of the run and the SHA-256 of the files that it wrote; it exists from the first step on.
 ``metrics.json`` is written last: a folder that has it holds a finished run. A run that replaces another one is trained

@@ -28,7 +28,7 @@ from attendrop.wording import counted
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
-# Beside these, of the rows that are unlike the training rows.
+# Further columns, for the rows that are unlike the training rows.
 SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
 # Attributes that are their own JSON values.
 _ABOUT = ("task", "model", "metric", "scored_on", "margin")

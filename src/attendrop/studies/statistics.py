@@ -22,7 +22,7 @@ ALPHA = 0.05
 POWER = 0.8
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
 ROUNDING = 1e-12
-# No plan asks for more seeds, or rows, than this.
+# Maximum number of seeds, and of rows, of a plan.
 MANY_SEEDS = 1000
 MANY_ROWS = 1_000_000
 
@@ -124,7 +124,7 @@ class CrossedMean:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would show a difference ``effect`` with a probability of 0.8.
+    """Number of seeds or rows that would show a difference ``effect`` with a power of 0.8.
 
     Attributes:
         more_seeds: Number of further seeds on the same rows; None: no number is enough.

@@ -1,4 +1,4 @@
-"""The words of a verdict, for all places that show it, and how figures are written beside them."""
+"""Wording of verdicts, and format of the figures beside them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BASELINES = {
     "frozen": "the linear model on the frozen encoder",
     "setfit": "the linear model on an encoder that was trained on pairs",
 }
-# Scores that are the fraction of what a model gets right.
+# Metrics that are the fraction of right answers.
 _FRACTIONS_RIGHT = ("accuracy", "exact_match")
 _ERROR = "neg_"
-# From here on a difference is told of 100, below of 1,000.
+# Differences from here on are given as a number out of 100 rows, smaller ones out of 1,000.
 _OF_HUNDRED = 0.0195
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
