@@ -17,6 +17,8 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
+from attendrop.files.output_files import finite
+
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
 POWER = 0.8
@@ -37,8 +39,7 @@ class Estimate:
 
     def ends(self, name: str) -> dict[str, float | None]:
         """Return the ends as JSON values; None for one that is infinite, or not known."""
-        ends = {f"{name}_low": self.low, f"{name}_high": self.high}
-        return {end: value if math.isfinite(value) else None for end, value in ends.items()}
+        return {f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
 
     @classmethod
     def from_ends(cls, value: float, low: float | None, high: float | None) -> Self:
