@@ -41,10 +41,15 @@ class Estimate:
         """Return the ends as JSON values; None for one that is infinite, or not known."""
         return {f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
 
+    def as_dict(self, name: str) -> dict[str, float | None]:
+        """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
+        return {name: finite(self.value), **self.ends(name)}
+
     @classmethod
-    def from_ends(cls, value: float, low: float | None, high: float | None) -> Self:
-        """Read an estimate from JSON values."""
-        return cls(float(value), -math.inf if low is None else low, math.inf if high is None else high)
+    def from_dict(cls, record: Mapping[str, Any], name: str) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        low, high = record[f"{name}_low"], record[f"{name}_high"]
+        return cls(float(record[name]), -math.inf if low is None else low, math.inf if high is None else high)
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,8 @@ class PairedDifference:
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Read it from a row of ``answer.json``."""
         values, parts = tuple(map(float, record["differences"])), record.get("components")
-        mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
-        return cls(values, mean_interval(values), mean, record["p"], None if parts is None else CrossedMean(**parts))
+        components = None if parts is None else CrossedMean(**parts)
+        return cls(values, mean_interval(values), Estimate.from_dict(record, "difference"), record["p"], components)
 
     @property
     def n(self) -> int:

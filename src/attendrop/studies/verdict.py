@@ -66,9 +66,19 @@ class BaselineLead:
     lead: Estimate
     p_holm: float | None
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model is shown to be ahead."""
+        return self.p_holm is not None and self.p_holm <= ALPHA and self.lead.value > 0
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON values; an infinite end of an interval is None."""
-        return {"seeds": self.seeds, **_lead_dict(self.lead), "p_holm": self.p_holm}
+        return {"seeds": self.seeds, **self.lead.as_dict("value"), "p_holm": self.p_holm}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        return cls(found["seeds"], Estimate.from_dict(found, "value"), found["p_holm"])
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class Verdict:
         return {
             **{name: getattr(self, name) for name in _TEXTS},
             **{name: list(getattr(self, name)) for name in _LABELS},
-            "lead": None if self.lead is None else _lead_dict(self.lead),
+            "lead": None if self.lead is None else self.lead.as_dict("value"),
             "plan": None if self.plan is None else asdict(self.plan),
             "among": None if self.among is None else self.among.as_dict(),
             "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
@@ -133,21 +143,11 @@ class Verdict:
         known |= {name: tuple(found[name]) for name in _LABELS if name in found}
         return cls(
             **known,
-            lead=lead and _read_lead(lead),
+            lead=lead and Estimate.from_dict(lead, "value"),
             plan=plan and Plan(**{**plan, "together": together and tuple(together)}),
             among=among and cls.from_dict(among),
-            baseline_leads={
-                label: BaselineLead(each["seeds"], _read_lead(each), each["p_holm"]) for label, each in leads.items()
-            },
+            baseline_leads={label: BaselineLead.from_dict(each) for label, each in leads.items()},
         )
-
-
-def _lead_dict(lead: Estimate) -> dict[str, float | None]:
-    return {"value": lead.value, **lead.ends("value")}
-
-
-def _read_lead(found: Mapping[str, Any]) -> Estimate:
-    return Estimate.from_ends(found["value"], found["value_low"], found["value_high"])
 
 
 def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
@@ -216,19 +216,15 @@ class _Judging:
         leads = {row.label: lead for row in self.tuned if (lead := row.versus(baseline)) is not None}
         if not leads:
             return verdict
-        p_values = self._corrected(leads)
-        compared = {
-            label: BaselineLead(lead.n, lead.mean, None if lead.p_value is None else p_values.get(label))
-            for label, lead in leads.items()
-        }
-        return replace(self._against(verdict, baseline, leads, p_values), baseline_leads=compared)
+        tested = self._tested(leads)
+        return replace(self._against(verdict, baseline, leads, tested), baseline_leads=tested)
 
     def _against(
         self,
         verdict: Verdict,
         baseline: MethodRow,
         leads: Mapping[str, PairedDifference],
-        p_values: Mapping[str, float],
+        tested: Mapping[str, BaselineLead],
     ) -> Verdict:
         enough = min(MIN_SEEDS, max(lead.n for lead in leads.values()))
         leader = max((row for row in self.tuned if row.label in leads and leads[row.label].n >= enough), key=_gain)
@@ -238,7 +234,8 @@ class _Judging:
                 return replace(verdict, baseline=baseline.label)
             why: Why = "few seeds" if lead.n < MIN_SEEDS else "no row scores"
             return replace(self._pair("too few seeds", None, why, leader, baseline), among=verdict)
-        ahead = self._ahead(leads, p_values)
+        ahead = [row for row in self.tuned if row.label in leads and tested[row.label].is_shown]
+        ahead = [row for row in ahead if not self._is_within(leads[row.label])]
         used = next((row for row in self.tuned if row.label == verdict.use), self.tuned[0])
         if used in ahead:
             return replace(verdict, baseline=baseline.label)
@@ -276,20 +273,16 @@ class _Judging:
         alpha = ALPHA / max(1, len(self.tuned) - (not incumbent.is_baseline))
         return replace(found, plan=lead.components.plan(effect, alpha, MIN_SEEDS))
 
-    def _corrected(self, leads: Mapping[str, PairedDifference]) -> dict[str, float]:
-        """Return the p values of leads over a baseline from enough seeds.
+    def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
+        """Return the leads over a baseline with their p values, where there are enough seeds.
 
         Methods are corrected for their number. The reference is not: it was not chosen among them.
         """
-        known = {label: lead for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        p_values = {label: 1.0 if lead.p_value is None else lead.p_value for label, lead in known.items()}
+        known = {label: lead.p_value for label, lead in leads.items() if lead.n >= MIN_SEEDS}
         methods = [row.label for row in self.tuned[1:] if row.label in known]
-        return p_values | dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
-
-    def _ahead(self, leads: Mapping[str, PairedDifference], p_values: Mapping[str, float]) -> list[MethodRow]:
-        """List the fine-tuned models that are shown to be ahead of a baseline."""
-        shown = [row for row in self.tuned if p_values.get(row.label, 1) <= ALPHA and leads[row.label].mean.value > 0]
-        return [row for row in shown if not self._is_within(leads[row.label])]
+        corrected = holm([1.0 if (p := known[label]) is None else p for label in methods])
+        p_holm = known | {label: p for label, p in zip(methods, corrected, strict=True) if known[label] is not None}
+        return {label: BaselineLead(lead.n, lead.mean, p_holm.get(label)) for label, lead in leads.items()}
 
     def _cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
         """Choose the cheapest of the methods whose lead over another is within the margin of the largest."""
