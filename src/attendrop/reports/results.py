@@ -146,10 +146,9 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
-    kept = read_overall(folder / ANSWER) if recorded else None
-    overall = (
-        overall_rows({each.name: each.answer for each in settings}) if kept is None and len(settings) > 1 else kept
-    )
+    overall = read_overall(folder / ANSWER) if recorded else None
+    if overall is None and len(settings) > 1:
+        overall = overall_rows({each.name: each.answer for each in settings})
     return Results(folder, tuple(settings), overall or (), tuple(notes))
 
 
