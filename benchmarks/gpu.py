@@ -26,7 +26,6 @@ PACKAGES = (
     "accelerate",
     "filelock",
     "scipy",
-    "optuna",
     "pytest",
     "pytest-xdist",
     "hypothesis",

@@ -191,8 +191,8 @@ def test_texts_in_windows_are_told_by_rows_and_windows(
         ("finetune", ["--csv", "/nowhere/x.csv"], "cannot be written"),
         ("first", ["--file", "/nowhere/x.csv"], "/nowhere/x.csv"),
         ("model", [], "holds no finished run"),
-        ("without", [], "kept no model, with which what it drops could be recorded"),
-        ("without", ["--probe"], "kept no model to probe"),
+        ("without", [], "kept no model, only its scores"),
+        ("without", ["--probe"], "kept no model, only its scores"),
     ],
 )
 def test_mistakes_are_one_sentence(

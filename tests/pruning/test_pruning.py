@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
+from attendrop.files.model_files import PRUNED_CONFIG
 from attendrop.pruning.comparison import Difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.export import onnx_model
@@ -36,7 +37,6 @@ from attendrop.pruning.selection import (
     parse_selection,
     undecided_message,
 )
-from attendrop.pruning.serialization import CONFIG
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
 
 DEEP = {"num_hidden_layers": 3}
@@ -501,12 +501,12 @@ def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
     weights.write_bytes(content[: len(content) // 2])
     with pytest.raises(AttendropError, match="cannot be read"):
         load(tmp_path)
-    config = json.loads((tmp_path / CONFIG).read_text())
+    config = json.loads((tmp_path / PRUNED_CONFIG).read_text())
     for architecture in ("AutoModel", "pipeline", None):
-        (tmp_path / CONFIG).write_text(json.dumps(config | {"architecture": architecture}))
+        (tmp_path / PRUNED_CONFIG).write_text(json.dumps(config | {"architecture": architecture}))
         with pytest.raises(AttendropError, match="unknown class"):
             load(tmp_path)
-    (tmp_path / CONFIG).write_text("{")
+    (tmp_path / PRUNED_CONFIG).write_text("{")
     with pytest.raises(AttendropError, match="not valid JSON"):
         load(tmp_path)
 

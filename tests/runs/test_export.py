@@ -23,6 +23,7 @@ from attendrop import cli
 from attendrop.runs.export import _onnx_logits
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.prune import prune_run
+from attendrop.runs.run_folder import keeps_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -73,6 +74,7 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert re.search(
         r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of the difference: ", said
     )
+    assert keeps_model(folder / "light")  # so that it can be pushed
     assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1

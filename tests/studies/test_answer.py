@@ -253,11 +253,12 @@ def test_the_figures_follow_the_decision() -> None:
     assert sentences(runs("ad-drop", AHEAD, 210), runs("tfidf", LOW, 5), runs("majority", [0.013] * 5))[1:] == (
         "On new rows, ad-drop minus plain fine-tuning is +0.013 [+0.004, +0.022]; ahead in 5 of 5 seeds, p = 0.015 "
         "(Holm); it takes 2.1x the time.",
-        "On new rows, ad-drop minus tfidf is +0.223 [+0.212, +0.234]; tfidf takes 0.05x the time of plain fine-tuning.",
+        "On new rows, ad-drop minus tfidf is +0.223 [+0.212, +0.234]; ahead in 5 of 5 seeds, p < 0.0001 (Holm); tfidf "
+        "takes 0.05x the time of plain fine-tuning.",
     )
     assert sentences(runs("frozen", EQUAL, 5))[1:] == (
-        "On new rows, plain fine-tuning minus frozen is +0.001 [+0.000, +0.002]; frozen takes 0.05x the time of plain "
-        "fine-tuning.",
+        "On new rows, plain fine-tuning minus frozen is +0.001 [+0.000, +0.002]; ahead in 4 of 5 seeds, p = 0.034; "
+        "frozen takes 0.05x the time of plain fine-tuning.",
         "Among the fine-tuned models it would be plain fine-tuning. No other method was run.",
     )
 
@@ -271,7 +272,10 @@ def test_a_method_that_alone_is_ahead_of_the_baseline_is_recommended() -> None:
     assert (found.verdict.kind, found.use) == ("method", "ad-drop")
     first, own, others, among, _ = found.sentences
     assert first.startswith("Use ad-drop. Unlike plain fine-tuning, it is shown to be ahead of the linear model on the")
-    assert own == "On new rows, ad-drop minus frozen is +0.006 [+0.005, +0.007]."
+    assert (
+        own
+        == "On new rows, ad-drop minus frozen is +0.006 [+0.005, +0.007]; ahead in 5 of 5 seeds, p = 0.00018 (Holm)."
+    )
     assert others.startswith("On new rows, plain fine-tuning minus frozen is +0.001 [-")
     assert others.endswith("; frozen takes 0.05x the time of plain fine-tuning.")
     assert among.startswith("Among the fine-tuned models it would be plain fine-tuning. No other method here is told")
@@ -294,6 +298,17 @@ def test_plain_fine_tuning_takes_the_place_of_a_method_that_is_not_ahead_of_the_
     assert (found.verdict.kind, found.use) == ("reference", "finetune")
     assert found.sentences[0].startswith("Use plain fine-tuning. Unlike drophead, it is shown to be ahead of")
     assert "Where the time of training counts for more than 0.005, use frozen." in found.sentences
+
+
+def test_the_p_value_against_the_baseline_is_told_with_the_interval_that_it_corrects() -> None:
+    """Of two methods, the better one's interval is above 0, and its p value above 0.05 after Holm's correction."""
+    frozen = [score - less for score, less in zip(AHEAD, (0.004, 0.021, 0.002, 0.014, 0.016), strict=True)]
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("r-drop", UNCLEAR), *runs("frozen", frozen, 10)])
+    assert (found.use, found.verdict.why) == ("frozen", "undecided")
+    assert "Fine-tuning is not shown to pay here" in found.sentences[0]
+    assert found.sentences[1].startswith(
+        "On new rows, ad-drop minus frozen is +0.011 [+0.001, +0.021]; ahead in 5 of 5 seeds, p = 0.07 (Holm)"
+    )
 
 
 # Pairs, failures and odd scores --------------------------------------------------------------------------------------
@@ -449,12 +464,41 @@ def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     method = found["methods"][1]
     assert method["differences"] == pytest.approx([0.007, 0.023, 0.012, 0.006, 0.017])
     assert (method["ahead"], method["pairs"], method["components"]["rows"]) == (1, 5, 3000)
-    for count in (5, 1):  # an interval of one seed is infinite
-        each = answer(runs("finetune", PLAIN[:count]) + runs("ad-drop", AHEAD[:count]))
+    unclear = [*FINETUNE, *runs("ad-drop", AHEAD), *runs("mixout", BEHIND), *runs("frozen", NOISY)]
+    for each in (
+        FOUND,
+        answer(unclear),
+        answer(runs("finetune", PLAIN[:1]) + runs("ad-drop", AHEAD[:1])),  # an interval of one seed is infinite
+    ):
         (tmp_path / "answer.json").write_text(json.dumps(each.as_dict(), allow_nan=False))
         assert read_answers(tmp_path / "answer.json") == {"": each}
     (tmp_path / "answer.json").write_text(json.dumps({"settings": {"a": found, "b": found}}))
     assert list(read_answers(tmp_path / "answer.json") or {}) == ["a", "b"]
+
+
+def test_a_decision_follows_from_json_alone() -> None:
+    """Plain fine-tuning and one method are ahead of the baseline, and the method of plain fine-tuning."""
+    few = runs("mixout", AHEAD[:3])
+    every = [*FINETUNE, *runs("ad-drop", AHEAD), *runs("drophead", BEHIND), *few, *runs("majority", LOW)]
+    found = json.loads(json.dumps(answer(every).as_dict()))
+    assert (found["use"], found["why"], found["baseline"], found["among"]) == ("ad-drop", "ahead", "majority", None)
+    assert (found["behind"], found["not_judged"], found["also_ahead"]) == (["drophead"], ["mixout"], [])
+    leads = found["baseline_leads"]
+    p_values = {label: each["p_holm"] for label, each in leads.items()}
+    assert p_values["mixout"] is None and leads["mixout"]["seeds"] == 3  # too few to be tested
+    ahead = [label for label, p in p_values.items() if p is not None and p <= 0.05 and leads[label]["value_low"] > 0]
+    assert ahead == ["finetune", "ad-drop", "drophead"]
+
+    found = answer([*every, *runs("frozen", HIGH)]).as_dict()
+    assert (found["use"], found["why"], found["baseline"]) == ("frozen", "behind", None)
+    assert (found["incumbent"], found["among"]["use"], found["among"]["why"]) == ("frozen", "ad-drop", "ahead")
+
+
+def test_the_decision_ends_where_its_reason_begins() -> None:
+    named = [run | {"label": "No. 3"} for run in runs("ad-drop", AHEAD)]
+    decision, reason = answer([*FINETUNE, *named]).decision
+    assert (decision, reason[:7]) == ("Use No. 3.", "It gets")
+    assert answer(named).decision == ("No recommendation: no run of the reference has a score.", "")
 
 
 def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attendrop.files.output_files import write_text
+from attendrop.files.output_files import finite, write_text
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.drop_patterns import ALL, DropPatterns, Share, plot_drops
 from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
@@ -122,8 +123,5 @@ def _interval(share: Share) -> str:
     return "unknown" if math.isnan(share.low) else f"{share.low:.1%} to {share.high:.1%}"
 
 
-def _plain(share: Share | None) -> dict[str, float | int | None] | None:
-    if share is None:
-        return None
-    low, high = (None if math.isnan(end) else end for end in (share.low, share.high))
-    return {"positions": share.positions, "share": share.share, "low": low, "high": high}
+def _plain(share: Share | None) -> Any:
+    return None if share is None else finite(asdict(share))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_text
+from attendrop.files.output_files import finite, write_text
 from attendrop.reports.probe import DIRECTIONS, ProbeResult, RunProbe, plot_probe, probe_run
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.run_folder import adding, writable
@@ -63,9 +62,9 @@ def show_probe(
 
 
 def _plain(result: ProbeResult, score: float) -> dict[str, Any]:
-    ends = {name: None if math.isnan(end) else end for name, end in (("low", result.low), ("high", result.high))}
     about = {"layer": result.layer, "rate": result.rate, "direction": result.direction, "score": score}
-    return about | {"loss": result.loss, "change": result.change, **ends}
+    low, high = finite(result.low), finite(result.high)
+    return about | {"loss": result.loss, "change": result.change, "low": low, "high": high}
 
 
 def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:

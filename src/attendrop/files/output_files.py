@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,15 @@ _TOLD_OF_FULL_DISK = ("os error 28", "PytorchStreamWriter failed", "unexpected p
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinite numbers, which JSON does not have, by None; also within mappings and lists."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, content: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import PRUNED_CONFIG
 from attendrop.pruning.constant_attention import (
     HeldAttention,
     held_attention,
@@ -25,7 +26,6 @@ from attendrop.pruning.constant_attention import (
 from attendrop.pruning.families import encoder_layers, encoder_layers_path, family_of, has_fast_form, reads_first_token
 from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.serialization import (
-    CONFIG,
     WEIGHTS,
     is_adapter,
     is_pruned,
@@ -156,7 +156,7 @@ class PrunedModel(nn.Module):
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / PRUNED_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
         save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -181,7 +181,7 @@ def load(folder: str | Path) -> Any:
         saved = read_json(folder / "config.json")
         cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
         return cls.from_pretrained(folder, use_safetensors=True).eval()
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / PRUNED_CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))
     if config.get("form") == "held":

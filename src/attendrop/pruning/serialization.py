@@ -15,18 +15,16 @@ from transformers import PreTrainedConfig
 
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, resolve_model
+from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG, resolve_model
 from attendrop.files.output_files import write_text
 from attendrop.model_support.models import transformers_model
 
-# Not config.json, so that transformers raises an error instead of loading an incomplete model.
-CONFIG = "pruned_config.json"
 WEIGHTS = "model.safetensors"
 
 
 def is_pruned(folder: str | Path) -> bool:
     """Tell whether a folder holds a pruned model that transformers alone does not load."""
-    return (Path(folder) / CONFIG).is_file()
+    return (Path(folder) / PRUNED_CONFIG).is_file()
 
 
 def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:

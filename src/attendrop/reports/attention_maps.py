@@ -45,7 +45,7 @@ def assumed_targets(
     return head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
 
 
-# The latter is joint, with 8 Gauss-Legendre nodes.
+# Integrated gradients are joint over the layers, with 8 Gauss-Legendre nodes.
 ATTRIBUTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "gradient": gradient_attribution,
     "integrated_gradient": integrated_gradient_attribution,

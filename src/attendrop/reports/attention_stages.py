@@ -16,11 +16,10 @@ from attendrop.model_support.devices import compute_device
 from attendrop.pruning.serialization import is_pruned
 from attendrop.reports.attention_maps import DropSettings
 from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs
-from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import check_finished
+from attendrop.runs.finished_run import check_finished, check_keeps_model, load_run_model
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
-from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
+from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
@@ -119,12 +118,8 @@ def _of_model(name: str, method: Method, seed: int) -> Stages:
 def _of_run(folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int) -> Stages:
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     metrics = read_metrics(folder) or {}
-    if not keeps_model(folder) and not is_baseline(folder):
-        raise AttendropError(
-            f"The run in '{folder}' kept no model, only its scores; train one with `attendrop train --config "
-            f"{folder}/run.yaml`."
-        )
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    check_keeps_model(str(folder))
+    model, tokenizer = load_run_model(str(folder))
     head = head_of_model(model.config)
     task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)

@@ -22,9 +22,9 @@ from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
 
 _STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
-# A shorter maximum length is not advised.
+# Minimum of the maximum length that is advised, in tokens.
 _LEAST_TOKENS = 8
-# Of a page of that length, as a fraction of what it may have: base64 is padded, and predictions change.
+# Fraction of the size of a page that is left free: base64 is padded, and predictions change.
 _SPARE = 0.01
 logger = logging.getLogger(__name__)
 

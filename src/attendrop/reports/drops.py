@@ -1,4 +1,4 @@
-"""What a method drops in attention: its passes of a training step are run and watched, without training."""
+"""Record which attention positions a method drops, by replaying its training passes without updates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from attendrop.runs.run_folder import read_metrics
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
 
-# Of what a method may act on, see MethodInfo, that by which it can drop positions of attention.
+# What a method acts on, see MethodInfo, if it can drop positions of attention.
 IN_ATTENTION = frozenset({"scores", "weights", "heads", "layers"})
 
 
@@ -193,7 +193,7 @@ def record_drops(
 
 
 class WatchedPlan(CombinedPlan):
-    """Plan that does what another does, and records what is dropped.
+    """Plan that wraps another one, and records what it drops.
 
     Dropped is a position whose score the plan drops, whose weight it multiplies by less than half of the largest factor
     in the layer, or whose head it sets to zero; and all positions of a layer with constant attention, or that is

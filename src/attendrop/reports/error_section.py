@@ -1,4 +1,4 @@
-"""The page's section on what the recommended model gets wrong."""
+"""Section of the page on the errors of the recommended model."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.reports.figures import picture_file, run_title
-from attendrop.runs.run_folder import read_metrics
+from attendrop.runs.finished_run import read_finished
 from attendrop.wording import counted
 
 _DECIMALS = 6
@@ -89,9 +89,7 @@ def read(folder: Path) -> Patterns:
     Raises:
         AttendropError: There is no such run, it trained with another method, or it took no dropout step.
     """
-    metrics = read_metrics(folder)
-    if metrics is None:
-        raise AttendropError(f"'{folder}' holds no finished run; name the folder of one.")
+    _, metrics = read_finished(str(folder))
     if AttendOut.name not in metrics["method"].split("+"):
         raise AttendropError(
             f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "

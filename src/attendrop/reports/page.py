@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,7 +18,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-# Of a page.
+from attendrop.files.output_files import finite
+
+# Maximum size of an HTML page, in bytes.
 MOST_BYTES = 6_000_000
 _TEMPLATES = Path(__file__).parent / "templates"
 _ENVIRONMENT = Environment(
@@ -93,7 +94,7 @@ def render_page(
 
 def script_json(value: Any) -> Markup:
     """Write a value as JSON that may stand in a ``<script>`` element; NaN and infinite numbers become null."""
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPES))
 
 
@@ -105,12 +106,3 @@ def _source(name: str) -> Markup:
 def _hash(script: str) -> str:
     """Hash a script as a Content-Security-Policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

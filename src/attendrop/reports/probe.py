@@ -32,7 +32,6 @@ from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.reports.figures import picture_file, run_title
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.run_folder import keeps_model
 from attendrop.studies.statistics import mean_interval
 from attendrop.tasks.long_texts import DOCUMENT, document_means
 from attendrop.tasks.metrics import compute_scores
@@ -260,17 +259,10 @@ def probe_run(
         AttendropError: There is no finished run, it kept no model, its data changed, or it has no rows that it was not
             trained on.
     """
-    if not keeps_model(run_dir) and Path(run_dir).is_dir():
-        raise AttendropError(f"The run in '{run_dir}' kept no model to probe; name the folder of one that did.")
     run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
     run.task.head.refuse("patterns --probe")
-    name = "dev" if "dev" in run.parts.report else run.chosen_on
-    if name is None:
-        raise AttendropError(
-            f"The run in '{run_dir}' has no labelled rows that it was not trained on; train it with an eval-file, or "
-            "with --no-refit."
-        )
-    rows = run.parts.selection if name == "selection" else run.parts.report[name]
+    run.check_held_out()
+    name, rows = ("dev", run.parts.report["dev"]) if "dev" in run.parts.report else ("selection", run.parts.selection)
     assert rows is not None
     part = run.encoded(subset(rows, source.rows, run.config.seed))
     run.model.to(compute_device(source.device))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ _LONGEST_SLUG = 60
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """Written report.
 
     Attributes:
         files: Names of the files, the page first.

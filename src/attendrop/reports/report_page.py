@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 import attendrop
+from attendrop.files.output_files import finite
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.attention_section import PartOfSize
 from attendrop.reports.charts import SCORES
@@ -215,7 +215,7 @@ def _runs_table(details: Sequence[RunDetails], kept: int, *, several: bool) -> S
     rows = []
     for place, each in enumerate(details):
         metrics = each.run.metrics
-        steps, seconds = metrics.get("steps"), _finite(metrics.get("train_seconds"))
+        steps, seconds = metrics.get("steps"), finite(metrics.get("train_seconds"))
         rows.append(
             [
                 TableCell(each.run.label, each.run.label, each.identifier if place < kept else None),
@@ -280,7 +280,7 @@ def _run_details(results: Results) -> list[RunDetails]:
     found = []
     for count, (setting, run) in enumerate(runs, 1):
         metrics = run.metrics
-        selected = None if run.selects_on_reported else _finite(metrics.get("selection_score"))
+        selected = None if run.selects_on_reported else finite(metrics.get("selection_score"))
         values = [("folder", run.folder)]
         for part, scores in metrics["all_scores"].items():
             values += [(f"{part} {name}", _text(value)) for name, value in scores.items()]
@@ -288,7 +288,7 @@ def _run_details(results: Results) -> list[RunDetails]:
             values.append((f"{fit['metric']} on {fit['rows']} training rows", _text(fit["score"])))
         values += [(name, _text(value)) for name, value in flat_options(metrics["options"]).items()]
         values += [(name, value) for name, value in _options(run).items() if common.get(name) != value]
-        score = _finite(metrics.get("score"))
+        score = finite(metrics.get("score"))
         found.append(RunDetails(f"run-{count}", setting, run, score, selected, values, _curves(run)))
     return found
 
@@ -318,7 +318,7 @@ def _curves(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def _curve(name: str, values: Sequence[float | None]) -> tuple[str, str] | None:
-    known = [value for value in map(_finite, values) if value is not None]
+    known = [value for value in map(finite, values) if value is not None]
     if len(known) < 2:
         return None
     low, high = min(known), max(known)
@@ -330,10 +330,6 @@ def _curve(name: str, values: Sequence[float | None]) -> tuple[str, str] | None:
     )
     between = f", between {number(low)} and {number(high)}"
     return points, f"{name}: {number(known[0])} to {number(known[-1])} in {len(known)} epochs{between}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _text(value: Any) -> str:

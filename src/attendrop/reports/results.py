@@ -17,7 +17,7 @@ from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
-# In what the runs of one setting may differ.
+# Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
     "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "
@@ -146,10 +146,9 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
-    kept = read_overall(folder / ANSWER) if recorded else None
-    overall = (
-        overall_rows({each.name: each.answer for each in settings}) if kept is None and len(settings) > 1 else kept
-    )
+    overall = read_overall(folder / ANSWER) if recorded else None
+    if overall is None and len(settings) > 1:
+        overall = overall_rows({each.name: each.answer for each in settings})
     return Results(folder, tuple(settings), overall or (), tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""What a finished run's method drops: training steps are repeated on some rows, and what is dropped is counted."""
+"""Count what a finished run's method drops, by replaying training steps on some rows without updates."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from attendrop.reports.figures import run_title
 from attendrop.reports.token_types import TokenTypes
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.finished_run import FinishedRun, check_keeps_model, load_finished_run, load_run_model, read_finished
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
@@ -87,7 +85,7 @@ class RecordedDrops:
 def record_run_drops(
     run_dir: str, source: RowSource, on_batch: Callable[[int, int], None] | None = None
 ) -> RecordedDrops:
-    """Repeat training steps of a finished run's method on some rows, without training.
+    """Replay training steps of a finished run's method on some rows, without updates.
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
     steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
@@ -97,31 +95,24 @@ def record_run_drops(
     Raises:
         AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.
     """
-    folder = Path(run_dir)
-    run, metrics = read_run(folder), read_metrics(folder)
-    if run is None or metrics is None:
-        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+    run, metrics = read_finished(run_dir)
     config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
     title = run_title(metrics)
     method, patterns = acting_in_attention(config.regularizer), DropPatterns()
     if method is None:
         return RecordedDrops(title, None, 0, 0, "", patterns)
-    if not keeps_model(run_dir):
-        raise AttendropError(
-            f"The run in '{run_dir}' kept no model, with which what it drops could be recorded; train one with "
-            f"`attendrop train --config {run_dir}/run.yaml`."
-        )
+    check_keeps_model(run_dir)
     if source.file is None:
         trained = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
         model, tokenizer, columns = trained.model, trained.tokenizer, _training_columns(trained, source.rows)
     else:
-        model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+        model, tokenizer = load_run_model(run_dir)
         columns = _file_columns(model, tokenizer, config, source, source.file)
     head = head_of_model(model.config)
     count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
     head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
-    learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
+    learnt, types = Learnt.of_run(Path(run_dir)), TokenTypes(tokenizer)
     collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, o
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.baseline_export import export_baseline
 from attendrop.runs.baseline_models import baseline_config, is_baseline, load_baseline
-from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
 from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
@@ -74,46 +74,53 @@ def export_run(
     baseline = load_baseline(Path(run_dir)) if is_baseline(run_dir) else None
     model: Any
     if baseline is None:
-        model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+        model, tokenizer = load_run_model(run_dir)
         head_of_model(model.config).refuse("export")
     else:
         model, tokenizer = baseline.encoder, baseline.tokenizer
         baseline.head.refuse("export")
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
+    with _beside(target, overwrite=overwrite) as partial:
+        file = partial / target.name
+        if target.parent.resolve() != Path(run_dir).resolve():
+            if is_pruned(target.parent) or read_run(target.parent) is not None:
+                raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
+            if model is not None:
+                tokenizer.save_pretrained(partial)
+                stock_config(model.config).save_pretrained(partial)
+        if format == "torch":
+            export_torch(model, file)
+        else:
+            options = run_options(Path(run_dir))
+            read = {name: options.get(name) for name in ("max_length", "long_texts")}
+            metadata = {name: str(value) for name, value in read.items() if value is not None}
+            if baseline is None:
+                found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
+            else:
+                found["difference"] = export_baseline(baseline, baseline_config(Path(run_dir)), file, metadata)
+        if quantize is not None:
+            found["loss"] = _loss(run_dir, data_dir, file)
+    return found | {"bytes": target.stat().st_size}
+
+
+@contextmanager
+def _beside(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary folder, whose files are moved into that of ``target`` when the block ends without an error."""
     made = not target.parent.exists()
     target.parent.mkdir(exist_ok=True)
     try:
-        with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
-            file = Path(partial) / target.name
-            if target.parent.resolve() != Path(run_dir).resolve():
-                if is_pruned(target.parent) or read_run(target.parent) is not None:
-                    raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
-                if model is not None:
-                    tokenizer.save_pretrained(partial)
-                    stock_config(model.config).save_pretrained(partial)
-            if format == "onnx":
-                options = run_options(Path(run_dir))
-                read = {name: options.get(name) for name in ("max_length", "long_texts")}
-                metadata = {name: str(value) for name, value in read.items() if value is not None}
-                if baseline is None:
-                    found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
-                else:
-                    config = baseline_config(Path(run_dir))
-                    found["difference"] = export_baseline(baseline, config, file, metadata)
-            else:
-                export_torch(model, file)
-            if quantize is not None:
-                found["loss"] = _loss(run_dir, data_dir, file)
+        with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as name:
+            partial = Path(name)
+            yield partial
             if not overwrite:
-                _check_others(Path(partial), target)
-            share_permissions(Path(partial))
-            for path in Path(partial).iterdir():
+                _check_others(partial, target)
+            share_permissions(partial)
+            for path in partial.iterdir():
                 path.replace(target.parent / path.name)
     except BaseException:
         if made:
             shutil.rmtree(target.parent, ignore_errors=True)
         raise
-    return found | {"bytes": target.stat().st_size}
 
 
 def _target(output: str, name: str) -> Path:

@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.pruning.comparison import Array, Predictions
+from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, RUN, read_metrics, read_run
+from attendrop.runs.run_folder import METRICS, RUN, keeps_model, read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of, encode
 
@@ -50,6 +51,14 @@ class FinishedRun(ResolvedRun):
         """Return the encoded rows on which models are scored, by name."""
         held_out = {"selection": self.parts.selection} if self.chosen_on == "selection" else {}
         return {name: self.encoded(part) for name, part in (held_out | self.parts.report).items() if part is not None}
+
+    def check_held_out(self) -> None:
+        """Raise AttendropError if the run has no labelled rows that its model was not trained on."""
+        if self.chosen_on is None:
+            raise AttendropError(
+                f"The run in '{self.config.output_dir}' has no labelled rows that it was not trained on; train it with "
+                "an eval-file, or with --no-refit."
+            )
 
     def encoded(self, rows: Dataset) -> Dataset:
         """Tokenize rows as the run did."""
@@ -87,12 +96,8 @@ class FinishedRun(ResolvedRun):
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
-    folder = Path(run_dir)
-    run, metrics = read_run(folder), read_metrics(folder)
-    if run is None or metrics is None:
-        inner = _run_inside(folder)
-        hint = "name the folder of one." if inner is None else f"did you mean '{inner}'?"
-        raise AttendropError(f"'{run_dir}' holds no finished run; {hint}")
+    run, metrics = read_finished(run_dir)
+    check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
     resolved = resolve_run(config, run.get("decided"))
@@ -100,8 +105,31 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
         raise AttendropError(
             f"The data changed since the run in '{run_dir}': its selection split cannot be reproduced."
         )
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return FinishedRun(resolved.config, config, resolved.data, resolved.parts, metrics, model, tokenizer)
+    return FinishedRun(resolved.config, config, resolved.data, resolved.parts, metrics, *load_run_model(run_dir))
+
+
+def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read ``run.json`` and ``metrics.json``; raises AttendropError if the folder holds no finished run."""
+    run, metrics = read_run(Path(run_dir)), read_metrics(Path(run_dir))
+    if run is None or metrics is None:
+        inner = _run_inside(Path(run_dir))
+        hint = "name the folder of one." if inner is None else f"did you mean '{inner}'?"
+        raise AttendropError(f"'{run_dir}' holds no finished run; {hint}")
+    return run, metrics
+
+
+def check_keeps_model(run_dir: str) -> None:
+    """Raise AttendropError if a run kept its scores, and not its model."""
+    if not keeps_model(run_dir) and not is_baseline(run_dir):
+        raise AttendropError(
+            f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config "
+            f"{run_dir}/run.yaml`."
+        )
+
+
+def load_run_model(run_dir: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model in a run's folder, on the CPU, and its tokenizer."""
+    return load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
 
 
 def _run_inside(folder: Path) -> Path | None:

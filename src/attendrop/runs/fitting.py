@@ -1,4 +1,4 @@
-"""Fitting of a run's model to its training rows, or going on with it from a checkpoint."""
+"""Training of a run's model, from its start or resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def fit(
     callbacks: Sequence[TrainerCallback] = (),
     checkpoint_seconds: float | None = None,
 ) -> RunTrainer:
-    """Train a model, or go on from its last checkpoint; return the trainer, which knows how the head started.
+    """Train a model, or resume from its last checkpoint; return the trainer, which knows how the head started.
 
     After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
     record if this training may have begun before, otherwise empty. ``checkpoints`` are in ``place`` by default, one

@@ -1,4 +1,4 @@
-"""Starts of a new head: a linear model of frozen features (Kumar et al., 2022), also after a contrastive stage."""
+"""Initialisation of a new head by linear probing (Kumar et al., 2022), also after a contrastive stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any] | None:
-    """Fit a linear model to the features of the training rows, and start the model's last linear layer from it.
+    """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
     Nothing is random, and no random number is taken from the model's: with the same rows, all methods start alike.
 
@@ -117,7 +117,7 @@ def _features(
     rows: Dataset,
     batch_size: int,
 ) -> Array:
-    """Collect what enters the linear layer, ``(rows, features)``."""
+    """Collect the inputs of the linear layer, ``(rows, features)``."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def features_of(batch: dict[str, Tensor]) -> Array:

@@ -238,11 +238,7 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     run.task.head.refuse("prune")
     if "pruned" in run.metrics:
         raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
-    if run.chosen_on is None:
-        raise AttendropError(
-            f"The run in '{run_dir}' has no rows to choose on that it was not trained on; train it with --no-refit, or "
-            "with an eval-file."
-        )
+    run.check_held_out()
     run.model.to(compute_device(device))  # type: ignore[arg-type]
     return run
 

@@ -1,4 +1,4 @@
-"""Folder of a run: its files, who owns them, its lock, and checks before it is resumed or replaced.
+"""Folder of a run: its files, which of them the run wrote, its lock, and checks before it is resumed or replaced.
 
 ``run.json`` has the options of the run and the SHA-256 of the files that it wrote; it exists from the first step on.
 ``metrics.json`` is written last: a folder that has it holds a finished run. A run that replaces another one is trained
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG
+from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
 from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
@@ -87,8 +87,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keeps_model(folder: str | Path) -> bool:
-    """Tell whether a run's folder has its model, or the adapter that it trained, and not only its scores."""
-    return any((Path(folder) / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    """Tell whether a run's folder has a model, which may be pruned, or an adapter, and not only its scores."""
+    return any((Path(folder) / name).is_file() for name in ("config.json", ADAPTER_CONFIG, PRUNED_CONFIG))
 
 
 def own_files(folder: Path) -> list[Path]:

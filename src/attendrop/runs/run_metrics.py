@@ -317,7 +317,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
 
 
 def reset_peak_memory() -> None:
-    """Let the peak memory be that of what follows; a process may train several models. On a CPU, Linux alone can."""
+    """Reset the peak memory, since a process may train several models. On a CPU, Linux alone can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):

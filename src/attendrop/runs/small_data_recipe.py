@@ -16,7 +16,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
 
 BATCH_SIZE = 16
-# So many epochs of a small set, but at least and at most so many steps; of a large set, at least so many epochs.
+# Bounds on epochs and steps for small and large data sets.
 EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
 # Learning rates by the largest hidden size that they are for.
 LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))

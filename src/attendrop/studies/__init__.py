@@ -1,4 +1,4 @@
-"""Many runs, and what they say.
+"""Studies and comparisons: many runs, their statistics, and the recommendation that follows.
 
 - A :class:`~attendrop.studies.units.Unit` is one run that is asked for, and a ``Result`` its ``metrics.json`` or error.
 - A :class:`~attendrop.studies.method_rows.MethodRow` is a method in a table: its scores, and how it compares.
@@ -8,4 +8,6 @@
 - A :class:`~attendrop.studies.study.StudyReport` has the answers of all settings of a study, and methods over them.
 - A :class:`~attendrop.studies.comparison.Comparison` is what ``attendrop compare`` is asked for, and an
   :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.
+- :class:`~attendrop.reports.results.Results` are the answers of a folder with its finished runs, by setting, as they
+  are read back, and a :class:`~attendrop.reports.report.Report` the tables, figures and page that are made of them.
 """

@@ -21,14 +21,14 @@ from attendrop.studies.method_rows import (
     scored_unlike,
 )
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import Words, cost, ends, interval, number, p_text
+from attendrop.studies.words import Words, cost, ends, interval, number, opening, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
 from attendrop.wording import counted
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
-# Beside these, of the rows that are unlike the training rows.
+# Further columns, for the rows that are unlike the training rows.
 SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
 # Attributes that are their own JSON values.
 _ABOUT = ("task", "model", "metric", "scored_on", "margin")
@@ -71,8 +71,9 @@ class Answer:
     @property
     def decision(self) -> tuple[str, str]:
         """The decision in a sentence, and its reason, which may be empty."""
-        first, point, reason = self.sentences[0].partition(". ")
-        return first + point.rstrip(), reason
+        use = next((row for row in self.rows if row.label == self.use), None)
+        before, decision, reason = self.sentences[0].partition(opening(use))
+        return before + decision, reason.lstrip()
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import random
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import get_method, given_options
@@ -174,30 +175,19 @@ def _settings(
 
     The others differ from what the default is on these data, ``around``.
     """
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        raise AttendropError(
-            "A search of settings needs optuna, which is not installed; run `pip install attendrop[search]`."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {name: values for name, values in search_space(default.method).items() if name not in given}
     space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
     defaults = {name: values[0] for name, values in space.items()}
     found = [default]
 
-    def propose(trial: Any) -> float:
-        chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-        changed = {name: value for name, value in chosen.items() if value != defaults[name]}
+    grid = list(product(*space.values()))
+    for values in random.Random(seed).sample(grid, min(trials, len(grid))):
+        changed = {name: value for name, value in zip(space, values, strict=True) if value != defaults[name]}
         rate = changed.pop(_LEARNING_RATE, None)
         options = {**(around if changed else {}), **default.options, **changed}
         setting = MethodSetting(default.method, options, rate)
         if setting not in found:
             found.append(setting)
-        return 0.0
-
-    study = optuna.create_study(sampler=optuna.samplers.GridSampler(space, seed=seed))
-    study.optimize(propose, n_trials=trials)
     return found[:trials]
 
 

@@ -17,12 +17,14 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
+from attendrop.files.output_files import finite
+
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
 POWER = 0.8
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
 ROUNDING = 1e-12
-# No plan asks for more seeds, or rows, than this.
+# Maximum number of seeds, and of rows, of a plan.
 MANY_SEEDS = 1000
 MANY_ROWS = 1_000_000
 
@@ -37,13 +39,17 @@ class Estimate:
 
     def ends(self, name: str) -> dict[str, float | None]:
         """Return the ends as JSON values; None for one that is infinite, or not known."""
-        ends = {f"{name}_low": self.low, f"{name}_high": self.high}
-        return {end: value if math.isfinite(value) else None for end, value in ends.items()}
+        return {f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
+
+    def as_dict(self, name: str) -> dict[str, float | None]:
+        """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
+        return {name: finite(self.value), **self.ends(name)}
 
     @classmethod
-    def from_ends(cls, value: float, low: float | None, high: float | None) -> Self:
-        """Read an estimate from JSON values."""
-        return cls(float(value), -math.inf if low is None else low, math.inf if high is None else high)
+    def from_dict(cls, record: Mapping[str, Any], name: str) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        low, high = record[f"{name}_low"], record[f"{name}_high"]
+        return cls(float(record[name]), -math.inf if low is None else low, math.inf if high is None else high)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class CrossedMean:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would show a difference ``effect`` with a probability of 0.8.
+    """Number of seeds or rows that would show a difference ``effect`` with a power of 0.8.
 
     Attributes:
         more_seeds: Number of further seeds on the same rows; None: no number is enough.
@@ -160,8 +166,8 @@ class PairedDifference:
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Read it from a row of ``answer.json``."""
         values, parts = tuple(map(float, record["differences"])), record.get("components")
-        mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
-        return cls(values, mean_interval(values), mean, record["p"], None if parts is None else CrossedMean(**parts))
+        components = None if parts is None else CrossedMean(**parts)
+        return cls(values, mean_interval(values), Estimate.from_dict(record, "difference"), record["p"], components)
 
     @property
     def n(self) -> int:

@@ -88,8 +88,7 @@ class OverallRow:
         record = {"label": self.label, "p_holm": dict(self.p_values), "seeds": found.n if found else 0}
         if found is None:
             return record
-        record |= {"difference": found.mean.value, **found.mean.ends("difference")}
-        return record | {"differences": list(found.values), "p": found.p_value}
+        return record | found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:

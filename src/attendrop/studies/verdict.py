@@ -1,10 +1,35 @@
-"""What a comparison recommends, and never more than its figures bear; :mod:`attendrop.studies.words` words it."""
+"""Decision rule of a comparison.
+
+What a comparison recommends follows from the scores by :func:`judge`, and :mod:`attendrop.studies.words` words it. The
+reason, ``why``, names the branch of the rule; "shown" is a p value of at most 0.05, by Holm for methods, from four
+common seeds or more, and "within" an interval that lies within the margin as a whole.
+
+| ``why`` | rule | sentence begins |
+|---|---|---|
+| "no reference" | the reference has no score | No recommendation: no run of the reference has a score. |
+| "few seeds" | the pair has fewer than four common seeds | 3 runs of each are too few to tell |
+| "no row scores" | the pair has no scores by row | The runs have no scores by row |
+| "alone" | there is no method but the reference | No other method was run. |
+| "ahead" | a method's lead over the reference is shown, and not within | It gets 3 more of 100 right than |
+| "all behind" | all methods are shown to be behind the reference | Every other method here is behind it |
+| "negligible" | the differences of all open methods are within | The differences are practically nothing |
+| "undecided" | some are not | No other method here is told apart from it |
+
+Against the best baseline, if what is recommended is not shown to be ahead of it:
+
+| ``why`` | rule | sentence begins |
+|---|---|---|
+| "others not ahead" | another fine-tuned model is | Unlike METHOD, it is shown to be ahead of |
+| "behind" | the best fine-tuned model is behind it on average | Fine-tuning does not pay here: it would have to |
+| "negligible" | its lead is within | Fine-tuning does not pay here: ..., which is practically nothing. |
+| "undecided" | its lead is not within | Fine-tuning is not shown to pay here |
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from attendrop.studies.method_rows import MethodRow
@@ -22,6 +47,38 @@ Why = Literal[
 ]  # fmt: skip
 # Why more seeds would not tell models apart: all scores are at the best possible one, or equal.
 Limit = Literal["at best", "equal", ""]
+_TEXTS = ("kind", "use", "why", "challenger", "incumbent", "limit", "baseline")
+_LABELS = ("also_ahead", "slight", "behind", "not_judged")
+
+
+@dataclass(frozen=True)
+class BaselineLead:
+    """Difference of a fine-tuned model from the best baseline, and its p value by which it is judged.
+
+    Attributes:
+        seeds: Number of common seeds.
+        lead: Mean difference, with its interval on new rows.
+        p_holm: p value on new rows; of a method corrected by Holm over the methods, of the reference as it is. None
+            with fewer than :data:`MIN_SEEDS` seeds, or without scores by row.
+    """
+
+    seeds: int
+    lead: Estimate
+    p_holm: float | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the model is shown to be ahead."""
+        return self.p_holm is not None and self.p_holm <= ALPHA and self.lead.value > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values; an infinite end of an interval is None."""
+        return {"seeds": self.seeds, **self.lead.as_dict("value"), "p_holm": self.p_holm}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        return cls(found["seeds"], Estimate.from_dict(found, "value"), found["p_holm"])
 
 
 @dataclass(frozen=True)
@@ -36,10 +93,7 @@ class Verdict:
             shown to be behind it, or there is no other; "tie": no method is shown to be ahead; "too few seeds" and
             "no reference": nothing is recommended.
         use: Label of the recommended method or baseline; None if there is none.
-        why: The reason. "ahead": the challenger is; "behind": it is not ahead on average; "negligible": the pair
-            differs by practically nothing; "undecided": either may be ahead; "alone": there is no challenger; "all
-            behind": all of them are; "others not ahead": the challenger is ahead of the baseline, unlike what would be
-            recommended among the fine-tuned models.
+        why: The reason: the branch of the decision rule, in the table of this module.
         lead: Challenger minus incumbent, with its interval on new rows.
         plan: What would show such a lead, where it is not shown.
         limit: Why more seeds would not.
@@ -47,7 +101,9 @@ class Verdict:
         slight: Labels of methods that are shown to be ahead, but by practically nothing, where others are open.
         not_judged: Labels of methods with too few seeds, where others are judged.
         baseline: Label of the best baseline, of which what is recommended is ahead, or else the challenger not yet.
+            None where the baseline is the incumbent.
         among: Verdict on the fine-tuned models alone, where the baseline changes it.
+        baseline_leads: How each fine-tuned model compares with the best baseline, by label; empty without a baseline.
     """
 
     kind: Kind
@@ -64,33 +120,33 @@ class Verdict:
     not_judged: tuple[str, ...] = ()
     baseline: str | None = None
     among: Verdict | None = None
+    baseline_leads: Mapping[str, BaselineLead] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program needs as JSON values; an infinite end of an interval is None."""
-        lead = self.lead
+        """Return everything as JSON values; an infinite end of an interval is None."""
         return {
-            "kind": self.kind,
-            "use": self.use,
-            "why": self.why,
-            "challenger": self.challenger,
-            "incumbent": self.incumbent,
-            "lead": None if lead is None else {"value": lead.value, **lead.ends("value")},
+            **{name: getattr(self, name) for name in _TEXTS},
+            **{name: list(getattr(self, name)) for name in _LABELS},
+            "lead": None if self.lead is None else self.lead.as_dict("value"),
             "plan": None if self.plan is None else asdict(self.plan),
+            "among": None if self.among is None else self.among.as_dict(),
+            "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
         }
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned; older versions wrote the kind and the recommendation only."""
-        lead, plan = found.get("lead"), found.get("plan")
+        """Read what :meth:`as_dict` returned; older versions wrote less."""
+        lead, plan, among = found.get("lead"), found.get("plan"), found.get("among")
         together = plan and plan["together"]
+        leads = found.get("baseline_leads", {})
+        known: dict[str, Any] = {name: found[name] for name in _TEXTS if name in found}
+        known |= {name: tuple(found[name]) for name in _LABELS if name in found}
         return cls(
-            found["kind"],
-            found["use"],
-            found.get("why", ""),
-            found.get("challenger"),
-            found.get("incumbent"),
-            lead and Estimate.from_ends(lead["value"], lead["value_low"], lead["value_high"]),
-            plan and Plan(**{**plan, "together": together and tuple(together)}),
+            **known,
+            lead=lead and Estimate.from_dict(lead, "value"),
+            plan=plan and Plan(**{**plan, "together": together and tuple(together)}),
+            among=among and cls.from_dict(among),
+            baseline_leads={label: BaselineLead.from_dict(each) for label, each in leads.items()},
         )
 
 
@@ -160,6 +216,16 @@ class _Judging:
         leads = {row.label: lead for row in self.tuned if (lead := row.versus(baseline)) is not None}
         if not leads:
             return verdict
+        tested = self._tested(leads)
+        return replace(self._against(verdict, baseline, leads, tested), baseline_leads=tested)
+
+    def _against(
+        self,
+        verdict: Verdict,
+        baseline: MethodRow,
+        leads: Mapping[str, PairedDifference],
+        tested: Mapping[str, BaselineLead],
+    ) -> Verdict:
         enough = min(MIN_SEEDS, max(lead.n for lead in leads.values()))
         leader = max((row for row in self.tuned if row.label in leads and leads[row.label].n >= enough), key=_gain)
         lead = leads[leader.label]
@@ -168,7 +234,8 @@ class _Judging:
                 return replace(verdict, baseline=baseline.label)
             why: Why = "few seeds" if lead.n < MIN_SEEDS else "no row scores"
             return replace(self._pair("too few seeds", None, why, leader, baseline), among=verdict)
-        ahead = self._ahead_of(baseline, leads)
+        ahead = [row for row in self.tuned if row.label in leads and tested[row.label].is_shown]
+        ahead = [row for row in ahead if not self._is_within(leads[row.label])]
         used = next((row for row in self.tuned if row.label == verdict.use), self.tuned[0])
         if used in ahead:
             return replace(verdict, baseline=baseline.label)
@@ -206,17 +273,16 @@ class _Judging:
         alpha = ALPHA / max(1, len(self.tuned) - (not incumbent.is_baseline))
         return replace(found, plan=lead.components.plan(effect, alpha, MIN_SEEDS))
 
-    def _ahead_of(self, baseline: MethodRow, leads: Mapping[str, PairedDifference]) -> list[MethodRow]:
-        """List the fine-tuned models that are shown to be ahead of a baseline.
+    def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
+        """Return the leads over a baseline with their p values, where there are enough seeds.
 
         Methods are corrected for their number. The reference is not: it was not chosen among them.
         """
-        known = {label: lead for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        p_values = {label: 1.0 if lead.p_value is None else lead.p_value for label, lead in known.items()}
+        known = {label: lead.p_value for label, lead in leads.items() if lead.n >= MIN_SEEDS}
         methods = [row.label for row in self.tuned[1:] if row.label in known]
-        p_values |= dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
-        shown = [row for row in self.tuned if p_values.get(row.label, 1) <= ALPHA and known[row.label].mean.value > 0]
-        return [row for row in shown if not self._is_within(known[row.label])]
+        corrected = holm([1.0 if (p := known[label]) is None else p for label in methods])
+        p_holm = known | {label: p for label, p in zip(methods, corrected, strict=True) if known[label] is not None}
+        return {label: BaselineLead(lead.n, lead.mean, p_holm.get(label)) for label, lead in leads.items()}
 
     def _cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
         """Choose the cheapest of the methods whose lead over another is within the margin of the largest."""

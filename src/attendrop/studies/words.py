@@ -1,4 +1,4 @@
-"""The words of a verdict, for all places that show it, and how figures are written beside them."""
+"""Wording of verdicts, and format of the figures beside them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BASELINES = {
     "frozen": "the linear model on the frozen encoder",
     "setfit": "the linear model on an encoder that was trained on pairs",
 }
-# Scores that are the fraction of what a model gets right.
+# Metrics that are the fraction of right answers.
 _FRACTIONS_RIGHT = ("accuracy", "exact_match")
 _ERROR = "neg_"
-# From here on a difference is told of 100, below of 1,000.
+# Differences from here on are given as a number out of 100 rows, smaller ones out of 1,000.
 _OF_HUNDRED = 0.0195
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
@@ -39,10 +39,9 @@ class Words:
 
     def sentences(self, verdict: Verdict) -> tuple[str, ...]:
         """Give the decision and its reason for people who know no statistics, then the figures it rests on."""
-        use = None if verdict.use is None else self.title(verdict.use)
         if verdict.kind == "no reference":
             return ("No recommendation: no run of the reference has a score.",)
-        decision = " ".join([f"Use {use}." if use else "No recommendation yet.", *self.reason(verdict)])
+        decision = " ".join([opening(self.rows.get(verdict.use or "")), *self.reason(verdict)])
         if (among := verdict.among) is None:
             return (decision, *self.figures(verdict))
         first, *others = self.sentences(among)
@@ -195,7 +194,9 @@ class Words:
         if challenger is not None and incumbent is not None and self.rows[incumbent].is_baseline:
             baseline = incumbent
         elif challenger is not None and self.rows[challenger].difference is not None:
-            lines.append(f"{self.difference(challenger, incumbent or '', tested=True)}.")
+            row = self.rows[challenger]
+            takes = "" if row.p_holm is None or row.cost is None else f"; it takes {cost(row)} the time"
+            lines.append(f"{self.difference(challenger, incumbent or '', row.p_holm)}{takes}.")
         if verdict.also_ahead:
             best = max((challenger or "", *verdict.also_ahead), key=lambda label: self.rows[label].mean)
             cheaper = f"; below {number(self.margin)} apart, the cheaper is recommended" * (best != challenger)
@@ -203,7 +204,7 @@ class Words:
         if verdict.slight:
             lines.append(f"Ahead, but by practically nothing: {self.listed(verdict.slight)}.")
         if others := [label for label in verdict.behind if label != challenger]:
-            lines.append(f"Behind {self.name(incumbent or '')}: {self.listed(others)}.")
+            lines.append(f"Behind {name(incumbent or '')}: {self.listed(others)}.")
         if baseline is not None:
             lines += self.against(verdict, baseline)
         return lines
@@ -216,25 +217,24 @@ class Words:
         if verdict.why == "others not ahead":
             shown.append((verdict.among and verdict.among.use) or reference)
         paired = [label for label in shown if self.rows[label].versus(row) is not None]
-        lines = [self.difference(label, baseline) for label in paired]
+        lines = [self.difference(label, baseline, verdict.baseline_leads[label].p_holm) for label in paired]
         if lines and row.cost is not None:
-            lines[-1] += f"; {baseline} takes {cost(row)} the time of {self.name(reference)}"
+            lines[-1] += f"; {baseline} takes {cost(row)} the time of {name(reference)}"
         used = self.rows[verdict.use or baseline]
         is_cheaper = row.cost is not None and used.cost is not None and row.cost < used.cost
         if is_cheaper and self.versus(used.label, baseline).mean.value < self.margin:
             lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}")
         return [f"{line}." for line in lines]
 
-    def difference(self, label: str, other: str, *, tested: bool = False) -> str:
-        """Give the difference of two models; if it is the one that was tested, with what was found of it."""
-        row, found = self.rows[label], self.versus(label, other)
-        text = f"On new rows, {self.name(label)} minus {self.name(other)} is {interval(found)}"
-        if tested and row.p_holm is not None:
-            ahead = sum(value > 0 for value in found.values)
-            p = p_text(row.p_holm).replace("<", "< ")
-            text += f"; ahead in {ahead} of {counted(found.n, 'seed')}, p {p if p[0] == '<' else f'= {p}'} (Holm)"
-            text += "" if row.cost is None else f"; it takes {cost(row)} the time"
-        return text
+    def difference(self, label: str, other: str, p_value: float | None) -> str:
+        """Give the difference of two models, and if it was tested how often the first is ahead, and the p value."""
+        found = self.versus(label, other)
+        text = f"On new rows, {name(label)} minus {name(other)} is {interval(found)}"
+        if p_value is None:
+            return text
+        ahead, p = sum(value > 0 for value in found.values), p_text(p_value).replace("<", "< ")
+        corrected = "" if self.rows[label].is_reference else " (Holm)"
+        return f"{text}; ahead in {ahead} of {counted(found.n, 'seed')}, p {p if p[0] == '<' else f'= {p}'}{corrected}"
 
     def listed(self, labels: Iterable[str]) -> str:
         return ", ".join(f"{label} ({interval(found)})" for label in labels if (found := self.rows[label].difference))
@@ -245,11 +245,22 @@ class Words:
         return found
 
     def title(self, label: str) -> str:
-        row = self.rows[label]
-        return f"{_BASELINES[row.method]} ({label})" if row.is_baseline else self.name(label)
+        return title(self.rows[label])
 
-    def name(self, label: str) -> str:
-        return "plain fine-tuning" if label == "finetune" else label
+
+def opening(use: MethodRow | None) -> str:
+    """Give the decision without its reason: what to use; None: there is no recommendation."""
+    return "No recommendation yet." if use is None else f"Use {title(use)}."
+
+
+def title(row: MethodRow) -> str:
+    """Name a model as sentences about decisions do, such as "the TF-IDF model (tfidf)"."""
+    return f"{_BASELINES[row.method]} ({row.label})" if row.is_baseline else name(row.label)
+
+
+def name(label: str) -> str:
+    """Name a model by its label, and the reference in words."""
+    return "plain fine-tuning" if label == "finetune" else label
 
 
 # Figures -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a worker does: it runs one job after another, and says how they go."""
+"""Worker of a study: it runs one job after another, and reports their progress and their end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attendrop.studies.baselines import run_baseline
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Job, Unit
 
 _SECONDS_BETWEEN_REPORTS = 0.5
-# How long a worker whose parent was killed may hold the folder of its unit.
+# Maximum time that a worker whose parent was killed may hold the folder of its unit.
 _SECONDS_UNTIL_FREE = 20.0
 # The entries of an :class:`attendrop.studies.units.Event`, less its job.
 Message = dict[str, Any]
