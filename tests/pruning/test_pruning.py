@@ -585,6 +585,11 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_methods_on_a_fast_pruned_model_are_refused_in_words() -> None:
+    with pytest.raises(AttendropError, match="is pruned, and its fast layers compute no attention weights"):
+        ModelAdapter(prune(stock("bert"), [0]))
+
+
 @pytest.mark.slow
 def test_onnx_in_eight_bits_does_not_depend_on_padding(tmp_path: Path) -> None:
     export_onnx(stock("bert"), tmp_path / "model.onnx", quantize="int8")

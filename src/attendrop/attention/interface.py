@@ -99,6 +99,11 @@ def check_implementations(model: nn.Module, modules: Collection[nn.Module], conf
     """Raise AttendropError if a model runs an attention implementation that no function is registered for."""
     originals = [implementation_of(config) for config in configs]
     for original in originals:
+        if original == _UNCHANGED_MASK:
+            raise AttendropError(
+                f"{type(model).__name__} is pruned, and its fast layers compute no attention weights; use the model that "
+                "it was pruned from."
+            )
         if original not in _REGISTERED_AS:
             raise AttendropError(
                 f"{type(model).__name__} runs attention implementation '{original}', which cannot drop single "
