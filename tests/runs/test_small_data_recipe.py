@@ -190,7 +190,7 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     assert drops.method == RECORDED
 
 
-@pytest.mark.parametrize("step", [pytest.param(8, marks=pytest.mark.slow), 14])
+@pytest.mark.parametrize("step", [pytest.param(8, marks=pytest.mark.slow), 16])
 def test_interrupted_in_either_training_it_ends_the_same(
     step: int, folder: Path, stop_at: Callable[[int], Any]
 ) -> None:
