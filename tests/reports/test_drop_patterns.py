@@ -131,3 +131,16 @@ def test_a_figure_without_known_tokens_and_distances_is_drawn(types: TokenTypes,
         warnings.simplefilter("error")  # characters that the font lacks are no warnings
         plot_drops(patterns, "数据", tmp_path / "drops.png")
     assert (tmp_path / "drops.png").stat().st_size > 10_000
+
+
+def test_types_of_tokens_that_only_idle_layers_have_are_left_out_of_the_figure(
+    types: TokenTypes, tmp_path: Path
+) -> None:
+    """Types are known of the encoder's tokens, and only the decoder drops."""
+    drops = made(0, kinds=("encoder", "decoder"))
+    drops.layers["encoder.0"].dropped.zero_()
+    patterns = DropPatterns()
+    patterns.add([drops], types)
+    assert patterns.active_layers == ["decoder.1"]
+    assert "word" in patterns.groups("to") and patterns.share("to", "word") is None
+    plot_drops(patterns, "idle", tmp_path / "drops.png")
