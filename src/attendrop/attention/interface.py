@@ -101,8 +101,8 @@ def check_implementations(model: nn.Module, modules: Collection[nn.Module], conf
     for original in originals:
         if original == _UNCHANGED_MASK:
             raise AttendropError(
-                f"{type(model).__name__} is pruned, and its fast layers compute no attention weights; use the model that "
-                "it was pruned from."
+                f"{type(model).__name__} is pruned, and its fast layers compute no attention weights; use the model "
+                "that it was pruned from."
             )
         if original not in _REGISTERED_AS:
             raise AttendropError(
