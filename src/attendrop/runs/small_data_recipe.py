@@ -51,8 +51,7 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
 
     - A step has 16 rows.
     - Steps are 10 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
-    - The learning rate falls with the model's hidden size: 1e-4 up to 512, 5e-5 up to 900, 2e-5 beyond. An adapter's
-      is ten times that.
+    - The learning rate falls with the model's hidden size, see ``LEARNING_RATES``. An adapter's is ten times that.
     - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None
       where there is no choice of it.
 

@@ -20,7 +20,7 @@ Against the best baseline, if what is recommended is not shown to be ahead of it
 | ``why`` | rule | sentence begins |
 |---|---|---|
 | "others not ahead" | another fine-tuned model is | Unlike METHOD, it is shown to be ahead of |
-| "behind" | the best fine-tuned model is behind it on average | Fine-tuning does not pay here: it would have to |
+| "behind" | the best fine-tuned model is behind it on average | Fine-tuning does not, or is not shown to, pay |
 | "negligible" | its lead is within | Fine-tuning does not pay here: ..., which is practically nothing. |
 | "undecided" | its lead is not within | Fine-tuning is not shown to pay here |
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ROUNDING, Estimate, PairedDifference
+from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference
 from attendrop.studies.verdict import MIN_SEEDS, Verdict
 from attendrop.wording import counted
 
@@ -105,7 +105,8 @@ class Words:
                 gains = self.gains(None, (lead, ""))
                 return [f"{unlike} is shown to be ahead of {incumbent}: {gains}{self.little((lead, ''))}."]
             case "behind":
-                return [f"Fine-tuning does not pay here: {self.needs(-lead)}."]
+                shown = found.p_value is not None and found.p_value <= ALPHA
+                return [f"Fine-tuning {'does not' if shown else 'is not shown to'} pay here: {self.needs(-lead)}."]
             case "negligible":
                 return [f"Fine-tuning does not pay here: {gains}, which is practically nothing."]
         return [f"Fine-tuning is not shown to pay here: {gains}, which may be chance."]

@@ -47,7 +47,7 @@ _ATTRIBUTED = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of model outputs."""
+    """A score of model outputs. Errors are negated, and named ``neg_...``: their best is 0, that of others 1."""
 
     score: Callable[[Array, Array], float]  # of labels and outputs, one row per example
     span: float = 1.0  # largest possible difference of two scores

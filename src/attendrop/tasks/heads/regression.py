@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
@@ -59,7 +59,7 @@ class Regression(SequenceHead):
     label_type = "number"
     output_kind = NUMBER
     problem_type = "regression"
-    default_metrics = ("pearson", "spearman", "mse")
+    default_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
     fitted_at = ("r2", 0.7)
     answer_column = "score"
     predicts = "a number"
