@@ -26,7 +26,7 @@ def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "h
         for h in range(heads):
             for i in range(queries):
                 columns = [j for j in range(keys) if valid[b, h, i, j]]
-                row = [float(attribution[b, h, i, j]) for j in columns]
+                row = attribution[b, h, i].detach()[columns].tolist()
                 for j, chosen in zip(columns, candidates_of_row(row, p, direction), strict=True):
                     region[b, h, i, j] = chosen
     return region
