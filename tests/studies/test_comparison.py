@@ -140,6 +140,8 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attendrop.compare(output_dir="answer", methods=methods, baselines=("tfidf", "majority"), trials=3, **data)
     assert [each.label for each in asked[0].methods] == ["finetune", "ad-drop p=0.2", "ad-drop p=0.4 q=0.2"]
     assert (asked[0].trials, asked[0].config.test_fraction) == (3, 0.25)  # a part is set aside
+    named = replace(asked[0], methods="r-drop, mixout").methods
+    assert [each.label for each in named] == ["finetune", "r-drop", "mixout"]
     assert comparison(folder).config.test_fraction == 0.0  # there are evaluation data
     assert list(asked[0].of_baselines(["majority", "frozen"]).baselines) == ["majority"]
 

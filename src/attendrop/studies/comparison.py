@@ -65,13 +65,14 @@ def _baselines(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _settings(name: str, value: Sequence[str | Method | MethodSetting] | None) -> tuple[MethodSetting, ...]:
+def _settings(name: str, value: str | Sequence[str | Method | MethodSetting] | None) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning first; refuse what would be compared with itself."""
     from attendrop.methods.core.registry import build_method
     from attendrop.studies.setting_search import MethodSetting
 
     found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
-    for setting in map(MethodSetting.of, default_methods() if value is None else value):
+    given = default_methods() if value is None else names(value) if isinstance(value, str) else value
+    for setting in map(MethodSetting.of, given):
         method = build_method(setting.method, setting.options)
         if method.name == REFERENCE:
             continue
