@@ -205,6 +205,8 @@ def test_a_difference_that_rests_on_a_few_rows_is_not_shown_on_new_ones() -> Non
         # Rows decide, and seeds; with noise, either.
         (right_on(300, 0.7), right_on(300, 0.71), "evaluation rows would probably settle it; no number of seeds"),
         (right_on(500, 0.7, noise=0.05), right_on(500, 0.71, noise=0.05), "more seeds (runs of each), or about"),
+        # Hundreds of thousands of rows are no advice.
+        (right_on(3000, 0.7, noise=0.1), right_on(3000, 0.705, noise=0.1), "About 23 more seeds (runs of each) would"),
     ],
 )
 def test_a_tie_says_what_would_show_which_difference(plain: np.ndarray, other: np.ndarray, says: str) -> None:

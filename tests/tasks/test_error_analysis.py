@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, suspicious_labels
+from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks, suspicious_labels
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.regression import Regression
@@ -70,6 +70,13 @@ def test_a_few_right_rows_do_not_make_a_model_sure() -> None:
     logits, labels = np.array([[1.0, -1.0], [-1.0, 1.0]] * 9), np.array([0, 1] * 9)
     # 18 rows, all right: a probability of 19 / 20.
     assert softmax(logits / best_temperature(logits, labels), axis=1).max(axis=1) == pytest.approx(0.95, abs=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "advised"), [(99, False), (100, True)])
+def test_a_temperature_is_advised_on_enough_rows_only(rows: int, advised: bool) -> None:
+    found = error_analysis(TASK, LOGITS[:rows], LABELS[:rows], ROWS.select(range(rows)))
+    assert found is not None
+    assert any("temperature" in sentence for sentence in remarks(found)) == advised
 
 
 def test_unknown_classes_count_as_wrong() -> None:

@@ -140,10 +140,11 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
         note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
         difference = f"{verdict.challenger} minus {verdict.incumbent}"
         numbers.append((signed(verdict.lead.value), difference, note))
-    if verdict.plan is not None and (verdict.plan.more_rows or verdict.plan.more_seeds):
-        value = rounded(verdict.plan.more_rows or verdict.plan.more_seeds or 0)
-        what = "more labelled evaluation rows" if verdict.plan.more_rows else "more seeds (runs of each)"
-        numbers.append((value, what, f"would probably show a difference of {number(verdict.plan.effect)}"))
+    if (plan := verdict.plan) is not None and (plan.more_rows or plan.more_seeds):
+        by_rows = bool(plan.more_rows) and not plan.only_seeds_can_be_had
+        value = rounded((plan.more_rows if by_rows else plan.more_seeds) or 0)
+        what = "more labelled evaluation rows" if by_rows else "more seeds (runs of each)"
+        numbers.append((value, what, f"would probably show a difference of {number(plan.effect)}"))
         return numbers
     pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
     if (timed := next((row for row in pair if not row.is_reference), None)) is not None:

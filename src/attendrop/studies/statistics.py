@@ -143,6 +143,11 @@ class Plan:
     more_rows: int | None
     together: tuple[int, int] | None = None
 
+    @property
+    def only_seeds_can_be_had(self) -> bool:
+        """Whether further seeds are few enough to be run, and further rows too many for anyone to label."""
+        return 0 < (self.more_seeds or 0) <= 100 and (self.more_rows or 0) > 10_000
+
 
 @dataclass(frozen=True)
 class PairedDifference:

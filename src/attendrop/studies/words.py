@@ -140,7 +140,8 @@ class Words:
         more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
         more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
         if seeds is not None and rows is not None:
-            return f"About {more_seeds}, or about {more_rows}, {settle}."
+            either = more_seeds if plan.only_seeds_can_be_had else f"{more_seeds}, or about {more_rows},"
+            return f"About {either} {settle}."
         if rows is not None:
             return f"About {more_rows} {settle}; no number of seeds alone would."
         if seeds is not None:

@@ -23,6 +23,8 @@ from attendrop.wording import counted
 _LISTED = 20
 # Bins of probability of the reliability diagram, and of the expected calibration error.
 _BINS = 10
+# With fewer rows, what fits them best is mostly the prior of the fit.
+_ROWS_FOR_TEMPERATURE = 100
 
 
 def error_analysis(
@@ -171,9 +173,12 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
         if sure := [part for part in calibrated["bins"] if part["probability"] > 0.9]:
             count = counted(sure[-1]["rows"], "prediction")
             found.append(f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right.")
-        temperature = calibrated["temperature"]
-        side = "less" if temperature > 1 else "more"
-        found.append(f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} sure.")
+        if sum(part["rows"] for part in calibrated["bins"]) >= _ROWS_FOR_TEMPERATURE:
+            temperature = calibrated["temperature"]
+            side = "less" if temperature > 1 else "more"
+            found.append(
+                f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} sure."
+            )
     if doubtful := suspicious_labels(analysis):
         found.append(
             f"The text of {counted(len(doubtful), 'error')} is that of a training row with another label: one of the "
