@@ -158,6 +158,25 @@ def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear:
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")
 
 
+def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys: Captured) -> None:
+    lines = [f"message {n} of a customer,{n % 2},{n % 3 % 2},{n % 5 % 2}" for n in range(30)]
+    (tmp_path / "data.csv").write_text("\n".join(["text,toxic,spam,rude", *lines]))
+    together = "in all of toxic,spam,rude if a row may have several labels"
+    found = inspect_files(tmp_path / "data.csv")
+    assert found.doubts()["label_column"] == (
+        f"The labels may also be in 'spam' or 'toxic', or {together}: name their column with --label-column."
+    )
+    with pytest.raises(AttendropError, match=f"The labels may be in 'rude' or 'spam' or 'toxic', or {together}"):
+        RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "data.csv"), method="finetune")
+    assert cli.main(["inspect", str(tmp_path / "data.csv"), "--label-column", "toxic,spam,rude"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[:2] for line in shown.splitlines()[3:7]] == [
+        *(["text", "text"], ["toxic", "label"], ["spam", "label"], ["rude", "label"]),
+    ]
+    assert "label 'toxic,spam,rude' (3 labels, several of a row)" in shown
+    assert "attendrop train" in shown and "--label-column toxic,spam,rude --label-type labels" in shown
+
+
 def test_a_file_is_given_once(ugly: str, capsys: Captured) -> None:
     assert_refused(["train", ugly, "--train-file", ugly], Path("runs"), "are the same option; give one", capsys)
 
@@ -171,9 +190,11 @@ def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_p
 
 def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: Path, capsys: Captured) -> None:
     lines = [f"message {n} of a customer,{'abc'[n % 3]},{'xy'[n % 2]},2026-0{n % 3 + 1}" for n in range(30)]
-    (tmp_path / "data.csv").write_text("\n".join(["text,thema,kanal,monat", *lines]))
+    (tmp_path / "data.csv").write_text("\n".join(["text,bereich,kanal,monat", *lines]))
     assert cli.main(["inspect", str(tmp_path / "data.csv")]) == 0
-    assert "- The labels may also be in 'thema': name their column with --label-column." in capsys.readouterr().out
-    given = inspect_files(str(tmp_path / "data.csv"), label_column="thema")
+    assert "- The labels may also be in 'bereich': name their column with --label-column." in capsys.readouterr().out
+    given = inspect_files(str(tmp_path / "data.csv"), label_column="bereich")
     assert {column.name: column.role for column in given.columns}["monat"] == "date"
     assert "label_column" not in given.doubts()
+    (tmp_path / "named.csv").write_text("\n".join(["text,Kategorie,kanal,monat", *lines]))
+    assert inspect_files(str(tmp_path / "named.csv")).doubts().keys() & {"label_column"} == set()

@@ -71,7 +71,8 @@ class RunConfig:
     label_column: str | None = option(
         None, "columns", "Label column of your files.", shown="the one that looks like it"
     )
-    """By default ``tags`` or ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
+    """Several, comma-separated: a column of zeros and ones for each label that a row may have. By default ``tags`` or
+    ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
     label_type: str = option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
@@ -292,18 +293,18 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Take the columns that are not given from the file, where it is clear which they are."""
-        labelled = self.label_column is not None or self.label_type != "auto"
+        labelled, hint = self.label_column is not None or self.label_type != "auto", ""
         if self.text_columns and labelled:
             return
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file or folder '{file}'.")
         if self.label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER):
-            from attendrop.tasks.inspection import clear_columns
+            from attendrop.tasks.inspection import candidate_columns
 
-            texts, label = clear_columns(file, self.text_columns, self.label_column)
-            object.__setattr__(self, "text_columns", texts)
-            object.__setattr__(self, "label_column", label)
-            labelled = labelled or label is not None
+            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column)
+            object.__setattr__(self, "text_columns", texts[0] if len(texts) == 1 else ())
+            object.__setattr__(self, "label_column", labels[0] if len(labels) == 1 else None)
+            labelled = labelled or len(labels) == 1
         missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
         if any(missing.values()):
             from attendrop.tasks.table_files import column_names
@@ -312,7 +313,8 @@ class RunConfig:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the reader of the run warns
                 columns = ", ".join(map(repr, column_names(file)))
-            raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.")
+            hint = "" if labelled else hint
+            raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):

@@ -14,6 +14,7 @@ from attendrop.runs.declared_options import check_fields, option
 from attendrop.runs.run_folder import run_options
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.file_formats import default_columns
+from attendrop.tasks.label_map import label_columns
 from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import column_names, read_chunks
 
@@ -95,5 +96,5 @@ def check_source(run_dir: str, source: Source, split: str) -> None:
         warnings.simplefilter("ignore")  # reading the whole file warns
         table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)
     if table is not None:
-        for name in filter(None, (*columns, label)):
+        for name in (*columns, *(() if label is None else label_columns(table.columns, label))):
             table.column(name)

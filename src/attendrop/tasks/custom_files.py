@@ -44,7 +44,8 @@ def load_files(
         eval_file: File of the split "dev".
         predict_file: File of the split "test"; its labels are not read.
         text_columns: One or two; of multiple choice, the question and the choices, in one column or several.
-        label_column: Required for ``train_file`` and ``eval_file``.
+        label_column: Required for ``train_file`` and ``eval_file``. Several, comma-separated: a column of zeros and
+            ones for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
             if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
@@ -74,7 +75,7 @@ def load_files(
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
     scored = [split for split in tables if split != "test"]
     asked_type = label_type if head is None else head.label_type
-    tables |= {split: as_meant(tables[split], label_column, rows.meanings, asked_type) for split in scored}
+    tables |= {split: as_meant(tables[split], label_column, rows.meanings, asked_type, bad) for split in scored}
     kinds = rows.kinds(next(iter(tables.values())), label_type) if head is None else (type(head),)
     reader = head or kinds[0]
     rows.check_inputs(token_columns, reader)
@@ -140,7 +141,8 @@ def stream_file(
     rows.check_names(())
     rows.check_inputs((), head)
     for table in read_chunks(file, size, bad, format=format):
-        table = rows.with_texts(as_meant(table, label_column, rows.meanings, head.label_type), head)
+        table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
+        table = rows.with_texts(table, head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
             if bad.keeps_unknown:

@@ -16,7 +16,7 @@ from attendrop.files.model_files import MINILM
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
-from attendrop.tasks.label_map import as_meant, label_counts, label_variants, read_label_map
+from attendrop.tasks.label_map import as_meant, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
@@ -28,6 +28,7 @@ from attendrop.tasks.values import (
     text_problem,
     value_problem,
     written,
+    yes_or_no,
 )
 from attendrop.wording import counted, counts_of
 
@@ -37,7 +38,7 @@ MOST_ROWS = 200_000
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
-    r"topics?|teams?|queue|department)",
+    r"topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta)",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
@@ -86,10 +87,12 @@ class Inspection:
     @property
     def columns(self) -> list[Column]:
         """The columns with their roles."""
-        found = []
+        found, labels = [], label_columns(self.table.columns, self.label_column)
         for name in self.table.columns:
+            if name == self.label_column and name not in labels:
+                continue  # made of those
             values = _texts_of(self.table, name)
-            role = TEXT if name in self.text_columns else LABEL if name == self.label_column else _role(name, values)
+            role = TEXT if name in self.text_columns else LABEL if name in labels else _role(name, values)
             words, missing = round(_words(values), 1), len(self.table.rows) - len(values)
             found.append(Column(name, role, len(set(values)), missing, words))
         return found
@@ -165,24 +168,24 @@ def inspect_files(
         label_column = next(iter(candidates), None)
     texts = texts or next(iter(_text_columns(table, label_column)), ())
     for each in (table, *evaluated):
-        for name in (*texts, *(() if label_column is None else (label_column,))):
+        for name in (*texts, *label_columns(each.columns, label_column)):
             each.column(name)
     kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
     if label_column is not None and kind == "auto":
         kind = _label_type(table, texts, label_column)
-    table, *evaluated = (as_meant(each, label_column, meanings, kind) for each in (table, *evaluated))
+    table, *evaluated = (as_meant(each, label_column, meanings, kind, bad) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
     notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     read = next(iter(evaluated), None)
     return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, bad)
 
 
-def clear_columns(
+def candidate_columns(
     file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None
-) -> tuple[tuple[str, ...], str | None]:
-    """Return the text columns and the label column of a file: those given, otherwise the only ones that look like it.
+) -> tuple[list[tuple[str, ...]], list[str], str]:
+    """Return what may be the text columns of a file, and its label column: those given, or all that look like it.
 
-    Where several do, it returns none of them: a wrong guess would train on the wrong column.
+    The last part of the result is a hint where several may hold the labels, a sentence with a space before it.
 
     Raises:
         AttendropError: The file cannot be read.
@@ -192,7 +195,15 @@ def clear_columns(
         table = read_table(file, BadRows(skip=True), MOST_ROWS)
     labels = [label_column] if label_column is not None else _label_columns(table, text_columns)
     texts = [tuple(text_columns)] if text_columns else _text_columns(table, next(iter(labels), None))
-    return texts[0] if len(texts) == 1 else (), labels[0] if len(labels) == 1 else None
+    return texts, labels, f" The labels may be in {_choice_of(table, labels)}." if len(labels) > 1 else ""
+
+
+def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
+    """Name columns that may hold the labels, or may do so together with the first."""
+    others, together = " or ".join(map(repr, names)), [*([first] if first else []), *names][::-1]
+    if len(together) > 1 and all(yes_or_no(value) is not None for row in table.values(together) for value in row):
+        others += f", or in all of {','.join(together)} if a row may have several labels"
+    return others
 
 
 def check_files(
@@ -231,7 +242,7 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if groups := "; ".join(counts_of({label: found.labels[label] for label in group}) for group in found.variants):
         yield "variants", f"Labels that may be the same: {groups}."
     if found.other_label_columns:
-        others = " or ".join(map(repr, found.other_label_columns))
+        others = _choice_of(found.table, found.other_label_columns, str(found.label_column))
         yield "label_column", f"The labels may also be in {others}: name their column with --label-column."
     if len(found.labels) == 1:
         yield "one_label", f"All rows have the same label, {next(iter(found.labels))!r}."
@@ -318,18 +329,22 @@ def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...
 
     Returns all that the same rule finds, the likeliest first.
     """
-    words = {name: _words(_texts_of(table, name)) for name in table.columns if name != label_column}
+    labels = label_columns(table.columns, label_column)
+    words = {name: _words(_texts_of(table, name)) for name in table.columns if name not in labels}
     texts = [name for name in words if _role(name, _texts_of(table, name)) == TEXT]
     for first in texts:
         for second in texts:
             numbered = first != second and first[:-1] == second[:-1] and first[-1] in "1aA"
             if numbered or (first.lower(), second.lower()) in _PAIRS:
                 return [(first, second)]
+    texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
 def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
     """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of answers."""
+    if len(label_columns(table.columns, column)) > 1:
+        return "labels"
     values = [value for value in table.column(column) if not is_missing(value)]
     first, texts = next(iter(values), ""), [table.column(name)[0] for name in text_columns]
     if isinstance(first, dict) or len(texts) > 2 or any(map(_is_listed, texts)):

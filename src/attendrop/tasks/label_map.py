@@ -1,11 +1,11 @@
-"""Labels of files before a head reads them: maps that merge their variants, and decimal commas."""
+"""Labels of files before a head reads them: in a column each, maps that merge variants, decimal commas."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output, write_text
 from attendrop.tasks.heads.builtin import NUMBER, SEVERAL_CLASSES
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, written
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, written, yes_or_no
 
 LABEL, MEANING = "label", "meaning"
 # How much rarer a misspelling is, at least.
@@ -90,13 +90,31 @@ def _misspelt(first: str, second: str) -> bool:
     return digits[0] == digits[1] and matcher.real_quick_ratio() >= least and matcher.ratio() >= least
 
 
-def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str) -> Table:
+def label_columns(columns: Sequence[str], label_column: str | None) -> list[str]:
+    """Return the columns of the labels: the one that is named, or several, comma-separated, with a label each."""
+    if label_column is None:
+        return []
+    parts = [part.strip() for part in label_column.split(",")]
+    known = sum(part in columns for part in parts)
+    return parts if known == len(parts) or (known and label_column not in columns) else [label_column]
+
+
+def as_meant(
+    table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows | None = None
+) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
-    Labels that ``meanings`` lacks stay. A value may hold several labels if the label type is of ``SEVERAL_CLASSES``.
-    Where labels are numbers, by a type of ``NUMBER`` or all of them with "auto", ``0,5`` is 0.5 in a file separated by
-    semicolons, as spreadsheets write it.
+    Several columns, see :func:`label_columns`, become one more, with a list of the labels that a row has; a row that
+    does not say so is reported to ``bad``. Labels that ``meanings`` lacks stay. A value may hold several labels if the
+    label type is of ``SEVERAL_CLASSES``. Where labels are numbers, by a type of ``NUMBER`` or all of them with "auto",
+    ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
     """
+    if column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
+        table.values(names)  # raises if one is missing
+        for name in names:
+            table = table.checked(name, _yes_or_no_problem, bad or BadRows())
+        marked = [[n for n, value in zip(names, row, strict=True) if yes_or_no(value)] for row in table.values(names)]
+        table = table.with_column(str(column), marked)
     if column is None or column not in table.columns:
         return table
     if meanings:
@@ -105,6 +123,12 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     if table.delimiter == ";" and numbers:
         table = table.mapped(column, lambda value: _pointed(value) if _is_number(value) else value)
     return table
+
+
+def _yes_or_no_problem(value: Any) -> str | None:
+    return (
+        None if yes_or_no(value) is not None else f"{value!r} does not say whether the row has this label; write 0 or 1"
+    )
 
 
 def _meaning(meanings: Mapping[str, str], several: bool, value: Any) -> Any:

@@ -113,6 +113,11 @@ class Table:
         rows = [[*row[:at], value, *row[at + 1 :]] for row, value in zip(self.rows, values, strict=True)]
         return replace(self, rows=rows)
 
+    def with_column(self, name: str, values: Sequence[Any]) -> Table:
+        """Return the table with another column, the last."""
+        rows = [[*row, value] for row, value in zip(self.rows, values, strict=True)]
+        return replace(self, columns=[*self.columns, name], rows=rows)
+
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
         """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
         problems = [_NUL_PROBLEM if _has_nul(value) else problem_of(value) for value in self.column(column)]

@@ -22,6 +22,8 @@ _NOTATION = re.compile(rf"[+-]?([0-9]*[.,]?[0-9]+|{_THOUSANDS})\s?%?")
 _HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs and separators of thousands, such as 0.5"
 # Texts that often stand for a label that is not there.
 _MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "nil", "-", "--", "?"}
+# How a column for each label says whether a row has it.
+_YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 # What may be between the labels of a row that has several.
 LABEL_SEPARATORS = re.compile(r"[;|,]")
 _TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
@@ -65,6 +67,12 @@ def written(value: Any) -> str:
 def plain(text: str) -> str:
     """Return a text without differences of case and spaces."""
     return " ".join(text.casefold().split())
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """Read a value that says whether a row has a label, such as ``1`` or ``false``; None of others."""
+    text = written(value).lower()
+    return _YES_NO.get(text.split(".")[0] if number_form(text) == "whole" else text)
 
 
 def joined_labels(labels: Iterable[Any]) -> str | None:

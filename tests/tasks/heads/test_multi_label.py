@@ -12,9 +12,10 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.heads.multi_label import MultiLabel
+from attendrop.tasks.table import BadRows
 
 HEAD = MultiLabel(("art", "music", "sport"))
 
@@ -52,6 +53,33 @@ def test_lists_are_recognized(tmp_path: Path) -> None:
         found = load(path)
         assert found.task.kind == "multi-label-classification"
         assert found.splits["train"]["label"][:] == EXPECTED
+
+
+COLUMNS = "text,sport,music,art\nfirst,1,0,1.0\nsecond,no,YES,No\nthird,0,0,0\nfourth,true,1,1\n"
+
+
+def test_labels_have_a_column_each(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(COLUMNS)
+    (tmp_path / "map.csv").write_text("label,meaning\nart,arts\n")
+    given: dict[str, Any] = {"text_columns": ("text",), "label_column": "sport, music,art"}
+    found = load_files(train_file=tmp_path / "a.csv", **given)
+    assert found.task.kind == "multi-label-classification" and found.task.label_names == HEAD.label_names
+    assert found.splits["train"]["label"][:] == EXPECTED
+    mapped = load_files(train_file=tmp_path / "a.csv", label_map=tmp_path / "map.csv", **given)
+    assert mapped.task.label_names == ("arts", "music", "sport")
+    (chunk,) = stream_file(tmp_path / "a.csv", head=HEAD, size=9, bad=BadRows(), **given)
+    assert chunk.columns["label"] == EXPECTED
+
+
+def test_a_column_of_a_label_says_yes_or_no(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(COLUMNS + "fifth,1,,0\n")
+    given: dict[str, Any] = {"train_file": tmp_path / "a.csv", "text_columns": ("text",)}
+    with pytest.raises(AttendropError, match=r"line 6, column 'music': '' does not say .*; write 0 or 1"):
+        load_files(label_column="sport,music,art", **given)
+    found = load_files(label_column="sport,music,art", skip_bad_rows=True, **given)
+    assert found.splits["train"]["label"][:] == EXPECTED and [row.place for row in found.skipped] == ["line 6"]
+    with pytest.raises(AttendropError, match=r"no column 'arts'; did you mean 'art'"):
+        load_files(label_column="sport,music,arts", **given)
 
 
 def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
