@@ -86,6 +86,14 @@ def test_paths_may_name_environment_variables(
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
 
 
+def test_a_file_alone_is_scored_on_a_part_of_it(folder: Path, tmp_path: Path) -> None:
+    found = content(folder, baselines=["majority"])
+    del found["data"][0]["eval_file"]
+    units = read_study(write(tmp_path / "study.yaml", found)).units
+    assert {unit.method for unit in units} == {"finetune", "r-drop", "majority"}
+    assert {unit.config.test_fraction for unit in units} == {0.25}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "finetune"}, "has an unknown key 'method'. Did you mean 'methods'?"),
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),

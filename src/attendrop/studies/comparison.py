@@ -16,7 +16,7 @@ from attendrop.methods.core.options import Range
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import check_fields, names, option
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256
+from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256, with_evaluation
 from attendrop.tasks.file_formats import files_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
 RECORD = "comparison.json"
-DEFAULT_TEST_FRACTION = 0.25
 # Options that may change from one call to the next: of single runs, paths (the content counts), and of no effect.
 _NOT_RECORDED = (
     *("method", "options", "seed", "output_dir", "train_file", "eval_file", "label_map", "data_dir"),
@@ -126,9 +125,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        config = self.config
-        if config.train_file is not None and config.eval_file is None and not config.test_fraction:
-            object.__setattr__(self, "config", replace(config, test_fraction=DEFAULT_TEST_FRACTION))
+        object.__setattr__(self, "config", with_evaluation(self.config))
 
     def of_baselines(self, defined: Collection[str]) -> Comparison:
         """Return the comparison without the baselines that are not defined for its kind of task."""

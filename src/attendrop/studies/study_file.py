@@ -39,7 +39,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
-from attendrop.studies.units import BASELINES, REFERENCE, Unit
+from attendrop.studies.units import BASELINES, REFERENCE, Unit, with_evaluation
 from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
@@ -225,12 +225,14 @@ def _setting(
     units, labels = {}, {}
     for seed in seeds:
         for method in methods:
-            unit = Unit(RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir=""))
+            config = RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir="")
+            unit = Unit(with_evaluation(config))
             units[unit.key()] = unit
             if method.label:
                 labels[unit.key()] = method.label
         for baseline in baselines:
-            unit = Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
+            config = RunConfig(**options, method=REFERENCE, seed=seed, output_dir="")
+            unit = Unit(with_evaluation(config), baseline)
             units[unit.key()] = unit
     return Setting(name, tuple(units.values()), labels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,14 @@ MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "s
 # Those that cost little beside a fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+DEFAULT_TEST_FRACTION = 0.25
+
+
+def with_evaluation(config: RunConfig) -> RunConfig:
+    """Set a quarter of a training file aside to score on, where nothing else is."""
+    if config.train_file is None or config.eval_file is not None or config.test_fraction:
+        return config
+    return replace(config, test_fraction=DEFAULT_TEST_FRACTION)
 
 
 @dataclass(frozen=True)
