@@ -268,9 +268,9 @@ def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
 
     (weights, _, _, (shared, _)), report = trained(0, 12, None)
     assert (len(shared["periods"]), shared["attacker"]) == (2, None)
-    for stopped in (4, 8):
+    for stopped in (4, 8, 12):  # killed after the last checkpoint, it takes no further step
         half = trained(0, stopped, None)[0]
-        assert (half[3][0]["attacker"] is None) == (stopped == 8)
+        assert (half[3][0]["attacker"] is None) == (stopped > 4)
         assert half[3][1]["rows"] == ([0, 1] if stopped == 4 else [])
         (again, _, _, _), repeated = trained(stopped, 12, half)
         assert all(torch.equal(weights[name], again[name]) for name in weights)

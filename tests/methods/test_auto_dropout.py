@@ -17,7 +17,7 @@ from helpers.training import examples, take_step, trainer_of, weights
 from torch import Tensor, nn
 from transformers import EarlyStoppingCallback
 
-from attendrop import AttendropError, AutoDropout, SuperT
+from attendrop import ADDrop, AttendropError, AutoDropout, Compose, SuperT
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.auto_dropout import part_of, patterned, sample_pattern
@@ -154,8 +154,9 @@ def trial_losses(trainer: Any) -> list[float]:
 @pytest.mark.parametrize(
     "options",
     [{"lr_scheduler_type": "linear", "warmup_steps": 4},
-     {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "uncounted": True}],
-    ids=["a schedule, and a batch of two rows", "micro-batches left over, averaged by the trainer"],
+     {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "uncounted": True},
+     {"with": ADDrop(attribution="recorded", layers="all", p=0.5)}],
+    ids=["a schedule, and a batch of two rows", "micro-batches left over, averaged by the trainer", "records of rows"],
 )  # fmt: skip
 def test_the_same_pattern_gives_the_same_loss_in_each_trial(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,8 +165,9 @@ def test_the_same_pattern_gives_the_same_loss_in_each_trial(
     monkeypatch.setattr(AUTODROPOUT, "sample_pattern", lambda *_: PATTERN)
     held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
     options = {"num_train_epochs": 12, "train_dataset": examples(count=14)} | options
-    uncounted = options.pop("uncounted", False)
-    trainer = trainer_of(tmp_path, AutoDropout(trials=4), reward_dataset=held, **options)
+    uncounted, other = options.pop("uncounted", False), options.pop("with", None)
+    method = AutoDropout(trials=4) if other is None else Compose(AutoDropout(trials=4), other)
+    trainer = trainer_of(tmp_path, method, reward_dataset=held, **options)
     trainer.model_accepts_loss_kwargs = not uncounted
     losses = trial_losses(trainer)
     assert len(losses) == 4

@@ -69,6 +69,11 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
         "bert",
     ),
     "modernbert-mean": ("ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "bert"),
+    "modernbert-choice": (
+        "ModernBertForMultipleChoice",
+        MODERNBERT | {"classifier_pooling": "mean"},
+        "bert-choice",
+    ),
     "modernbert-tokens": ("ModernBertForTokenClassification", MODERNBERT, "bert-tokens"),
 }
 # They read the first token, and of one that is padding stock models make what depends on all the padding.

@@ -345,8 +345,9 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
 
 
 def test_equal_scores_are_not_taken_for_certainty() -> None:
-    constant = runs("finetune", [0.5] * 4) + runs("ad-drop", [0.51] * 4)
-    assert answer(constant).verdict.kind == "tie"
+    rows = np.tile(np.arange(1000) < 500, (4, 1))  # the same in all seeds, and another that gains five and loses three
+    other = rows ^ np.isin(np.arange(1000), [1, 2, 3, *range(600, 605)])
+    assert answer([*of_rows("finetune", rows), *of_rows("ad-drop", other)]).verdict.kind == "tie"
     same = answer([*runs("finetune", [0.0] * 4), *runs("ad-drop", [0.0] * 4, 200)])
     assert same.use == "finetune" and "practically nothing" in same.sentences[0]
 

@@ -15,7 +15,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
-from attendrop.runs.run_folder import foreign, read_run
+from attendrop.runs.run_folder import NEW_RUN, foreign, read_run
 from attendrop.studies import compare as compare_module
 from attendrop.studies.compare import Steps, run_comparison
 from attendrop.studies.comparison import Comparison, check_record, write_record
@@ -190,9 +190,13 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     assert (found["best"], found["kept"]) == (str(best), "finetune")
     assert scores_in_card(best, found) == "2 seeds"
 
+    # Meanwhile another model was recommended, and its training was interrupted.
+    (best / NEW_RUN).mkdir()
+    meanwhile = json.loads((best / "run.json").read_text()) | {"config": {"method": "mixout"}}
+    (best / NEW_RUN / "run.json").write_text(json.dumps(meanwhile))
     (best / "README.md").write_text("my own")
     run_comparison(replace(asked, seeds=2), workers=0)
-    assert (best / "README.md").read_text() == "my own"
+    assert (best / "README.md").read_text() == "my own" and not (best / NEW_RUN).exists()
 
 
 def scores_in_card(best: Path, found: dict[str, Any]) -> str:

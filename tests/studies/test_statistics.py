@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attendrop.studies.statistics import CrossedMean, crossed_test, holm, paired_difference
+from attendrop.studies.statistics import CrossedMean, Estimate, Plan, crossed_test, holm, paired_difference
 
 FIRST = [0.769, 0.779, 0.766, 0.787, 0.775]
 SECOND = [0.762, 0.756, 0.754, 0.781, 0.758]
@@ -22,10 +22,9 @@ def test_on_these_rows_the_interval_is_that_of_the_paired_t_test() -> None:
     assert (found.these_rows.low, found.these_rows.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_one_seed_says_nothing_of_chance_and_equal_differences_neither() -> None:
+def test_one_seed_says_nothing_of_chance() -> None:
     found = paired_difference([0.8], [0.7], np.full((1, 10), 0.1), 10)
     assert (found.mean.low, found.these_rows.high, found.p_value) == (-math.inf, math.inf, None)
-    assert crossed_test([CrossedMean.of(np.full((4, 30), 0.01), 0.01, 30)])[1] == 1
 
 
 def test_ties_count_half() -> None:
@@ -84,6 +83,15 @@ def test_several_means_are_added_by_weight() -> None:
 
 
 # Correction and planning ---------------------------------------------------------------------------------------------
+
+
+def test_a_difference_without_any_spread_is_no_chance() -> None:
+    """A perfect model against one that is never right: all rows of all seeds are on one side."""
+    found = CrossedMean.of(np.ones((5, 100)), 1.0, 3000)
+    assert crossed_test([found]) == (Estimate(1.0, 1.0, 1.0), pytest.approx(2.0**-99))
+    assert found.plan(1.0, 0.05, 4) == Plan(1.0, 0, 0)
+    assert crossed_test([CrossedMean.of(np.zeros((5, 100)), 0.0, 3000)])[1] == 1.0
+    assert crossed_test([CrossedMean.of(np.ones((5, 3)), 1.0, 3)])[1] == 0.25
 
 
 def test_holm_as_worked_by_hand() -> None:

@@ -19,7 +19,7 @@ from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.studies.executor import InProcess
-from attendrop.studies.study import make_report, overall_rows
+from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
 
@@ -178,6 +178,17 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     assert failed["attempts"] == 2
     assert cli.main([*command[:2], "--output-dir", str(folder / "model")]) == 2
     assert "holds other files" in capsys.readouterr().err
+
+
+def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    """`attendrop train` makes a folder of runs in a project, too."""
+    (tmp_path / "runs").mkdir()
+    check_study_folder(tmp_path)
+    (tmp_path / "answer.csv").write_text("my,data")
+    with pytest.raises(AttendropError, match=r"answer\.csv' was not written by attendrop, and would be replaced"):
+        check_study_folder(tmp_path)
+    (tmp_path / "answer.json").write_text('{"settings": {}}')
+    check_study_folder(tmp_path)
 
 
 # Tables --------------------------------------------------------------------------------------------------------------

@@ -142,6 +142,21 @@ def test_the_log_says_what_was_dropped_and_when(tmp_path: Path) -> None:
     assert [entry["epoch"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry] == [2]
 
 
+def test_a_first_micro_batch_without_labels_does_not_decide_how_losses_are_weighted(tmp_path: Path) -> None:
+    rows = examples("gpt2")
+    rows[0] = rows[0] | {"labels": torch.full_like(rows[0]["labels"], -100)}
+    found = {}
+    for regularized in (True, False):
+        cut: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
+        cut |= {"train_sampling_strategy": "sequential", "logging_strategy": "steps", "logging_steps": 1}
+        given = {"model": zoo.build("gpt2"), "train_dataset": rows, "data_collator": zoo.collate}
+        ours = trainer_of(tmp_path, None, logging_nan_inf_filter=False, **given, **cut)
+        trainer = ours if regularized else Trainer(args=ours.args, **given)
+        trainer.train()
+        found[regularized] = history(trainer, "loss") + history(trainer, "grad_norm")
+    assert found[True] == pytest.approx(found[False], rel=1e-5)
+
+
 # --- Arguments of the stock trainer
 
 

@@ -297,6 +297,7 @@ class RecordedState(MethodState):
         self.options = method.resolved(training.model)
         self.recorder = Recorder(limit, training.processes)
         self.without_signal: float | None = None  # of the last step
+        training.on_rewind.append(self.recorder.clear)
 
     def plan(self, context: StepContext) -> Plan:
         row_pass = self.recorder.begin_pass(context, self.options.units)
@@ -314,10 +315,11 @@ class RecordedState(MethodState):
         return {}
 
     def rank_state_dict(self) -> dict[str, Any]:
-        return self.recorder.state_dict()
+        return {**self.recorder.state_dict(), "without_signal": self.without_signal}
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         self.recorder.load_state_dict(rank_state)
+        self.without_signal = rank_state["without_signal"]
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         records = self.recorder.records

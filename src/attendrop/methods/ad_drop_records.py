@@ -95,6 +95,10 @@ class RowRecords:
     def __contains__(self, row: int) -> bool:
         return row in self._rows
 
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows, self._since_exchange, self.bytes = {}, {}, 0
+
     def get(self, row: int, layer: str) -> RowMask | None:
         """Return the mask of a row in a layer; None if there is none."""
         return self._rows.get(row, {}).get(layer)
@@ -142,7 +146,7 @@ class RowRecords:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         bits, place = state["bits"].numpy().tobytes(), 0
-        self._rows, self._since_exchange, self.bytes = {}, {}, 0
+        self.clear()
         for row, layer, heads, queries, keys, new in state["index"]:
             size = -(-heads * queries * keys // 8)
             mask = RowMask(bits[place : place + size], (heads, queries, keys))
@@ -176,6 +180,11 @@ class Recorder:
         self._step: tuple[int, int] | None = None
         self._kept = 0  # of what was added, that of earlier micro-batches
         self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
+
+    def clear(self) -> None:
+        """Forget all records, those of the present step too."""
+        self.records.clear()
+        self._new, self._kept = [], 0
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
         """Begin a training pass over ``context.batch``; raises AttendropError if its rows are not known."""

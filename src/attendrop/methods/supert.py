@@ -228,7 +228,11 @@ class _SuperT(MethodState):
         parameters = dict(self.training.model.named_parameters())
         with torch.no_grad():
             for name, place in self.zeros.items():
-                zero(parameters[name], place)
+                weight = parameters[name]
+                zero(weight, place)
+                for moment in self.start.optimizer.state.get(weight, {}).values():  # of an optimizer used before
+                    if isinstance(moment, Tensor) and moment.shape == weight.shape:
+                        zero(moment, place)
         return {f"pruned/{kind}": float(_count(self.pruned, kind)) for kind in _KINDS}
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -109,6 +109,10 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
     return part
 
 
+# Options by which runs set rows aside; the kept model is trained on all.
+_SET_ASIDE = ("test_fraction", "shift", "shift_column")
+
+
 def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOptions) -> tuple[list[ShownText], str]:
     """Compute the maps of the given texts, or of evaluation rows; and say where the texts are from."""
     texts, pairs, source = options.texts, options.pairs, ""
@@ -117,8 +121,8 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
         given = read_run_file(str(folder / RUN_FILE))
         given |= {"seed": given["seed"][0], "output_dir": str(folder)}
         runs = (run for setting in results.settings for run in setting.runs)
-        fraction = next((run.metrics["config"].get("test_fraction") for run in runs), None)
-        config = RunConfig(**given | ({"test_fraction": fraction} if fraction else {}))
+        of_runs: dict[str, Any] = next((run.metrics["config"] for run in runs), {})
+        config = RunConfig(**given | {name: of_runs[name] for name in _SET_ASIDE if of_runs.get(name)})
         data = load_data(config)
         rows = divide(config, data).report.get("dev")
         if rows is None:

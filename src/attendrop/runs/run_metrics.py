@@ -181,7 +181,7 @@ def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
     if run.chooses_epoch:
         return trainer.state.best_metric
     found = [entry[f"eval_{run.task.metric}"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return float(found[-1])
+    return float(found[-1]) if found else None  # of no steps
 
 
 def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
@@ -210,6 +210,8 @@ def run_metrics(
     config, method, parts, head = run.config, run.method, run.parts, run.task.head
     history = _history(trainer.state.log_history, final.method, run.data)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)
+    if best is None and "selection" in scores:
+        best = scores["selection"].scores[run.task.metric]
     chosen = [
         entry["epoch"]
         for entry in history

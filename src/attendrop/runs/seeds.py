@@ -59,15 +59,21 @@ def train_seeds(
             for each in configs:
                 exists = Path(each.output_dir).exists()
                 check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
-        begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if writes else []
+        begin = [_AtTheStart(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if writes else []
         found = []
         for number, each in enumerate(configs, start=1):
             logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
             found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
         summary = summarise(found)
+        if writes and not (folder / RUN_FILE).exists():  # no run has taken a step
+            _write(folder, RUN_FILE, run_file(config, seeds))
         if writes:
             _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+class _AtTheStart(AfterFirstStep):
+    """A class of its own: a run has such a callback, and transformers warns of a second one of the same class."""
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

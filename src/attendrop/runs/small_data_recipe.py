@@ -33,7 +33,7 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
 
     Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, rewards, or a
     score where there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded
-    on it.
+    on it, or there is no step to take.
     """
     rewarded = config.rewarded_on == "selection"
     fraction = config.selection_fraction
@@ -42,7 +42,7 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
         fraction = SELECTION_FRACTION if needed and config.protocol == "honest" else 0.0
     refit = config.refit
     if refit is None:
-        refit = fraction > 0 and config.protocol == "honest" and not rewarded
+        refit = fraction > 0 and config.protocol == "honest" and not rewarded and config.max_steps != 0
     return config.filled(selection_fraction=fraction, refit=refit)
 
 

@@ -218,13 +218,14 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     here, there = ({row.label: row for row in found.rows} for found in (usual, shifted))
     label = next((row.label for row in usual.rows if row.is_reference), None)
     sentences = []
+    plain = "plain fine-tuning" if label == "finetune" else str(label)
     if label in here and label in there:
-        named = "Plain fine-tuning" if label == "finetune" else label
+        named = "Plain fine-tuning" if label == "finetune" else plain
         scores = f"{number(there[label].mean)} there, and {number(here[label].mean)} on the usual rows"
         sentences.append(f"{named} scores {scores}.")
     row = here.get(str(shifted.use))
     if row is not None and row.difference is not None and row.label not in (label, usual.use):
-        sentences.append(f"On the usual rows, {row.label} minus plain fine-tuning is {interval(row.difference)}.")
+        sentences.append(f"On the usual rows, {row.label} minus {plain} is {interval(row.difference)}.")
     return sentences
 
 

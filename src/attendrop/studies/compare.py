@@ -16,7 +16,7 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import holds_run, read_run
+from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
@@ -167,6 +167,8 @@ def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], fold
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
     place, rows = Path(wanted.config.output_dir), fingerprint(resolve_run(wanted.config).parts)
     same = holds_run(place, wanted.config, rows, wanted.baseline)
+    if same and read_metrics(place) is not None:
+        clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
     overwrite = not same and read_run(place) is not None
     try:
         if wanted.baseline is None:

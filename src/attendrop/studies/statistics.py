@@ -107,7 +107,9 @@ class CrossedMean:
         """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""
         units = max(2.0, rows * self.units / self.rows)
         error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
-        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / max(error, ROUNDING)))
+        if error <= ROUNDING:
+            return 1.0
+        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / error))
 
     def plan(self, effect: float, alpha: float, least_seeds: int) -> Plan:
         """Plan, with no fewer than ``least_seeds``, what shows a difference ``effect`` > 0 at level ``alpha``."""
@@ -222,8 +224,9 @@ def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)
     value = sum(weight * each.mean for weight, each in zip(weights, means, strict=True))
     shares = [weight**2 * each.variance(each.seeds, each.units) for weight, each in zip(weights, means, strict=True)]
     error = math.sqrt(sum(shares))
-    if error <= ROUNDING:  # differences that are all equal have no spread to compare with
-        return Estimate(value, value, value), 1.0
+    if error <= ROUNDING:  # no spread to compare with: as in a sign test, in which all rows are on one side
+        units = min(each.units for each in means)
+        return Estimate(value, value, value), 2.0 ** (1 - units) if abs(value) > ROUNDING else 1.0
     each_freedom = [each.freedom(each.seeds, each.units) for each in means]
     freedom = sum(shares) ** 2 / sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))
     half = float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error

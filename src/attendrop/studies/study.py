@@ -51,8 +51,8 @@ def run_study(
 
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
-    """Write the files of an answer."""
-    for name, content in zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True):
+    """Write the files of an answer, first the one that says whose they are."""
+    for name, content in zip(REPORTS, (json.dumps(found, indent=2) + "\n", markdown, table), strict=True):
         write_text(folder / name, content)
 
 
@@ -63,6 +63,8 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     if folder.exists() and not (folder / RUNS).is_dir() and any(path.name != LOCK for path in folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     found = read_json(folder / ANSWER, {})
+    if found is None and (strange := next(filter(Path.exists, (folder / name for name in REPORTS)), None)):
+        raise AttendropError(f"'{strange}' was not written by attendrop, and would be replaced; name another folder.")
     if found is not None and ("settings" in found) == comparison:
         other = "study" if comparison else "comparison"
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")

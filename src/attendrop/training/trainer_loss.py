@@ -110,8 +110,8 @@ class TrainerLoss:
         """Whether the loss is a mean over the micro-batch, though the trainer takes it for a sum over ``num_items``.
 
         The stock trainer passes ``num_items_in_batch``, which most heads but those of language models ignore, as do
-        many ``compute_loss`` and ``compute_loss_func``. The loss itself is tested, once, and only where it makes a
-        difference and ``loss_is_scaled_for_ga`` does not say it.
+        many ``compute_loss`` and ``compute_loss_func``. The loss itself is tested, once, on the first micro-batch that
+        has one, and only where it makes a difference and ``loss_is_scaled_for_ga`` does not say it.
         """
         trainer = self.trainer
         if trainer.args.gradient_accumulation_steps == trainer.args.world_size == 1 or "labels" not in inputs:
@@ -126,6 +126,8 @@ class TrainerLoss:
                     self.compute_loss(model, self._without_extra_columns(inputs), num_items_in_batch=count)
                     for count in counts
                 ]
+            if not losses[0].isfinite() or losses[0] == 0:  # no label counts
+                return False
             self._ignores_num_items = torch.equal(losses[0], losses[1])
         return self._ignores_num_items
 

@@ -209,6 +209,7 @@ class EffectsState(MethodState):
             "found": None if self.found is None else {key: tuple(known) for key, known in self.found.items()},
             "number": self.number,
             "steps": self.steps,
+            "layers": [vars(layer) for layer in self.attention_layers],
             "attacker": None if self.attacker is None else self.attacker.state_dict(),
         }
 
@@ -220,6 +221,7 @@ class EffectsState(MethodState):
         found = state["found"]
         self.found = None if found is None else {key: LayerEffect(*known) for key, known in found.items()}
         self.number, self.steps = state["number"], state["steps"]
+        self.attention_layers = [AttentionLayer(**layer) for layer in state["layers"]]  # there may be no further step
         self.rows = set(rank_state["rows"])
         if state["attacker"] is not None:
             self._attacker().load_state_dict(state["attacker"])

@@ -30,6 +30,7 @@ class InitialState:
                 f"regularize(..., {missing}={missing})."
             )
         self.model = training.model
+        self.on_rewind = training.on_rewind
         self.optimizer: torch.optim.Optimizer = training.optimizer
         self.steps: int = training.total_steps
         self.weights: dict[str, Tensor] = {
@@ -46,6 +47,8 @@ class InitialState:
         if self.optimizer_state:
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": self.optimizer_state, "param_groups": groups})
+        for forget in self.on_rewind:
+            forget()
 
     def forget(self) -> None:
         """Free the copies once they are no longer needed."""

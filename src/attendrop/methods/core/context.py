@@ -87,6 +87,8 @@ class TrainingContext:
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this one trains. Returns
             a function to call before each step of its optimizer.
+        on_rewind: Functions to call when a method starts again from the initial weights; a state that remembers what
+            weights did adds one that forgets it.
     """
 
     model: nn.Module
@@ -103,6 +105,7 @@ class TrainingContext:
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
     act_on_second_model: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
+    on_rewind: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
