@@ -177,6 +177,20 @@ def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys
     assert "attendrop train" in shown and "--label-column toxic,spam,rude --label-type labels" in shown
 
 
+def test_a_type_of_labels_leaves_the_choice_of_their_column(tmp_path: Path) -> None:
+    lines = [f" message {n} of a customer , {'ab'[n % 2]}" for n in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["text, label", *lines]))  # the name is read without its space
+    given = {"train_file": str(tmp_path / "a.csv"), "text_columns": "text", "label_type": "class"}
+    assert RunConfig(model="m", output_dir="r", method="finetune", **given).label_column == "label"  # type: ignore[arg-type]
+    assert inspect_files(tmp_path / "a.csv", text_columns=["text"], label_type="class").label_column == "label"
+
+
+def test_a_file_of_labels_alone_is_told_to_be_one(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.csv").write_text("label\n" + "a\nb\n" * 9)
+    assert cli.main(["inspect", str(tmp_path / "a.csv")]) == 0
+    assert "No column is left for the texts; name one with --text-columns." in capsys.readouterr().out
+
+
 def test_a_file_is_given_once(ugly: str, capsys: Captured) -> None:
     assert_refused(["train", ugly, "--train-file", ugly], Path("runs"), "are the same option; give one", capsys)
 

@@ -20,6 +20,8 @@ from attendrop.tasks.table import BadRows
         ({"delivery": 40, "delivry": 1, "deliverly": 2, "damage": 9}, [["delivery", "deliverly", "delivry"]]),
         ({"hotel": 30, "motel": 28}, []),  # as frequent: another word
         ({"entailment": 90, "not_entailment": 9, "positive": 90, "negative": 9}, []),
+        ({"C": 9, "C++": 8, "C#": 7, "A+": 5, "A-": 5, "A": 4, "-1": 9, "1": 8, "1.1": 3, "11": 2}, []),
+        ({"<=50K": 9, ">50K": 3, "a.k.a.": 4, "aka": 2}, [["a.k.a.", "aka"]]),
         ({"step 1": 90, "step 2": 2, "1": 50, "2": 1, "yes": 90, "yet": 1}, []),
     ],
 )

@@ -75,6 +75,10 @@ def test_the_last_values_of_a_column_are_held_out() -> None:
     assert hold_out_values(rows, "month", months, 0.6)[1]["index"][:] == [4, 5, 6, 7, 8, 9]
     assert hold_out_values(rows, "month", ["b"] * 9 + ["a"], 0.1)[0]["index"][:] == [9]
     assert hold_out_values(rows, "month", ["9"] * 8 + ["10"] * 2, 0.25)[1]["index"][:] == [8, 9]
+    days = ["2024-9-30"] * 4 + ["2024-10-02"] * 2 + [""] * 4  # neither as text nor is a blank one the last
+    assert hold_out_values(rows, "day", days, 0.25)[1]["index"][:] == [4, 5]
+    with pytest.raises(AttendropError, match=r"such as '28/09/2024', whose order is not clear"):
+        hold_out_values(rows, "day", ["28/09/2024", "30/11/2023", ""] * 3 + [""], 0.25)
     with pytest.raises(AttendropError, match="single value, 'x'"):
         hold_out_values(rows, "month", ["x"] * 10, 0.25)
     with pytest.raises(AttendropError, match=r"such as '01\.02\.2026', whose order is not clear"):

@@ -11,6 +11,7 @@ import typer
 
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import run_option
+from attendrop.errors import AttendropError
 from attendrop.runs.declared_options import names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
@@ -55,6 +56,8 @@ def inspect(
     doubts = found.doubts()
     doubtful = [f"- {line}" for line in (*found.notes, *doubts.values())]
     parts = [_columns(found), _labels(found), _rows(found, model), ["To look at:", *doubtful] if doubtful else []]
+    if write_map is not None and not found.labels:
+        raise AttendropError(f"{file} has no labels to map: {_reading(found)}.")
     if write_map is not None:
         write_label_map(write_map, found.labels, overwrite=overwrite)
         parts.append([f"Wrote {write_map}: correct its column meaning."])
@@ -73,7 +76,8 @@ def announce_files(config: RunConfig, *, quiet: bool) -> None:
         return
     print(f"{_head(found)}; {_reading(found)}.", file=sys.stderr)
     if found.variants:
-        draft = f"attendrop inspect {config.train_file} --write-label-map {_MAP}"
+        words = [config.train_file, *_columns_named(found), "--write-label-map", _MAP]
+        draft = f"attendrop inspect {shlex.join(words)}"
         print(f"{found.doubts()['variants']} A map merges them: {draft}", file=sys.stderr)
 
 
@@ -132,25 +136,32 @@ def _rows(found: Inspection, model: str) -> list[str]:
     return lines
 
 
+def _columns_named(found: Inspection) -> list[str]:
+    """Return the options that name the columns that are read."""
+    named = ["--text-columns", ",".join(found.text_columns)]
+    return named if found.label_column is None else [*named, "--label-column", found.label_column]
+
+
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Tell what attendrop makes of the file, and the commands for it."""
     if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
+    if not found.text_columns:
+        return ["No column is left for the texts; name one with --text-columns."]
     file = str(found.table.path)
     data = {
         "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
-        "--text-columns": ",".join(found.text_columns),
-        "--label-column": found.label_column,
         "--label-type": found.label_type if typed or found.label_type in SEVERAL_CLASSES else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
-    words = [word for option, value in data.items() if value is not None for word in (option, value)]
+    words = _columns_named(found)
+    words += [word for option, value in data.items() if value is not None for word in (option, value)]
     words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "without_label"} else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):
             lines.append(f"With --shift-column {column.name}, it also scores the rows of the last dates.")
-    draft = [f"attendrop inspect {shlex.quote(file)} --write-label-map {_MAP}   # then correct {_MAP}"]
-    commands = draft if found.variants and label_map is None else []
+    draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
+    commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
     commands += [f"attendrop {command} {shlex.join([file, *words])}" for command in ("compare", "train")]
     return [*lines, "Next:", *(f"  {command}" for command in commands)]

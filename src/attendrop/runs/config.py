@@ -293,12 +293,13 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Take the columns that are not given from the file, where it is clear which they are."""
-        labelled, hint = self.label_column is not None or self.label_type != "auto", ""
+        guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
+        labelled, hint = self.label_column is not None or self.label_type not in guessed, ""
         if self.text_columns and labelled:
             return
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file or folder '{file}'.")
-        if self.label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER):
+        if self.label_type in guessed:
             from attendrop.tasks.inspection import candidate_columns
 
             texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column)

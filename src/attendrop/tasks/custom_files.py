@@ -16,7 +16,7 @@ from attendrop.tasks.label_map import as_meant, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
-from attendrop.tasks.values import joined_labels
+from attendrop.tasks.values import is_missing, joined_labels
 from attendrop.wording import counted
 
 
@@ -102,7 +102,9 @@ def load_files(
         splits["train"] |= {column.name: read_numbers(tables["train"], column) for column in token_columns}
         splits["train"]["place"] = tables["train"].places
     if shift_column is not None and "train" in tables:
-        splits["train"][SHIFT_VALUES] = [str(value) for value in tables["train"].column(shift_column)]
+        splits["train"][SHIFT_VALUES] = [
+            "" if is_missing(value) else str(value) for value in tables["train"].column(shift_column)
+        ]
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
     return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
@@ -192,7 +194,8 @@ class _Rows:
     def kinds(self, table: Table, label_type: str) -> tuple[type[Head], ...]:
         """Return the kinds of heads that may read the files, by the first row."""
         labels = table.column(self.label) if self.label in table.columns else []
-        first = next((label for label in labels if label is not None), None)
+        said = (label for label in labels if not is_missing(label) and str(label).strip())
+        first = next(said, next((label for label in labels if label is not None), None))
         return candidate_heads(label_type, [table.column(name)[0] for name in self.texts], first)
 
     def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:

@@ -105,7 +105,8 @@ class Inspection:
     def written_labels(self) -> list[str]:
         """Return the label of each row as it is written; empty where it is missing."""
         values = [None] * len(self.table.rows) if self.label_column is None else self.table.column(self.label_column)
-        return ["" if is_missing(value) else written(value) for value in values]
+        single = self.label_type in ONE_CLASS + NUMBER
+        return ["" if is_missing(v) or (single and value_problem(v) is not None) else written(v) for v in values]
 
     def doubts(self) -> dict[str, str]:
         """Describe what is doubtful, a sentence by the name of each."""
@@ -113,7 +114,8 @@ class Inspection:
 
     def lengths(self, model: str) -> tuple[str, list[int]]:
         """Return the unit and the lengths of the rows: tokens if the model's tokenizer is here, otherwise words."""
-        texts = [" ".join(map(str, row)) for row in self.table.values(self.text_columns)]
+        rows = self.table.values(self.text_columns)
+        texts = [" ".join(" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in row) for row in rows]
         if (file := _tokenizer_file(model)) is None:
             return "words", [len(text.split()) for text in texts]
         from tokenizers import Tokenizer
@@ -163,7 +165,7 @@ def inspect_files(
     usual_texts, usual_label = default_columns(str(train_file))
     label_column, texts = label_column or usual_label, tuple(text_columns) or usual_texts
     candidates: list[str] = []
-    if label_column is None and (label_type == "auto" or not texts):
+    if label_column is None and (label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER) or not texts):
         candidates = _label_columns(table, texts)
         label_column = next(iter(candidates), None)
     texts = texts or next(iter(_text_columns(table, label_column)), ())
@@ -235,9 +237,15 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if skipped := found.bad.skipped:
         places = skipped_places(skipped)
         yield "skipped", f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
+    if not found.text_columns:
+        return
     if missing := sum(not all(row) for row in texts):
         yield "without_text", f"{counted(missing, 'row')} without a text."
-    if found.label_column is not None and (missing := labels.count("")):
+    if found.label_type in SEVERAL_CLASSES and found.label_column is not None:  # an empty text says that none applies
+        missing = sum(map(is_missing, found.table.column(found.label_column)))
+    else:
+        missing = labels.count("")
+    if found.label_column is not None and missing:
         yield "without_label", f"{counted(missing, 'row')} without a label."
     if groups := "; ".join(counts_of({label: found.labels[label] for label in group}) for group in found.variants):
         yield "variants", f"Labels that may be the same: {groups}."
@@ -273,7 +281,8 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
 def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:
     if column is None or label_type not in ONE_CLASS + SEVERAL_CLASSES:
         return {}
-    return label_counts(table.column(column), several=label_type in SEVERAL_CLASSES)
+    several = label_type in SEVERAL_CLASSES
+    return label_counts((v for v in table.column(column) if several or value_problem(v) is None), several=several)
 
 
 def _texts_of(table: Table, name: str) -> list[str]:
@@ -346,7 +355,8 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
     if len(label_columns(table.columns, column)) > 1:
         return "labels"
     values = [value for value in table.column(column) if not is_missing(value)]
-    first, texts = next(iter(values), ""), [table.column(name)[0] for name in text_columns]
+    first = next((value for value in values if str(value).strip()), "")
+    texts = [table.column(name)[0] for name in text_columns]
     if isinstance(first, dict) or len(texts) > 2 or any(map(_is_listed, texts)):
         return "auto"
     if _is_listed(first) or joined_labels(values):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -76,7 +77,11 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
 
 
 def _plain(label: str) -> str:
-    return "".join(letter for letter in label.casefold() if letter.isalnum())
+    """Return what two spellings of a label share. Signs of -1, C++ or <=50K, and points of numbers, stay."""
+    text = "".join(label.casefold().replace("_", " ").split())
+    if any(letter.isdigit() for letter in text):
+        return text
+    return re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", text.strip(".,;:'’\"()"))
 
 
 def _misspelt(first: str, second: str) -> bool:
@@ -136,6 +141,8 @@ def _meaning(meanings: Mapping[str, str], several: bool, value: Any) -> Any:
         return [_meaning(meanings, False, each) for each in value]
     if (label := _text(value)) in meanings:
         return meanings[label]
+    if isinstance(value, str) and (found := json_list(value)) is not None:
+        return [_meaning(meanings, False, each) for each in found]
     if several and isinstance(value, str) and (listed := labels_in(value)):
         return [meanings.get(label, label) for label in listed]
     return value
@@ -163,6 +170,8 @@ def label_counts(values: Iterable[Any], *, several: bool) -> dict[str, int]:
     """Count labels, the most frequent first; with ``several``, a value may be a list, or hold several labels."""
     counts: Counter[str] = Counter()
     for value in values:
-        listed = value if isinstance(value, list) else labels_in(value) if several else [value]
+        listed = value if isinstance(value, list) else [value]
+        if several and isinstance(value, str):
+            listed = labels_in(value)
         counts.update(label for each in listed if (label := _text(each)))
     return dict(counts.most_common())

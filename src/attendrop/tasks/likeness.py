@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +75,14 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     counts = Counter(values)
     if len(counts) < 2:
         raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
-    if all(_YEAR_LAST.match(value) for value in counts):
+    known = [value for value in counts if value.strip()]
+    if known and all(map(_YEAR_LAST.match, known)):
         raise AttendropError(
-            f"shift-column '{column}' has dates such as {next(iter(counts))!r}, whose order is not clear; write them "
+            f"shift-column '{column}' has dates such as {known[0]!r}, whose order is not clear; write them "
             "as 2026-03-01."
         )
     held: set[str] = set()
-    for value in sorted(counts, key=_order(counts), reverse=True)[:-1]:
+    for value in sorted(counts, key=_order(known), reverse=True)[:-1]:
         taken = sum(counts[each] for each in held)
         # Nearer to the fraction with this value than without it.
         if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
@@ -89,16 +91,20 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     return divided(rows, {row for row, value in enumerate(values) if value in held})
 
 
+_YEAR_FIRST = re.compile(r"\s*(\d{4})[-./](\d{1,2})(?:[-./](\d{1,2}))?\b(.*)")
 _YEAR_LAST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1\d{2,4}\b")
 
 
 def _order(values: Iterable[str]) -> Callable[[str], Any]:
-    """Return the key by which values are sorted: numbers if all are."""
-    try:
-        numbers = {value: float(value) for value in values}
-    except ValueError:
-        return str
-    return numbers.__getitem__
+    """Return the key by which values are sorted, numbers and dates by value if all are; blank ones come first."""
+    dates = {value: _YEAR_FIRST.fullmatch(value) for value in values}
+    places: dict[str, Any] = {value: value for value in dates}
+    if all(dates.values()):
+        groups = {value: date.groups(default="0") for value, date in dates.items() if date is not None}
+        places = {value: (*map(int, date), rest) for value, (*date, rest) in groups.items()}
+    with suppress(ValueError):
+        places = {value: float(value) for value in dates}
+    return lambda value: (value in places, places.get(value))
 
 
 @dataclass(frozen=True)

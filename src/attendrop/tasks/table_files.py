@@ -139,9 +139,9 @@ def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, label
 
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
-    """Number the columns that have the name of an earlier one: ``note``, ``note.2``, with a warning."""
+    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning."""
     names: dict[str, str] = {}
-    for place, name in enumerate(header):
+    for place, name in enumerate(map(str.strip, header)):
         number, own = 1, name
         while own in names:
             number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -28,6 +29,7 @@ _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no
 LABEL_SEPARATORS = re.compile(r"[;|,]")
 _TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 _SHOWN = 3
+_NO_COMMA = re.compile(r"""["']\s+["']""")
 
 
 def text_problem(value: Any) -> str | None:
@@ -141,11 +143,19 @@ def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
 
 
 def json_list(text: str) -> list[Any] | None:
-    """Read a JSON list; None if a text is not one."""
-    try:
-        found = json.loads(text) if text.lstrip().startswith("[") else None
-    except ValueError:
+    """Read a list in JSON, or as Python prints one, which is how pandas writes it; None if a text is not one."""
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
         return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        if _NO_COMMA.search(text):
+            return None  # NumPy prints arrays so, and Python would join their texts
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
     return found if isinstance(found, list) else None
 
 

@@ -15,7 +15,9 @@ from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.heads.multi_label import MultiLabel
+from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.table import BadRows
+from attendrop.tasks.values import json_list
 
 HEAD = MultiLabel(("art", "music", "sport"))
 
@@ -80,6 +82,27 @@ def test_a_column_of_a_label_says_yes_or_no(tmp_path: Path) -> None:
     assert found.splits["train"]["label"][:] == EXPECTED and [row.place for row in found.skipped] == ["line 6"]
     with pytest.raises(AttendropError, match=r"no column 'arts'; did you mean 'art'"):
         load_files(label_column="sport,music,arts", **given)
+
+
+def test_lists_as_python_prints_them_are_read_and_those_of_numpy_are_not(tmp_path: Path) -> None:
+    """``DataFrame.to_csv`` writes them so; the first row may have no label."""
+    found = load(write_csv(tmp_path / "a.csv", ["", "['sport', 'art']", "[]", "['music']"]))
+    assert found.splits["train"]["label"][:] == [[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert json_list("['sport' 'art']") is None and json_list("[open('x')]") is None
+
+
+def test_missing_labels_are_named_before_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [["art"], None, ["music"]])
+    found = inspect_files(path)
+    assert (found.labels, found.doubts()["without_label"]) == ({"art": 1, "music": 1}, "1 row without a label.")
+    with pytest.raises(AttendropError, match=r"line 2, column 'topics': the labels are missing; write an empty list"):
+        load(path)
+
+
+def test_a_map_of_labels_holds_for_lists_in_a_csv_of_any_type(tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text("label,meaning\nArt,art\n")
+    path = write_csv(tmp_path / "a.csv", ['[""Art"", ""sport""]', '[""art""]'])
+    assert load(path, label_map=tmp_path / "map.csv").task.label_names == ("art", "sport")
 
 
 def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
