@@ -305,7 +305,7 @@ class RunConfig:
             texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column)
             object.__setattr__(self, "text_columns", texts[0] if len(texts) == 1 else ())
             object.__setattr__(self, "label_column", labels[0] if len(labels) == 1 else None)
-            labelled = labelled or len(labels) == 1
+            labelled = labelled or self.label_column is not None
         missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
         if any(missing.values()):
             from attendrop.tasks.table_files import column_names

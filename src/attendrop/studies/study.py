@@ -52,8 +52,9 @@ def run_study(
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
     """Write the files of an answer, first the one that says whose they are."""
-    for name, content in zip(REPORTS, (json.dumps(found, indent=2) + "\n", markdown, table), strict=True):
-        write_text(folder / name, content)
+    contents = dict(zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True))
+    for name in sorted(REPORTS, key=lambda name: name != ANSWER):
+        write_text(folder / name, contents[name])
 
 
 def check_study_folder(folder: Path, *, comparison: bool = False) -> None:

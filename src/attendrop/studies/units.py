@@ -14,7 +14,7 @@ from attendrop.runs.config import RunConfig
 RUNS = "runs"
 # Files of the answer of a study or a comparison.
 ANSWER = "answer.json"
-REPORTS = (ANSWER, "answer.md", "answer.csv")
+REPORTS = ("answer.md", ANSWER, "answer.csv")
 # The method that others are compared with by default.
 REFERENCE = "finetune"
 # Names of the baselines, see :mod:`attendrop.studies.baselines`, from the cheapest on.
