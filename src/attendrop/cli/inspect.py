@@ -150,11 +150,11 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         return ["No column is left for the texts; name one with --text-columns."]
     file = str(found.table.path)
     data = {
-        "--eval-file": None if found.evaluated is None else str(found.evaluated.path),
         "--label-type": found.label_type if typed or found.label_type in SEVERAL_CLASSES else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
-    words = _columns_named(found)
+    evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
+    words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
     words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "without_label"} else []
     lines = [f"attendrop reads: {_reading(found)}."]
