@@ -180,8 +180,8 @@ def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys
 def test_a_type_of_labels_leaves_the_choice_of_their_column(tmp_path: Path) -> None:
     lines = [f" message {n} of a customer , {'ab'[n % 2]}" for n in range(20)]
     (tmp_path / "a.csv").write_text("\n".join(["text, label", *lines]))  # the name is read without its space
-    given = {"train_file": str(tmp_path / "a.csv"), "text_columns": "text", "label_type": "class"}
-    assert RunConfig(model="m", output_dir="r", method="finetune", **given).label_column == "label"  # type: ignore[arg-type]
+    given: dict[str, Any] = {"train_file": str(tmp_path / "a.csv"), "text_columns": "text", "label_type": "class"}
+    assert RunConfig(model="m", output_dir="r", method="finetune", **given).label_column == "label"
     assert inspect_files(tmp_path / "a.csv", text_columns=["text"], label_type="class").label_column == "label"
 
 

@@ -131,9 +131,9 @@ def as_meant(
 
 
 def _yes_or_no_problem(value: Any) -> str | None:
-    return (
-        None if yes_or_no(value) is not None else f"{value!r} does not say whether the row has this label; write 0 or 1"
-    )
+    if yes_or_no(value) is not None:
+        return None
+    return f"{value!r} does not say whether the row has this label; write 0 or 1"
 
 
 def _meaning(meanings: Mapping[str, str], several: bool, value: Any) -> Any:
