@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from helpers.command_line import Captured, assert_refused
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.tasks.inspection import inspect_files
+from attendrop.tasks.inspection import check_files, inspect_files
 
 TOPICS = {
     "Refund": ("please send my money back for order", "wann kommt die Rückzahlung für Auftrag"),
@@ -87,6 +88,42 @@ def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, c
         assert f"  attendrop train {tmp_path}/a.jsonl --text-columns text --label-column score{kept}\n" in (
             capsys.readouterr().out
         )
+
+
+def test_labels_whose_kind_is_unclear_are_doubtful_and_refused_by_a_run(tmp_path: Path, capsys: Captured) -> None:
+    file = str(tmp_path / "a.jsonl")
+    mixed = [{"text": f"a b c {n}", "label": ["1", "x", ""][n % 3]} for n in range(9)]
+    for rows, unclear in (
+        ([{"text": f"a b c {n}", "label": n % 40} for n in range(99)], "40 different whole numbers may be classes"),
+        (mixed, "the labels mix numbers, such as '1'"),
+        ([{"text": f"a b c {n}", "label": f"w{n % 60}"} for n in range(99)], "60 different labels in 99 rows"),
+    ):
+        write_rows(tmp_path / "a.jsonl", rows)
+        assert unclear in inspect_files(file).doubts()["label_type"]
+        assert cli.main(["inspect", file]) == 0
+        assert "--label-column label --label-type class" in capsys.readouterr().out
+        with pytest.raises(AttendropError, match=unclear):
+            check_files(file, None, skip_bad_rows=True)
+        assert "label_type" not in inspect_files(file, label_type="class").doubts()
+
+
+def test_a_run_takes_joined_labels_for_classes_unless_their_type_is_given(tmp_path: Path) -> None:
+    """It warns of them: an empty label would say that none applies, or is a mistake."""
+    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "tags": ["x", "y", "x|y"][n % 3]} for n in range(9)])
+    for options, kind, labels in (({}, "class", 3), ({"label_type": "labels"}, "labels", 2)):
+        found = check_files(str(tmp_path / "a.jsonl"), None, **options)
+        assert found is not None and (found.label_type, len(found.labels)) == (kind, labels)
+
+
+def test_the_commands_quote_columns_with_a_comma(tmp_path: Path, capsys: Captured) -> None:
+    rows = [{"what, in words": f"a b c {n}", "label, final": "xy"[n % 2]} for n in range(9)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    assert cli.main(["inspect", str(tmp_path / "a.jsonl")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    given = shlex.split(last)[2:]
+    assert given[1:] == ["--text-columns", '"what, in words"', "--label-column", "label, final"]
+    assert cli.main(["inspect", *given]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 @pytest.mark.parametrize(

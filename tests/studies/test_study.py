@@ -102,6 +102,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
     ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is no text: 5; quote it."),
     ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
+    ({"reference": "finetun"}, "a reference that is none of its methods, 'finetun'. Did you mean 'finetune'?"),
+    ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
 ]
 
 

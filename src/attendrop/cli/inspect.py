@@ -12,7 +12,7 @@ import typer
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import run_option
 from attendrop.errors import AttendropError
-from attendrop.runs.declared_options import names
+from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
@@ -138,7 +138,7 @@ def _rows(found: Inspection, model: str) -> list[str]:
 
 def _columns_named(found: Inspection) -> list[str]:
     """Return the options that name the columns that are read."""
-    named = ["--text-columns", ",".join(found.text_columns)]
+    named = ["--text-columns", joined_names(found.text_columns)]
     return named if found.label_column is None else [*named, "--label-column", found.label_column]
 
 
@@ -150,7 +150,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         return ["No column is left for the texts; name one with --text-columns."]
     file = str(found.table.path)
     data = {
-        "--label-type": found.label_type if typed or found.label_type in SEVERAL_CLASSES else None,
+        "--label-type": found.label_type if typed or found.unclear or found.label_type in SEVERAL_CLASSES else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
     evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]

@@ -6,6 +6,7 @@ checks are made from it.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -75,10 +76,15 @@ def at_least(least: int, bits: int = 31) -> Range:
 
 
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Read names, which may be one text, comma-separated; an empty text has none."""
+    """Read names, which may be one text, comma-separated, of which some are quoted; an empty text has none."""
     if not isinstance(given, str):
         return tuple(given)
-    return tuple(part.strip() for part in given.split(",")) if given else ()
+    return tuple(part.strip() for part in next(csv.reader([given], skipinitialspace=True))) if given else ()
+
+
+def joined_names(given: Sequence[str]) -> str:
+    """Write names as :func:`names` reads them."""
+    return ",".join(f'"{name}"' if "," in name else name for name in given)
 
 
 def _mapping(example: str) -> Range:

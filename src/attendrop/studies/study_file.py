@@ -114,6 +114,8 @@ class _Reader:
         for key in ("data", "methods", "seeds"):
             if not content.get(key):
                 raise self.error(f"has no {key}.")
+        if isinstance(content["seeds"], int) and content["seeds"] < 1:
+            raise self.error(f"has {content['seeds']} seeds; give at least one, or a list.")
         baselines = _listed(content.get("baselines") or [])
         for baseline in baselines:
             check_choice("baseline", baseline, BASELINES)
@@ -134,10 +136,14 @@ class _Reader:
         for _, options, _ in points if self.check_data else ():
             _check_files(options)
         # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
-        for _, _, methods in points:
-            self.check_labels(methods)
+        labels = {label: None for _, _, methods in points for label in self.labels(methods)}
+        reference = content.get("reference", REFERENCE)
+        if "reference" in content and reference not in (known := (*labels, *baselines)):
+            raise self.error(
+                f"has a reference that is none of its methods, {reference!r}.{suggestion(reference, known)}"
+            )
         settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
-        return Study(tuple(settings), content.get("reference", REFERENCE))
+        return Study(tuple(settings), reference)
 
     def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
         if unknown := next((key for key in given if key not in known), None):
@@ -177,12 +183,14 @@ class _Reader:
             raise self.error("has no methods.")
         return [method for entry in _listed(entries) for method in self.method(entry)]
 
-    def check_labels(self, methods: Sequence[_MethodEntry]) -> None:
+    def labels(self, methods: Sequence[_MethodEntry]) -> list[str]:
+        """Return what the methods are called, each differently."""
         from attendrop.methods.core.registry import labelled_method
 
         labels = [method.label or labelled_method(method.name, method.options) for method in methods]
         if twice := next((method.label for method in methods if labels.count(method.label) > 1), None):
             raise self.error(f"has two methods with the label {twice!r}; change one.")
+        return labels
 
     def method(self, entry: Any) -> Iterator[_MethodEntry]:
         """Yield a method with each point of the grid of its options."""

@@ -6,8 +6,8 @@ import importlib.util
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from attendrop.tasks.label_map import as_meant, label_columns, label_counts, lab
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
+    are_numbers,
+    check_classes,
     is_missing,
     joined_labels,
     json_list,
@@ -71,6 +73,7 @@ class Inspection:
     label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
     labels: dict[str, int]  # rows of each label; none if there are no classes
     notes: tuple[str, ...]  # what the readers warn of, such as rows between stray quotes
+    unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
     bad: BadRows  # that cannot be read
 
     @property
@@ -179,7 +182,9 @@ def inspect_files(
     labels = _labels(table, label_column, kind)
     notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     read = next(iter(evaluated), None)
-    return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, bad)
+    guessed = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
+    unclear = _unclear([table, *evaluated], str(label_column), labels) if guessed else ""
+    return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, unclear, bad)
 
 
 def candidate_columns(
@@ -213,10 +218,12 @@ def check_files(
 ) -> Inspection | None:
     """Inspect the files of a run before PyTorch is loaded; refuse what the run itself would refuse later.
 
-    Other options are those of :func:`inspect_files`. Returns None for folders and parallel files.
+    Other options are those of :func:`inspect_files`. Returns None for folders and parallel files. Labels that may be
+    joined are classes to a run, which warns of them, unless their type is given.
 
     Raises:
-        AttendropError: As :func:`inspect_files` says; or a text or a label is empty, or all labels are the same class.
+        AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
+            it is unclear whether they are classes.
     """
     if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
         return None
@@ -226,6 +233,11 @@ def check_files(
         for name in found.text_columns:
             table = table.checked(name, text_problem, found.bad)
         table.checked(str(found.label_column), value_problem, found.bad)
+    if found.unclear:
+        raise AttendropError(found.unclear)
+    may_be_joined = found.label_type in SEVERAL_CLASSES and options.get("label_type", "auto") == "auto"
+    if may_be_joined and joined_labels(found.table.column(str(found.label_column))):
+        found = replace(found, label_type="class", labels=_labels(found.table, found.label_column, "class"))
     if found.label_type in ONE_CLASS and len(found.labels) == 1 and len(found.table.rows) < MOST_ROWS:
         label = next(iter(found.labels))
         raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
@@ -252,6 +264,8 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.other_label_columns:
         others = _choice_of(found.table, found.other_label_columns, str(found.label_column))
         yield "label_column", f"The labels may also be in {others}: name their column with --label-column."
+    if found.unclear:
+        yield "label_type", found.unclear
     if len(found.labels) == 1:
         yield "one_label", f"All rows have the same label, {next(iter(found.labels))!r}."
     elif rare := list(found.labels.values()).count(1):
@@ -283,6 +297,17 @@ def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]
         return {}
     several = label_type in SEVERAL_CLASSES
     return label_counts((v for v in table.column(column) if several or value_problem(v) is None), several=several)
+
+
+def _unclear(tables: Sequence[Table], column: str, labels: Collection[str]) -> str:
+    """Return why labels may be neither classes nor numbers; empty if they are clear."""
+    said = [table.only([n for n, v in enumerate(table.column(column)) if value_problem(v) is None]) for table in tables]
+    try:
+        if not are_numbers({str(table.path): table for table in said}, column):
+            check_classes(said[0], column, labels)
+    except AttendropError as error:
+        return str(error)
+    return ""
 
 
 def _texts_of(table: Table, name: str) -> list[str]:

@@ -24,17 +24,15 @@ from transformers import PreTrainedConfig
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
-from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression
 from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import joined_labels, number_form, plain, written
+from attendrop.tasks.values import check_classes, joined_labels, number_form, plain, written
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
-_MANY_CLASSES = 30
 
 
 def predicted_classes(logits: Array) -> Array:
@@ -159,8 +157,8 @@ class Classification(NamedLabels, SequenceHead):
         """
         source = tables.get("train") or tables["dev"]
         names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
-        if not asked and len(names) > _MANY_CLASSES:
-            _refuse_doubtful(source, column, names)
+        if not asked:
+            check_classes(source, column, names)
         return cls.of_names(names, tables, source.path)
 
     @cached_property
@@ -234,20 +232,6 @@ class Classification(NamedLabels, SequenceHead):
 def named_probabilities(names: Sequence[str], row: Array) -> dict[str, float]:
     """Return the columns of the probabilities of all classes, or labels, of a row."""
     return {f"probability_{name}": round(float(p), 6) for name, p in zip(names, row, strict=True)}
-
-
-def _refuse_doubtful(source: Table, column: str, names: Sequence[str]) -> None:
-    where = f"{source.path}, column {column!r}"
-    if all(number_form(name) == "whole" for name in names):
-        raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
-            "--label-type class or --label-type number, or give another label column."
-        )
-    if len(names) > len(source.rows) / 2:
-        raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(source.rows)} rows look like ids; give another label "
-            "column, or set --label-type class if they are classes."
-        )
 
 
 def _class_name(value: Any) -> str:
