@@ -53,6 +53,16 @@ def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: in
     assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, rows - 1) * error, rel=0.15)
 
 
+@pytest.mark.parametrize("rows", [5, 100])
+def test_models_that_agree_on_few_rows_may_differ_on_others_whatever_they_predict(rows: int) -> None:
+    """Tags, several labels and answers are no classes of rows; the interval is about as wide as of classes."""
+    labels = np.arange(rows) % 2
+    of_classes = paired_difference(*[Predictions(labels, np.eye(2)[labels], accuracy, 2, span=1.0)] * 2)
+    share = Predictions(labels, labels, lambda labels, found: float(np.mean(labels == found)), span=1.0)
+    found = paired_difference(share, share)
+    assert found.value == 0 and found.high == -found.low == pytest.approx(of_classes.high, rel=0.3)
+
+
 def test_it_ends_where_no_difference_can_be() -> None:
     rows = 4
     labels = np.zeros(rows, dtype=int)

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from attendrop import cli
-from attendrop.runs.export import _onnx_logits
+from attendrop.runs.export import _onnx_logits, export_run
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.prune import prune_run
 from attendrop.runs.run_folder import keeps_model
@@ -78,6 +78,24 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+
+
+@pytest.mark.parametrize(("given", "read"), [(1024, 32), (16, 16), (None, 32)])
+def test_the_maximum_length_is_what_the_model_reads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, read: int
+) -> None:
+    """Of a longer text, a program would give the model more tokens than it has positions."""
+    found: dict[str, str] = {}
+
+    def write(model: object, path: Path, *, metadata: dict[str, str], **_: object) -> float:
+        path.touch()
+        found.update(metadata)
+        return 0.0
+
+    monkeypatch.setattr("attendrop.runs.export.export_onnx", write)
+    monkeypatch.setattr("attendrop.runs.export.run_options", lambda place: {"max_length": given})
+    export_run(f"{folder}/run", str(tmp_path / "served"))
+    assert found == {"max_length": str(read)}
 
 
 @pytest.mark.slow

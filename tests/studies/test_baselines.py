@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
 from attendrop.pruning.export import onnx_model
 from attendrop.reports.attention_stages import load_stages
-from attendrop.runs.baseline_models import BaselineModel, load_baseline, tf_idf
+from attendrop.runs.baseline_export import _BLANK, _tokenizer
+from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf, load_baseline, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
 from attendrop.runs.finished_run import list_runs
@@ -235,6 +237,17 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
 
 
 # Export --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["हिन्दी में लिखा", "cafe\u0301 H₂O ½ m²", "ΟΔΟΣ ΚΑΛΟΣ, Σ", "ภาษาที่ไทย", "العَرَبِيَّة", "a\x1fb \x1c c", "ab_c don't"],
+)
+def test_its_tokenizers_split_texts_as_scikit_learn_does(text: str) -> None:
+    words, characters = fit_tf_idf([(text,)])
+    tokens = {name: _tokenizer(name, [words, characters]).encode(text).tokens for name in ("words", "characters")}
+    assert tokens["words"][1:] == re.findall(words.token_pattern, text.lower())
+    assert "".join(tokens["characters"]).replace(_BLANK, " ") == f" {' '.join(text.lower().split())} "
 
 
 def test_tf_idf_is_exported_with_its_tokenizers(folder: Path, tmp_path: Path) -> None:

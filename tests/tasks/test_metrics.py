@@ -1,5 +1,6 @@
 """Scores against values computed by hand, and the exact content of files of predictions."""
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -16,6 +17,7 @@ from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.metrics import compute_scores, constant_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.table_files import read_table
 
 OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
@@ -87,6 +89,17 @@ def test_what_cannot_be_scored() -> None:
         write_predictions(Path("out.tsv"), get_task("rte"), [*range(5)], broken)
     with pytest.raises(AttendropError, match="there are no rows to score"):
         compute_scores(get_task("rte"), np.zeros((0, 2)), np.zeros(0))
+
+
+def test_lists_and_objects_are_json_in_tables_and_lines_of_text(tmp_path: Path) -> None:
+    answers = {"text": ["a, b"], "answer_start": [2]}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"answers": answers}) + "\n")
+    for name in ("out.txt", "out.csv"):
+        with PredictionWriter(tmp_path / name, MULTI_LABEL, keep_columns=name != "out.txt") as writer:
+            writer.write({"index": [0]}, np.array([[1.0, -1.0, 1.0]]), read_table(tmp_path / "in.jsonl"))
+    assert (tmp_path / "out.txt").read_text() == '["a", "c"]\n'
+    _, row = csv.reader((tmp_path / "out.csv").open(newline=""))
+    assert list(map(json.loads, row)) == [answers, ["a", "c"]]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +175,8 @@ def test_metric_that_does_not_fit_is_refused(task: Task, name: str, message: str
 def test_constant_scores_are_those_of_the_most_common_class_of_training() -> None:
     answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1])) or ("", {})
     assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
+    _, outputs = TWO_CLASSES.head.constant_answer(np.array([0, 1, 1]), np.zeros(2)) or ("", np.zeros(0))
+    assert np.exp(outputs[1]) / np.exp(outputs[1]).sum() == pytest.approx([2 / 5, 3 / 5])  # smoothed frequencies
     answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([1.5, 3.5])) or ("", {})
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
 

@@ -57,7 +57,9 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     to the possible differences.
 
     For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
-    ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows.
+    ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows. For
+    other scores that are shares (``span`` of 1), such as the F1 of entities, the variance that two such rows have alone
+    is added to the bootstrap's.
 
     With one or two rows, the interval is infinite. Without rows, the scores are taken as exact.
     """
@@ -79,6 +81,8 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
         sampled = generator.choice(len(labels), size, p=probabilities)
         found.append(before.metric(labels[sampled], second[sampled]) - before.metric(labels[sampled], first[sampled]))
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
+    if before.span == 1 and not before.classes:
+        error = math.hypot(error, math.sqrt(2) / (rows + 2))
     half = student_t((1 + confidence) / 2, rows - 1) * error
     return Difference(value, max(value - half, -before.span), min(value + half, before.span))
 

@@ -97,13 +97,15 @@ def _tokenizer(name: str, vectorizers: Sequence[TfidfVectorizer]) -> Any:
     units = dict.fromkeys(unit for each in own for term in _terms(name, each) for unit in term)
     vocabulary = {unit: number for number, unit in enumerate(dict.fromkeys((_PAD, _UNKNOWN, _BLANK, *units)))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=_UNKNOWN))
+    # As Python does: the sigma that ends a word has a form of its own, and marks, as of Hindi, are no part of words.
+    lowercase = [normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), normalizers.Lowercase()]
     if name == "words":
-        tokenizer.normalizer = normalizers.Lowercase()
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), "removed", invert=True)
+        tokenizer.normalizer = normalizers.Sequence(lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\p{L}\p{N}_]+"), "removed", invert=True)
         around = f"{_UNKNOWN} $A"  # so that no text is empty
     else:
-        spaces = normalizers.Replace(Regex(r"\s+"), _BLANK)
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip(), spaces])
+        spaces = normalizers.Replace(Regex(r"[\s\x{1c}-\x{1f}]+"), _BLANK)
+        tokenizer.normalizer = normalizers.Sequence([*lowercase, normalizers.Strip(), spaces])
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), "isolated")
         around = f"{_BLANK} $A {_BLANK}"
     added = [(unit, vocabulary[unit]) for unit in (_UNKNOWN, _BLANK)]

@@ -24,6 +24,7 @@ from attendrop.runs.finished_run import FinishedRun, check_finished, load_finish
 from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -92,7 +93,10 @@ def export_run(
             export_torch(model, file)
         else:
             options = run_options(Path(run_dir))
-            read = {name: options.get(name) for name in ("max_length", "long_texts")}
+            length = options.get("max_length") or DEFAULT_MAX_LENGTH
+            if model is not None:  # which reads no more than its positions
+                length = min(length, getattr(tokenizer, "model_max_length", length))
+            read = {"max_length": length, "long_texts": options.get("long_texts")}
             metadata = {name: str(value) for name, value in read.items() if value is not None}
             if baseline is None:
                 found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
@@ -164,7 +168,7 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     after = run.predictions(name, _onnx_logits(run, name, onnx_model(file)))
     return {
         "set": name,
-        "rows": len(run.sets[name]),
+        "rows": len(before.labels),
         "metric": run.task.metric,
         "before": before.score,
         "after": after.score,

@@ -141,7 +141,8 @@ def _pruned(
     callbacks: Sequence[TrainerCallback],
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
-    run, chosen_on, rows = work.run, work.chosen_on, len(work.run.sets[work.chosen_on])
+    run, chosen_on = work.run, work.chosen_on
+    rows = len(run.labels(chosen_on))
     attention_layers = prunable_layers(run.model)
     selection.check(len(attention_layers))
     chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))

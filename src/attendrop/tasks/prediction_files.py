@@ -98,7 +98,7 @@ class PredictionWriter:
         if self.format == "txt":
             for row in rows:
                 self.leave_out(row.get("index", self._lines))
-                file.write(" ".join(str(row[self._answer]).split()) + "\n")
+                file.write(" ".join(str(_cell(row[self._answer])).split()) + "\n")
                 self._lines += 1
             return
         unknown = [name for row in rows for name in row if name not in self._columns]
@@ -178,7 +178,7 @@ class _LineFeeds:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
 
 
 def _sentence(row: Mapping[str, Any]) -> str:

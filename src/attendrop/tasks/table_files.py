@@ -161,6 +161,7 @@ def _fitting(
     index = 0
     for line, record in records:
         if not any(record) and len(header) > 1:
+            index += bool(record)  # blank lines are no rows to pandas, either
             continue
         values = record or [""]
         if len(values) == len(header):

@@ -30,7 +30,10 @@ LABEL_SEPARATORS = re.compile(r"[;|,]")
 _MANY_CLASSES = 30
 _TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 _SHOWN = 3
-_NO_COMMA = re.compile(r"""["']\s+["']""")
+# An array of texts, as NumPy prints one: without commas between them.
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s*\]")
+_OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)
 
 
 def text_problem(value: Any) -> str | None:
@@ -161,15 +164,15 @@ def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
 
 
 def json_list(text: str) -> list[Any] | None:
-    """Read a list in JSON, or as Python prints one, which is how pandas writes it; None if a text is not one."""
+    """Read a list in JSON, or as Python or NumPy print one, which is how pandas writes it; None for other texts."""
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None
     try:
         found = json.loads(text)
     except ValueError:
-        if _NO_COMMA.search(text):
-            return None  # NumPy prints arrays so, and Python would join their texts
+        if _ARRAY.fullmatch(text):  # of which Python would join the texts
+            return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
         try:
             found = ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -186,7 +189,8 @@ def read_list(value: Any) -> list[str] | None:
     """Read words or tags, a missing one as an empty text; return None if a value is neither a list nor a text."""
     found = listed(value)
     if found is None:
-        return value.split() if isinstance(value, str) else None
+        is_text = isinstance(value, str) and not _OF_TEXTS.fullmatch(value.strip())  # a list that is not whole
+        return value.split() if is_text else None
     return ["" if item is None else str(item) for item in found]
 
 

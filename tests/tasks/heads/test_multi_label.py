@@ -17,7 +17,7 @@ from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.table import BadRows
-from attendrop.tasks.values import json_list
+from attendrop.tasks.values import json_list, read_list
 
 HEAD = MultiLabel(("art", "music", "sport"))
 
@@ -84,11 +84,15 @@ def test_a_column_of_a_label_says_yes_or_no(tmp_path: Path) -> None:
         load_files(label_column="sport,music,arts", **given)
 
 
-def test_lists_as_python_prints_them_are_read_and_those_of_numpy_are_not(tmp_path: Path) -> None:
+def test_lists_as_python_and_numpy_print_them_are_read(tmp_path: Path) -> None:
     """``DataFrame.to_csv`` writes them so; the first row may have no label."""
     found = load(write_csv(tmp_path / "a.csv", ["", "['sport', 'art']", "[]", "['music']"]))
     assert found.splits["train"]["label"][:] == [[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    assert json_list("['sport' 'art']") is None and json_list("[open('x')]") is None
+    assert json_list("['sport' \"it's\"\n 'a b']") == ["sport", "it's", "a b"]
+    assert json_list("[open('x')]") is None and json_list("['sport' 'art' ...]") is None
+    for cut in ("['sport' 'art' ... 'music']", "['sport', 'ar"):  # an array of over 1,000, and a cell that was cut
+        assert json_list(cut) is None
+    assert read_list("['sport' ... 'music']") is None and read_list("[CLS] a [SEP]") == ["[CLS]", "a", "[SEP]"]
 
 
 def test_missing_labels_are_named_before_a_run(tmp_path: Path) -> None:
@@ -127,6 +131,7 @@ def test_the_baseline_predicts_what_most_rows_have() -> None:
     train = np.array([[1, 0, 1], [1, 0, 0], [1, 1, 1]])
     answer = HEAD.constant_answer(train, train[:1])
     assert answer[0] == "art, sport" and HEAD.decode(answer[1]) == [[1, 0, 1]]
+    assert 1 / (1 + np.exp(-answer[1][0])) == pytest.approx([4 / 5, 2 / 5, 3 / 5])  # shares, with two rows more
     rare = np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]])
     assert HEAD.constant_answer(rare, rare)[0] == "art"
 

@@ -209,8 +209,8 @@ class Classification(NamedLabels, SequenceHead):
         return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        most = int(np.bincount(train).argmax())
-        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(references), 1))
+        counts = np.bincount(train, minlength=self.num_classes)
+        return self.label_names[counts.argmax()], np.tile(np.log(counts + 1), (len(references), 1))
 
     @property
     def strata(self) -> tuple[str, ...]:

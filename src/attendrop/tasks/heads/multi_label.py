@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
-from scipy.special import expit
+from scipy.special import expit, logit
 from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import BatchEncoding, PreTrainedConfig
 
@@ -135,7 +135,10 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         """Return the labels that more than half of the rows of training have, otherwise the most common one."""
         share = train.mean(axis=0)
         chosen = share > min(0.5, share.max() - 1e-9)
-        return self.shown_label(chosen), np.tile(np.where(chosen, 1.0, -1.0), (len(references), 1))
+        odds = logit((train.sum(axis=0) + 1) / (len(train) + 2))
+        return self.shown_label(chosen), np.tile(
+            np.where(chosen, odds.clip(1e-3), odds.clip(max=-1e-3)), (len(references), 1)
+        )
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         return super().describe_labels(rows) | {"without": sum(not any(label) for label in rows["label"][:])}
