@@ -234,6 +234,12 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
     ]
 
 
+def test_sizes_without_a_common_method_have_no_chart(tmp_path: Path) -> None:
+    for size, method in ((64, "finetune"), (16, "r-drop")):
+        write_runs(tmp_path, method, PLAIN, config={"max_train_samples": size})
+    assert "no two settings with a method in common" in reasons(tmp_path)["Score over data size"]
+
+
 # What they need ------------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +252,7 @@ def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> Non
     assert values(made(tmp_path)["learning_curves"], "epoch") == [["1"], ["3"]]  # what is no number is left out
     assert reasons(tmp_path) == {
         "Scores": "there are no scores of the reference and of a method",
-        "Score over data size": "no two settings differ only in the number of training rows",
+        "Score over data size": "no two settings with a method in common differ only in the number of training rows",
         "Cost against gain": "no method has two seeds in common with the reference",
         "Convergence": "no run has scores on held-out rows; train with --selection-fraction 0.1",
         "Training and validation loss": "no run has scores on held-out rows; train with --selection-fraction 0.1 "

@@ -80,8 +80,8 @@ def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_p
     shutil.rmtree(own[0])
     assert read_results(tmp_path).notes == (
         "1 of 8 runs of the answer are not in the folder: figures lack their curves.",
-        "The answer is without 1 other finished runs of its methods and settings: run the study again, or the "
-        "comparison.",
+        "The answer is without 1 other finished runs of its methods and settings: if they are no older ones, of other "
+        "data or seeds, run the study again, or the comparison.",
         "1 other finished runs, such as those of a search, are no part of the answer.",
     )
 
@@ -103,6 +103,34 @@ def test_with_another_reference_the_runs_are_compared_anew(tmp_path: Path) -> No
         assert setting.answer.rows[0].label == (reference or "finetune")
     with pytest.raises(AttendropError, match="holds no run of 'rdrop', but of finetune, r-drop"):
         read_results(tmp_path, "rdrop")
+
+
+def test_of_an_answer_only_its_runs_are_compared_anew_by_their_names(tmp_path: Path) -> None:
+    """Not those of a search, or of data that were changed since."""
+    own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
+    labelled = [(metrics := read(path)) | {"label": str(metrics["method"]).upper()} for path in own]
+    found = answer(labelled, "FINETUNE").as_dict()
+    write_json(tmp_path / "answer.json", {"settings": {"mine": found}})
+    write_run(tmp_path, "r-drop", 0.1, seed=0)
+    write_run(tmp_path, "r-drop", 0.1, seed=1000, config={"selection_fraction": 0.2})
+    results = read_results(tmp_path, "R-DROP")
+    (setting,) = results.settings
+    assert (setting.name, [row.label for row in setting.answer.rows]) == ("mine", ["R-DROP", "FINETUNE"])
+    assert [row.n for row in setting.answer.rows] == [4, 4]
+    assert results.notes == ("Computed from the 8 runs of the answer, which has not the reference R-DROP.",)
+
+
+def test_data_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    for place, scores in (("a", PLAIN), ("b", AHEAD)):
+        files = {"task": None, "train_file": f"/{place}/train.csv", "eval_file": f"/{place}/test.csv"}
+        write_runs(tmp_path, "finetune", PLAIN, config=files)
+        write_runs(tmp_path, "r-drop", scores, config=files)
+    results = read_results(tmp_path)
+    assert [each.name for each in results.settings] == [
+        "test.csv, trained on train.csv (1: /a/train.csv)",
+        "test.csv, trained on train.csv (2: /b/train.csv)",
+    ]
+    assert len(results.overall[0].p_values) == 2
 
 
 def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:

@@ -157,6 +157,19 @@ def test_a_p_value_that_does_not_survive_the_correction_recommends_nothing() -> 
     assert (found.verdict.kind, found.use) == ("tie", "finetune")
 
 
+def test_the_plan_against_a_baseline_is_corrected_as_its_test_is() -> None:
+    """Plain fine-tuning was not chosen among the methods."""
+    near = runs("tfidf", [score - 0.004 * (-1) ** place for place, score in enumerate(PLAIN)])
+    crowd = [run for place in range(4) for run in runs("r-drop", LOW, options={"alpha": 2.0 + place})]
+    alone, beside = (answer([*FINETUNE, *near, *more]).verdict.plan for more in ([], crowd))
+    assert alone is not None and alone == beside
+
+
+def test_a_baseline_is_no_reference() -> None:
+    with pytest.raises(AttendropError, match="which 'tfidf' is not; all are compared with baselines"):
+        answer([*FINETUNE, *runs("tfidf", LOW)], "tfidf")
+
+
 def test_baselines_are_not_among_the_methods_that_are_corrected_for() -> None:
     alone, beside = (answer([*FINETUNE, *runs("ad-drop", AHEAD), *more]) for more in ([], runs("tfidf", LOW)))
     assert row(alone, "ad-drop").p_holm == row(beside, "ad-drop").p_holm

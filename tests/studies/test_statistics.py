@@ -115,6 +115,11 @@ def test_so_many_seeds_show_the_effect_and_fewer_do_not() -> None:
     assert power(n) > 0.79 and power(n - 1) < 0.81
 
 
+def test_no_rows_make_up_for_too_few_seeds() -> None:
+    three, four = (CrossedMean(0, 0.001, 0.1, 1, seeds, units=100, rows=300).plan(0.2, 0.05, 4) for seeds in (3, 4))
+    assert (three.more_rows, four.more_rows is None) == (None, False) and three.more_seeds is not None
+
+
 def test_so_many_rows_show_the_effect_and_some_seeds_alone_never_do() -> None:
     found = CrossedMean(0, of_seeds=0.01, of_rows=0.1, of_both=1, seeds=5, units=100, rows=300)
     assert found.plan(0.05, 0.05, 4).more_seeds is None  # the rows alone have a standard error of 0.03

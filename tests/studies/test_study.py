@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from attendrop import cli
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.studies.executor import InProcess
+from attendrop.studies.executor import InProcess, run_units
 from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
@@ -86,6 +87,16 @@ def test_paths_may_name_environment_variables(
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
 
 
+def test_settings_of_a_grid_of_data_are_named_by_them(folder: Path, tmp_path: Path) -> None:
+    files = [str(folder / "train.csv"), str(folder / "dev.csv")]
+    data = [
+        *({"task": ["cola", "rte"], "max_train_samples": 16}, {"name": 2024, "task": "cola", "shots": [2, 4]}),
+        {"train_file": files, "text_columns": "sentence1,sentence2", "label_column": "label"},
+    ]
+    study = read_study(write(tmp_path / "study.yaml", content(folder, data=data)))
+    assert [each.name for each in study.settings] == ["cola", "rte", "2024, shots=2", "2024, shots=4", "train", "dev"]
+
+
 def test_a_file_alone_is_scored_on_a_part_of_it(folder: Path, tmp_path: Path) -> None:
     found = content(folder, baselines=["majority"])
     del found["data"][0]["eval_file"]
@@ -103,6 +114,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is no text: 5; quote it."),
     ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
     ({"reference": "finetun"}, "a reference that is none of its methods, 'finetun'. Did you mean 'finetune'?"),
+    ({"baselines": "frozen", "reference": "frozen"}, "none of its methods, 'frozen'. Choose from: finetune, r-drop"),
+    (
+        {"baselines": "frozen", "methods": [{"name": "r-drop", "label": "frozen"}]},
+        "two methods with the label 'frozen'",
+    ),
+    ({"methods": [{"name": "r-drop", "label": label} for label in "AB"]}, "has r-drop twice with the same options"),
+    ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
 ]
 
@@ -180,6 +198,35 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     assert failed["attempts"] == 2
     assert cli.main([*command[:2], "--output-dir", str(folder / "model")]) == 2
     assert "holds other files" in capsys.readouterr().err
+
+
+def test_data_and_models_that_change_meanwhile_end_a_study(folder: Path, tmp_path: Path) -> None:
+    """Otherwise runs of two data sets were compared, and kept when the first was restored."""
+    for changed in ("train.csv", "model/config.json"):
+        own = shutil.copytree(folder, tmp_path / Path(changed).stem)
+        units = [Unit(tiny.config(own, seed=seed), "majority") for seed in (0, 1)]
+
+        def edit(event: Event, file: Path = own / changed) -> None:
+            if event.kind == "finished":
+                file.write_text(file.read_text() + "\n")
+
+        with pytest.raises(AttendropError, match=r"or the model '.*', changed meanwhile"):
+            run_units(units, own / "study", workers=0, on_event=edit)
+        again = run_units(units, own / "study", workers=0)
+        assert len({result.folder for result in again}) == 2
+        assert len(list((own / "study" / "runs").iterdir())) == 3  # that of the former data is another
+
+
+def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) -> None:
+    units = [Unit(tiny.config(folder, seed=seed), "majority") for seed in (0, 1)]
+    first, second = run_units(units, tmp_path, workers=0)
+    (first.folder / "metrics.json").write_text("")
+    for name in ("checkpoint-3", ".deleted"):
+        (second.folder / name).mkdir()
+    again = run_units(units, tmp_path, workers=0)
+    assert again[1].metrics == second.metrics
+    assert sorted(path.name for path in second.folder.iterdir() if path.is_dir()) == []
+    assert "Or delete it, and start again." in str(again[0].error)
 
 
 def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:

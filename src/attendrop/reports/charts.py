@@ -205,8 +205,13 @@ def score_over_data_size(results: Results, every: Looks) -> list[Chart] | str:
             groups.setdefault(key, []).append(setting)
     found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
     return [
-        _over_sizes(group, every) for group in found
-    ] or "no two settings differ only in the number of training rows"
+        _over_sizes(group, every) for group in found if _common_labels(group)
+    ] or "no two settings with a method in common differ only in the number of training rows"
+
+
+def _common_labels(settings: Sequence[ReportedSetting]) -> set[str]:
+    """Return the labels of the methods that have scores in all settings."""
+    return set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
 
 
 def _rows(setting: ReportedSetting) -> int:
@@ -215,8 +220,7 @@ def _rows(setting: ReportedSetting) -> int:
 
 
 def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
-    labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
-    methods, left_out = methods_shown(settings[-1], labels, every)
+    methods, left_out = methods_shown(settings[-1], _common_labels(settings), every)
     metric = settings[0].answer.metric
     with drawing(2.9, methods) as drawn:
         axes = drawn.axes

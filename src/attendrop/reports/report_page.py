@@ -23,6 +23,7 @@ from attendrop.reports.tables import ResultTable
 from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
+from attendrop.studies.units import REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import cost, ends, interval, number, rounded, signed
 from attendrop.wording import counted
@@ -146,9 +147,11 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
         what = "more labelled evaluation rows" if by_rows else "more seeds (runs of each)"
         numbers.append((value, what, f"would probably show a difference of {number(plan.effect)}"))
         return numbers
+    reference = next((row.label for row in found.rows if row.is_reference), "the reference")
+    reference = "plain fine-tuning" if reference == REFERENCE else reference
     pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
     if (timed := next((row for row in pair if not row.is_reference), None)) is not None:
-        numbers.append((cost(timed), f"time of training of {timed.label}", "relative to plain fine-tuning"))
+        numbers.append((cost(timed), f"time of training of {timed.label}", f"relative to {reference}"))
     return numbers
 
 

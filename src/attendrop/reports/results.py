@@ -13,7 +13,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
-from attendrop.studies.method_rows import has_score, method_label, scored_data
+from attendrop.studies.method_rows import LABEL, has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, REFERENCE, RUNS
 
@@ -115,8 +115,9 @@ class Results:
 def read_results(folder: Path, reference: str | None = None) -> Results:
     """Read the results in a folder.
 
-    The answers are those in ``answer.json``. Where there is none, or it names no runs, or has another reference, the
-    finished runs below the folder are compared: those whose options are the same but for method and seed are a setting.
+    The answers are those in ``answer.json``; with another reference, its runs are compared anew. Where there is none,
+    or it names no runs, the finished runs below the folder are compared: those whose options are the same but for
+    method and seed are a setting.
 
     Args:
         folder: Folder of a study or a comparison, or any folder of runs.
@@ -130,18 +131,22 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     answers = read_answers(folder / ANSWER)
     runs = list(_finished_runs(runs_folder(folder)))
     names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
-    recorded = answers is not None and (names or not runs) and _have_reference(answers, reference)
-    if answers is not None and recorded:
-        settings = [_recorded(name, found, runs) for name, found in answers.items()]
+    settings = [_recorded(name, found, runs) for name, found in (answers or {}).items() if names or not runs]
+    recorded = bool(settings) and _have_reference(answers or {}, reference)
+    if recorded:
         notes = _notes(runs, names)
     else:
-        labels = dict.fromkeys(run.label for run in runs)
+        own = [run for each in settings for run in each.runs] or runs
+        labels = dict.fromkeys(run.label for run in own)
         if reference is not None and reference not in labels:
             raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
-        settings = _grouped(runs, reference or REFERENCE)
-        which = "that names them" if reference is None else f"with the reference {reference}"
-        notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer {which}."]
-        notes += _failures(runs_folder(folder))
+        if own is runs:
+            settings = _grouped(runs, reference or REFERENCE)
+            notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
+            notes += _failures(runs_folder(folder))
+        else:
+            settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
+            notes = [f"Computed from the {len(own)} runs of the answer, which has not the reference {reference}."]
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
@@ -197,8 +202,8 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     newer = [run for run in others if has_score(run.metrics) and (run.setting, run.label) in settings]
     if newer:
         notes.append(
-            f"The answer is without {len(newer)} other finished runs of its methods and settings: run the study "
-            "again, or the comparison."
+            f"The answer is without {len(newer)} other finished runs of its methods and settings: if they are no older "
+            "ones, of other data or seeds, run the study again, or the comparison."
         )
     if more := len(others) - len(newer):
         notes.append(f"{more} other finished runs, such as those of a search, are no part of the answer.")
@@ -218,10 +223,27 @@ def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSettin
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
     every = [group[0].options for group in groups.values()]
+    found = [(_setting_name(group[0], every), group) for group in groups.values()]
+    names = [name for name, _ in found]
     return [
-        ReportedSetting(_setting_name(group[0], every), answer([run.metrics for run in group], reference), tuple(group))
-        for group in groups.values()
+        ReportedSetting(
+            name if names.count(name) == 1 else f"{name} ({_told_apart(group[0], number)})",
+            _answer(group, reference),
+            tuple(group),
+        )
+        for number, (name, group) in enumerate(found, start=1)
     ]
+
+
+def _answer(runs: Sequence[ReportedRun], reference: str) -> Answer:
+    """Compare runs by their labels."""
+    return answer([{**run.metrics, LABEL: run.label} for run in runs], reference)
+
+
+def _told_apart(run: ReportedRun, number: int) -> str:
+    """Tell a setting from others whose data have the same name, as files in several folders do."""
+    file = run.options.get("train_file")
+    return f"{number}: {file or run.metrics['metric']}"
 
 
 def _setting_name(run: ReportedRun, every: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256
+from attendrop.files.output_files import known_sha256
 from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
@@ -90,7 +90,7 @@ def data_files(config: RunConfig) -> list[Path]:
 
 def digest(path: Path) -> str:
     """Compute the SHA-256 of a file, or of the images in a folder; empty if there is neither."""
-    return folder_sha256(path) if path.is_dir() else sha256(path) if path.is_file() else ""
+    return folder_sha256(path) if path.is_dir() else known_sha256(path) if path.is_file() else ""
 
 
 def _token_columns(method: Method) -> tuple[TokenColumn, ...]:

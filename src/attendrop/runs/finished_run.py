@@ -182,6 +182,7 @@ def _describe(folder: Path) -> dict[str, Any] | None:
     if not isinstance(config, dict):
         return None
     known = {"task": config.get("task") or "files", **{name: config.get(name) for name in ("model", "method", "seed")}}
+    known["method"] = (run or {}).get("baseline") or known["method"]
     options = config.get("options") or {}
     return {
         "folder": str(folder),

@@ -388,6 +388,7 @@ def clear_unfinished(place: Path) -> None:
 
 def delete_checkpoints(place: Path) -> None:
     """Delete the checkpoints of a run, but for folders with files that are not the run's."""
+    shutil.rmtree(place / _DELETED, ignore_errors=True)
     for checkpoint in [*place.glob("checkpoint-*"), *place.glob(f"{SELECTION}/checkpoint-*")]:
         if not foreign(checkpoint, {}):
             _remove(checkpoint)

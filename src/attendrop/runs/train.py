@@ -123,6 +123,7 @@ def _train(
     finished = read_metrics(place) if resume else None
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
+        delete_checkpoints(place)
         return finished
     # Load the model.
     loaded = load_model(run)

@@ -20,6 +20,7 @@ from attendrop.studies.method_rows import (
     scored_on,
     scored_unlike,
 )
+from attendrop.studies.units import BASELINES
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, ends, interval, number, opening, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
@@ -170,10 +171,13 @@ def answer(
             the reference's.
 
     Raises:
-        AttendropError: There is no run, the runs differ in task, model or metric, or two have the same method and seed.
+        AttendropError: There is no run, the reference is a baseline, the runs differ in task, model or metric, or two
+            have the same method and seed.
     """
     if not metrics:
         raise AttendropError("There is no finished run to compare.")
+    if reference in BASELINES:
+        raise AttendropError(f"The reference is a method, which {reference!r} is not; all are compared with baselines.")
     for name in ("task", "model", "metric"):
         found = sorted({str(run[name]) for run in metrics})
         if len(found) > 1:

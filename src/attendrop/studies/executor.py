@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.run_folder import read_metrics
+from attendrop.runs.run_folder import delete_checkpoints, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
-from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256
+from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256, model_sha256
 from attendrop.studies.worker import perform
 
 LOCAL = "local"
@@ -93,11 +93,16 @@ class Runner:
         self._digests: dict[str, str] = {}
 
     def place(self, unit: Unit) -> Job:
-        """Find the folder of a unit."""
+        """Find the folder of a unit; raise AttendropError if its data or model changed since the first one."""
         config = unit.config
-        source = json.dumps([config.task, config.data_dir, config.train_file, config.eval_file, config.label_map])
-        if source not in self._digests:
-            self._digests[source] = data_sha256(config)
+        of = (config.task, config.data_dir, config.train_file, config.eval_file, config.label_map, config.model)
+        digest = data_sha256(config) + model_sha256(config.model)
+        if self._digests.setdefault(source := json.dumps(of), digest) != digest:
+            changed = config.train_file or config.task
+            raise AttendropError(
+                f"The data of {changed}, or the model '{config.model}', changed meanwhile: earlier runs are of what "
+                "they were. Start again, and all runs are of the same."
+            )
         return Job(unit, self.folder / RUNS / unit.folder_name(self._digests[source]))
 
     def release(self) -> None:
@@ -120,7 +125,7 @@ class Runner:
                 results[folder] = Result(job.unit, folder, event.metrics)
             elif event.kind == "failed":
                 results[folder] = Result(job.unit, folder, None, event.text)
-                _record_failure(event, failures[folder] + 1)
+                _record_failure(event, failures.get(folder, 0) + 1)
             on_event(event)
 
         def jobs() -> Iterator[Job]:
@@ -131,10 +136,16 @@ class Runner:
                 if job.folder in begun:
                     continue
                 begun.add(job.folder)
-                if read_metrics(job.folder) is None:
-                    yield job
-                else:
+                try:
+                    finished = read_metrics(job.folder) is not None
+                except AttendropError as error:  # a file that a crash of the machine left empty
+                    report(Event("failed", job, text=f"{error} Or delete it, and start again."))
+                    continue
+                if finished:
+                    delete_checkpoints(job.folder)  # which a kill left behind
                     report(Event("kept", job))
+                else:
+                    yield job
 
         source, again, running = jobs(), deque[Job](), 0
         while True:

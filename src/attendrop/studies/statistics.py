@@ -116,7 +116,7 @@ class CrossedMean:
         if self.power(effect, alpha, seeds=max(self.seeds, least_seeds), rows=self.rows) >= POWER:
             return Plan(effect, max(0, least_seeds - self.seeds), 0)
         seeds = _smallest(lambda count: self.power(effect, alpha, seeds=count, rows=self.rows), MANY_SEEDS)
-        rows = self._rows_needed(effect, alpha, self.seeds)
+        rows = self._rows_needed(effect, alpha, self.seeds) if self.seeds >= least_seeds else None
         if seeds is not None or rows is not None:
             more_seeds = None if seeds is None else seeds - self.seeds
             return Plan(effect, more_seeds, None if rows is None else rows - self.rows)

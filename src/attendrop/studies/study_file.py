@@ -127,21 +127,23 @@ class _Reader:
             given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
             name = given.pop("name", None)
             methods = self.methods(given.pop("methods", content["methods"]))
-            options = shared | self.options("data", given)
-            name = name or options.get("task") or Path(options.get("train_file", "files")).stem
-            points += [(", ".join([name, *varied]), point, methods) for point, varied in _grid(options)]
+            for point, varied in _grid(shared | self.options("data", given)):
+                source = "task" if "task" in point else "train_file"
+                if name is None:
+                    varied.pop(source, None)
+                named = Path(point.get(source, "files")).stem if name is None else str(name)
+                points.append((", ".join([named, *varied.values()]), point, methods))
         names = [name for name, _, _ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self.error(f"has two data named {twice!r}; give each a 'name'.")
         for _, options, _ in points if self.check_data else ():
             _check_files(options)
         # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
-        labels = {label: None for _, _, methods in points for label in self.labels(methods)}
+        labels = {label: None for _, _, methods in points for label in self.labels(methods, baselines)}
         reference = content.get("reference", REFERENCE)
-        if "reference" in content and reference not in (known := (*labels, *baselines)):
-            raise self.error(
-                f"has a reference that is none of its methods, {reference!r}.{suggestion(reference, known)}"
-            )
+        if "reference" in content and reference not in labels:
+            told = suggestion(str(reference), tuple(labels))
+            raise self.error(f"has a reference that is none of its methods, {reference!r}.{told}")
         settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
         return Study(tuple(settings), reference)
 
@@ -153,6 +155,8 @@ class _Reader:
     def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
         if not isinstance(given, dict):
             raise AttendropError(f"The study file '{self.path}': {where} must hold options, not {given!r}.")
+        if empty := next((name for name, value in given.items() if value == []), None):
+            raise self.error(f"has no {empty}.")
         return {str(name).replace("-", "_"): value for name, value in given.items()}
 
     def options(self, where: str, given: Any) -> dict[str, Any]:
@@ -183,12 +187,13 @@ class _Reader:
             raise self.error("has no methods.")
         return [method for entry in _listed(entries) for method in self.method(entry)]
 
-    def labels(self, methods: Sequence[_MethodEntry]) -> list[str]:
+    def labels(self, methods: Sequence[_MethodEntry], baselines: Sequence[str]) -> list[str]:
         """Return what the methods are called, each differently."""
         from attendrop.methods.core.registry import labelled_method
 
         labels = [method.label or labelled_method(method.name, method.options) for method in methods]
-        if twice := next((method.label for method in methods if labels.count(method.label) > 1), None):
+        given = [method.label for method in methods if method.label]
+        if twice := next((label for label in given if [*labels, *baselines].count(label) > 1), None):
             raise self.error(f"has two methods with the label {twice!r}; change one.")
         return labels
 
@@ -204,7 +209,7 @@ class _Reader:
         options = self.mapping("options", given.get("options") or {})
         for point, varied in _grid(options):
             check_declared(given["name"], point)
-            yield _MethodEntry(given["name"], point, " ".join([label, *varied]) if label else "")
+            yield _MethodEntry(given["name"], point, " ".join([label, *varied.values()]) if label else "")
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
@@ -231,13 +236,14 @@ def _setting(
     seeds: Sequence[int],
 ) -> Setting:
     units, labels = {}, {}
-    for seed in seeds:
+    for seed in dict.fromkeys(seeds):
         for method in methods:
             config = RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir="")
             unit = Unit(with_evaluation(config))
             units[unit.key()] = unit
-            if method.label:
-                labels[unit.key()] = method.label
+            if method.label and labels.setdefault(unit.key(), method.label) != method.label:
+                names = f"'{labels[unit.key()]}' and '{method.label}'"
+                raise AttendropError(f"The study has {method.name} twice with the same options, as {names}; omit one.")
         for baseline in baselines:
             config = RunConfig(**options, method=REFERENCE, seed=seed, output_dir="")
             unit = Unit(with_evaluation(config), baseline)
@@ -245,13 +251,13 @@ def _setting(
     return Setting(name, tuple(units.values()), labels)
 
 
-def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield each point of a grid, and the values of what varies, such as "shots=5"."""
+def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
     values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
     varied = [name for name in values if len(values[name]) > 1]
     for point in product(*values.values()):
         found = dict(zip(values, point, strict=True))
-        yield found, [f"{name}={found[name]}" for name in varied]
+        yield found, {name: f"{name}={found[name]}" for name in varied}
 
 
 def _listed(value: Any) -> list[Any]:

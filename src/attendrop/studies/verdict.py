@@ -270,7 +270,7 @@ class _Judging:
         effect = max(abs(lead.mean.value) if incumbent.is_baseline else lead.mean.value, self.margin)
         if why == "negligible" or lead.components is None or effect <= 0:
             return found
-        alpha = ALPHA / max(1, len(self.tuned) - (not incumbent.is_baseline))
+        alpha = ALPHA if challenger.is_reference else ALPHA / max(1, len(self.tuned) - 1)  # as they are tested
         return replace(found, plan=lead.components.plan(effect, alpha, MIN_SEEDS))
 
     def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
