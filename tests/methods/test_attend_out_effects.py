@@ -248,7 +248,7 @@ def test_a_layer_of_shortcuts_is_found_and_training_again_without_it_is_ahead() 
 def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
     batch = {**zoo.batch_of("bert"), ROW_INDEX: torch.arange(2)}
 
-    def trained(first: int, last: int, states: Any) -> Any:
+    def trained(first: int, last: int, states: Any, seed: int = 0) -> Any:
         model = zoo.build("bert")
         optimizer = optimizer_of(model)
         given: dict[str, Any] = {
@@ -256,7 +256,7 @@ def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
             "reward_data": [zoo.batch_of("bert", seed=3)],
             "total_steps": 12,
         }
-        with regularize(model, AttendOut(dropout_step=3, explore=0.5), **given) as reg:
+        with regularize(model, AttendOut(dropout_step=3, explore=0.5), seed=seed, **given) as reg:
             if states is not None:
                 model.load_state_dict(states[0])
                 optimizer.load_state_dict(states[1])
@@ -272,7 +272,7 @@ def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
         half = trained(0, stopped, None)[0]
         assert (half[3][0]["attacker"] is None) == (stopped > 4)
         assert half[3][1]["rows"] == ([0, 1] if stopped == 4 else [])
-        (again, _, _, _), repeated = trained(stopped, 12, half)
+        (again, _, _, _), repeated = trained(stopped, 12, half, seed=stopped)  # that of the checkpoint is kept
         assert all(torch.equal(weights[name], again[name]) for name in weights)
         assert repeated == report
 

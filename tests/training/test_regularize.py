@@ -11,12 +11,14 @@ from helpers.checkpointing import checkpoint_activations
 from torch.optim.swa_utils import AveragedModel
 
 from attendrop import (
+    SAM,
     ADDrop,
     AttendOut,
     AttendropError,
     Compose,
     FineTune,
     HeadMask,
+    HiddenCut,
     LayerDrop,
     RDrop,
     Regularization,
@@ -154,7 +156,23 @@ COMPILED = [
     ("bert", LayerDrop(p=0.5), compiled_layers),
     ("deberta-v3", METHOD, compiled_model),
     ("deberta-v3", LayerDrop(p=0.5), compiled_layers),
+    ("bert", HiddenCut(alpha=0.5), compiled_model),  # whose first pass cuts nothing
 ]
+
+
+def test_what_was_compiled_before_a_method_notices_its_hooks() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    compiled = compiled_model(model)
+    for _ in range(2):
+        compiled(**batch).loss.backward()
+        model.zero_grad()
+    losses = []
+    for run in (model, compiled):
+        with regularize(run, SAM(rho=0.5)) as reg:
+            losses.append(reg.loss(batch))
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert losses[0] > model(**batch).loss + 1e-3
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ from helpers.checkpointing import checkpointing_arguments
 from helpers.training import ALWAYS, LENGTHS, Gradients, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
-from attendrop import ADDrop, AttendropError
+from attendrop import ADDrop, AttendropError, regularized
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
 from attendrop.training.labelled_data import EpochSampler
@@ -146,14 +146,14 @@ def test_a_first_micro_batch_without_labels_does_not_decide_how_losses_are_weigh
     rows = examples("gpt2")
     rows[0] = rows[0] | {"labels": torch.full_like(rows[0]["labels"], -100)}
     found = {}
-    for regularized in (True, False):
+    for by_method in (True, False):
         cut: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
         cut |= {"train_sampling_strategy": "sequential", "logging_strategy": "steps", "logging_steps": 1}
         given = {"model": zoo.build("gpt2"), "train_dataset": rows, "data_collator": zoo.collate}
         ours = trainer_of(tmp_path, None, logging_nan_inf_filter=False, **given, **cut)
-        trainer = ours if regularized else Trainer(args=ours.args, **given)
+        trainer = ours if by_method else Trainer(args=ours.args, **given)
         trainer.train()
-        found[regularized] = history(trainer, "loss") + history(trainer, "grad_norm")
+        found[by_method] = history(trainer, "loss") + history(trainer, "grad_norm")
     assert found[True] == pytest.approx(found[False], rel=1e-5)
 
 
@@ -221,6 +221,18 @@ def test_the_data_seed_decides_the_order(tmp_path: Path) -> None:
         return [*trainer_of(tmp_path, None, seed=seed, data_seed=data_seed).get_train_dataloader().batch_sampler]
 
     assert order(3, None) == order(4, 3) != order(4, None) == order(3, 4)
+
+
+def test_the_order_of_a_trainer_of_one_s_own_is_kept(tmp_path: Path) -> None:
+    class Ordered(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return SequentialSampler(self.train_dataset)
+
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, report_to="none", use_cpu=True)
+    given: dict[str, Any] = {"model": zoo.build("bert"), "args": args, "train_dataset": examples()}
+    for own, kept in ((Ordered, True), (Trainer, False)):
+        order = list(regularized(own)(**given, regularizer=ALWAYS).get_train_dataloader().batch_sampler.sampler)
+        assert sorted(order) == list(range(16)) and (order == list(range(16))) == kept
 
 
 def test_the_length_column_groups(tmp_path: Path) -> None:

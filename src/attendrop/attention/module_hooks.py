@@ -21,6 +21,21 @@ _HOOKS = {
 }
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model or a part of it was compiled in place, by ``model.compile()``."""
+    return any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+
+
+@contextmanager
+def hooks_are_guarded() -> Iterator[None]:
+    """Let compiled code notice hooks that come and go, which by default it does not; what was compiled is forgotten."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        torch.compiler.reset()
+        yield
+
+
 class ModuleHooks:
     """Forward hooks and replaced forward functions, until :meth:`close`.
 

@@ -235,7 +235,8 @@ def _setting(
     baselines: Sequence[str],
     seeds: Sequence[int],
 ) -> Setting:
-    units, labels = {}, {}
+    units: dict[str, Unit] = {}
+    labels: dict[str, str] = {}
     for seed in dict.fromkeys(seeds):
         for method in methods:
             config = RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
+from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
@@ -38,6 +40,7 @@ class Regularization:
         training: The model, and what else the method may need.
         method: The method.
         compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
+        compiles: Whether the model will be compiled.
 
     Attributes:
         method_state: The state of the method.
@@ -53,7 +56,14 @@ class Regularization:
         model_columns: Names of the columns of the batch that the model receives; None for all.
     """
 
-    def __init__(self, training: TrainingContext, method: Method, compiled_model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        training: TrainingContext,
+        method: Method,
+        compiled_model: nn.Module | None = None,
+        *,
+        compiles: bool = False,
+    ) -> None:
         refuse_device(next(training.model.parameters()).device)
         self.model = training.model
         self._trained_model = training.model if compiled_model is None else compiled_model
@@ -76,11 +86,12 @@ class Regularization:
         self._metrics: dict[str, float] = {}
         self.adapter: ModelAdapter | None = None
         self._hook: Any = None
+        self._open = ExitStack()
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
         if not self.idle:
             try:
-                self._start()
+                self._start(compiled=compiles or compiled_model is not None or is_compiled(training.model))
             except BaseException:
                 self.close()
                 raise
@@ -251,7 +262,7 @@ class Regularization:
         if self.idle:
             return {}
         sources = [method_state.method.source for method_state in self.method_state.parts]
-        found = self._statistics.summary(sources, self.training.processes.total) | self.metrics()
+        found = self._statistics.summary(sources, self.training.processes) | self.metrics()
         self._effects.update(self.method.parts, self._statistics)
         self._statistics = RunningStatistics()
         return found
@@ -286,16 +297,19 @@ class Regularization:
         """Detach the method from the model and the optimizer. Idempotent."""
         if self._hook is not None:
             self._hook.remove()
+        self._open.close()
         self.method_state.close()
         if self.adapter is not None:
             self.adapter.detach()
 
-    def _start(self) -> None:
+    def _start(self, *, compiled: bool) -> None:
         """Start the method, and attach it to the model and the optimizer."""
         if has_adapter(self.model):
             refuse_with_adapter(self.method)
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
+        if compiled:
+            self._open.enter_context(hooks_are_guarded())
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
         self.method_state = self.method.start(self.training)

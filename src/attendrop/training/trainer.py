@@ -163,7 +163,9 @@ class RegularizedTrainer(TrainerHooks):
         """Apply the method to the model that the trainer has prepared."""
         self._end()
         trainer_loss = TrainerLoss(self, self.regularizer)
-        self._regularization = Regularization(self._training_context(trainer_loss), self.regularizer)
+        self._regularization = Regularization(
+            self._training_context(trainer_loss), self.regularizer, compiles=self.args.torch_compile
+        )
         self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:

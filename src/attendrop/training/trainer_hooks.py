@@ -57,12 +57,16 @@ class TrainerHooks(Trainer):
 
     # DataLoaders are made with the sampler and the columns that these two methods give.
 
+    # A sampler of the trainer that this is mixed into is not replaced.
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        made = self.train_sampler(self.train_dataset if train_dataset is None else train_dataset)
+        usual = super()._get_train_sampler.__func__ is Trainer._get_train_sampler  # type: ignore[attr-defined]
+        made = self.train_sampler(self.train_dataset if train_dataset is None else train_dataset) if usual else None
         return super()._get_train_sampler(train_dataset) if made is None else made
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        made = self.eval_sampler(eval_dataset)
+        usual = super()._get_eval_sampler.__func__ is Trainer._get_eval_sampler  # type: ignore[attr-defined]
+        made = self.eval_sampler(eval_dataset) if usual else None
         return super()._get_eval_sampler(eval_dataset) if made is None else made
 
     def _set_signature_columns_if_needed(self) -> None:

@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from helpers.table import TABLE
 
 from attendrop import ADDrop, AttendropError, FineTune, Method
+from attendrop.methods.core.context import Processes
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -62,6 +64,27 @@ def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
     found = RunningStatistics(2, {"one": 2, "other": 2, "without counts": 1}, counts)
     assert found.took_effect("one") and found.took_effect("without counts")
     assert not found.took_effect("other") and not found.took_effect("idle")
+
+
+def test_processes_may_have_counted_what_others_have_not() -> None:
+    """Rows of one may have a record, those of another none yet."""
+    ranks = [
+        RunningStatistics(1, {"one": 1}, {"one/encoder.0": [1, 4]}, {"one/loss": [2.0, 1]}),
+        RunningStatistics(1, {"one": 1}, {"one/encoder.1": [3, 4]}),
+    ]
+    names = [(list(each.counts), list(each.notes)) for each in ranks]
+    parts: list[torch.Tensor] = []
+
+    def total(part: torch.Tensor) -> torch.Tensor:
+        parts.append(part)
+        return sum(parts[-2:], torch.zeros_like(part))
+
+    for each in ranks:
+        found = each.summary(["one"], Processes(0, 2, total, lambda own: names))
+    assert found == {
+        "one/active": 1.0, "one/dropped": 0.5, "one/dropped/encoder.0": 0.25, "one/dropped/encoder.1": 0.75,
+        "one/loss": 2.0,
+    }  # fmt: skip
 
 
 # --- The registry

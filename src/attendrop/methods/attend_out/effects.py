@@ -6,6 +6,7 @@ import logging
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -207,6 +208,7 @@ class EffectsState(MethodState):
         return {
             "periods": [tuple(period) for period in self.periods],
             "found": None if self.found is None else {key: tuple(known) for key, known in self.found.items()},
+            "seed": self.training.seed,
             "number": self.number,
             "steps": self.steps,
             "layers": [vars(layer) for layer in self.attention_layers],
@@ -221,6 +223,7 @@ class EffectsState(MethodState):
         found = state["found"]
         self.found = None if found is None else {key: LayerEffect(*known) for key, known in found.items()}
         self.number, self.steps = state["number"], state["steps"]
+        self.training = replace(self.training, seed=state["seed"])  # the other half of a pair is of the same draw
         self.attention_layers = [AttentionLayer(**layer) for layer in state["layers"]]  # there may be no further step
         self.rows = set(rank_state["rows"])
         if state["attacker"] is not None:

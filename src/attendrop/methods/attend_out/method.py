@@ -127,6 +127,7 @@ class AttendOut(AttendOutOptions):
         },
         self_attention_only=True,
         needs_loss_scale=True,
+        skips_parameters=True,  # the query and key projections of a layer that was found
     )
 
     @classmethod

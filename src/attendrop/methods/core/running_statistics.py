@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from attendrop.methods.core.context import Processes
+
+_NONE = torch.zeros(2)
 
 
 class RunningStatistics:
@@ -54,16 +59,19 @@ class RunningStatistics:
         notes = {key: pair.tolist() for key, pair in self.notes.items()}
         return {"passes": self.passes, "active": self.active, "counts": counts, "notes": notes}
 
-    def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return the metrics of these sources, over all processes.
+    def summary(self, sources: Sequence[str], processes: Processes) -> dict[str, float]:
+        """Return the metrics of these sources, over all processes; one may have counted what others have not.
 
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        counts, notes = sorted(self.counts, key=_place), sorted(self.notes)
+        known = processes.gather((list(self.counts), list(self.notes)))
+        counts = sorted({key for each, _ in known for key in each}, key=_place)
+        notes = sorted({key for _, each in known for key in each})
         pairs = [torch.tensor([self.active.get(source, 0), self.passes]) for source in sources]
-        pairs += [*(self.counts[key].cpu() for key in counts), *(self.notes[key].cpu() for key in notes)]
-        summed = iter(total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
+        pairs += [self.counts.get(key, _NONE).cpu() for key in counts]
+        pairs += [self.notes.get(key, _NONE).cpu() for key in notes]
+        summed = iter(processes.total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
         active = {source: next(summed) for source in sources}
         of_counts, of_notes = {key: next(summed) for key in counts}, {key: next(summed) for key in notes}
         found = {}
