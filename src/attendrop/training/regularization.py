@@ -262,7 +262,8 @@ class Regularization:
         if self.idle:
             return {}
         sources = [method_state.method.source for method_state in self.method_state.parts]
-        found = self._statistics.summary(sources, self.training.processes) | self.metrics()
+        processes = self.training.processes
+        found = self._statistics.summary(sources, processes.total, processes.gather) | self.metrics()
         self._effects.update(self.method.parts, self._statistics)
         self._statistics = RunningStatistics()
         return found

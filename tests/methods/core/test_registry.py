@@ -10,7 +10,6 @@ import torch
 from helpers.table import TABLE
 
 from attendrop import ADDrop, AttendropError, FineTune, Method
-from attendrop.methods.core.context import Processes
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -80,7 +79,7 @@ def test_processes_may_have_counted_what_others_have_not() -> None:
         return sum(parts[-2:], torch.zeros_like(part))
 
     for each in ranks:
-        found = each.summary(["one"], Processes(0, 2, total, lambda own: names))
+        found = each.summary(["one"], total, lambda own: names)
     assert found == {
         "one/active": 1.0, "one/dropped": 0.5, "one/dropped/encoder.0": 0.25, "one/dropped/encoder.1": 0.75,
         "one/loss": 2.0,

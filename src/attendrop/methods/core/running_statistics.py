@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from attendrop.methods.core.context import Processes
 
 _NONE = torch.zeros(2)
 
@@ -59,19 +56,21 @@ class RunningStatistics:
         notes = {key: pair.tolist() for key, pair in self.notes.items()}
         return {"passes": self.passes, "active": self.active, "counts": counts, "notes": notes}
 
-    def summary(self, sources: Sequence[str], processes: Processes) -> dict[str, float]:
+    def summary(
+        self, sources: Sequence[str], total: Callable[[Tensor], Tensor], gather: Callable[[Any], list[Any]]
+    ) -> dict[str, float]:
         """Return the metrics of these sources, over all processes; one may have counted what others have not.
 
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        known = processes.gather((list(self.counts), list(self.notes)))
+        known = gather((list(self.counts), list(self.notes)))
         counts = sorted({key for each, _ in known for key in each}, key=_place)
         notes = sorted({key for _, each in known for key in each})
         pairs = [torch.tensor([self.active.get(source, 0), self.passes]) for source in sources]
         pairs += [self.counts.get(key, _NONE).cpu() for key in counts]
         pairs += [self.notes.get(key, _NONE).cpu() for key in notes]
-        summed = iter(processes.total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
+        summed = iter(total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
         active = {source: next(summed) for source in sources}
         of_counts, of_notes = {key: next(summed) for key in counts}, {key: next(summed) for key in notes}
         found = {}
