@@ -272,7 +272,8 @@ def test_it_resumes_within_a_period_and_after_the_exploration() -> None:
         half = trained(0, stopped, None)[0]
         assert (half[3][0]["attacker"] is None) == (stopped > 4)
         assert half[3][1]["rows"] == ([0, 1] if stopped == 4 else [])
-        (again, _, _, _), repeated = trained(stopped, 12, half, seed=stopped)  # that of the checkpoint is kept
+        (again, _, _, (found, _)), repeated = trained(stopped, 12, half, seed=4)  # that of the checkpoint is kept
+        assert found["periods"] == shared["periods"]
         assert all(torch.equal(weights[name], again[name]) for name in weights)
         assert repeated == report
 
