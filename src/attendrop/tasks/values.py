@@ -171,9 +171,9 @@ def json_list(text: str) -> list[Any] | None:
     try:
         found = json.loads(text)
     except ValueError:
-        if _ARRAY.fullmatch(text):  # of which Python would join the texts
-            return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
         try:
+            if _ARRAY.fullmatch(text):  # of which Python would join the texts
+                return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
             found = ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None

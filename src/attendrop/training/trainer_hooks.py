@@ -23,6 +23,11 @@ from attendrop.model_support.models import transformers_model
 from attendrop.training.model_call import replaced_attribute
 
 
+def _is_stock(method: Any) -> bool:
+    """Whether a method of a trainer is that of ``transformers.Trainer``."""
+    return method.__func__ is getattr(Trainer, method.__name__)
+
+
 class TrainerHooks(Trainer):
     """``transformers.Trainer`` with the hooks that it lacks, which subclasses override.
 
@@ -55,17 +60,16 @@ class TrainerHooks(Trainer):
     def found_best(self) -> None:
         """Called when the model that was just evaluated is the best so far."""
 
-    # DataLoaders are made with the sampler and the columns that these two methods give.
-
-    # A sampler of the trainer that this is mixed into is not replaced.
+    # DataLoaders are made with the sampler and the columns that these methods give. A sampler of the trainer that this
+    # is mixed into is not replaced.
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        usual = super()._get_train_sampler.__func__ is Trainer._get_train_sampler  # type: ignore[attr-defined]
+        usual = _is_stock(super()._get_train_sampler)
         made = self.train_sampler(self.train_dataset if train_dataset is None else train_dataset) if usual else None
         return super()._get_train_sampler(train_dataset) if made is None else made
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
-        usual = super()._get_eval_sampler.__func__ is Trainer._get_eval_sampler  # type: ignore[attr-defined]
+        usual = _is_stock(super()._get_eval_sampler)
         made = self.eval_sampler(eval_dataset) if usual else None
         return super()._get_eval_sampler(eval_dataset) if made is None else made
 

@@ -89,6 +89,7 @@ def test_lists_as_python_and_numpy_print_them_are_read(tmp_path: Path) -> None:
     found = load(write_csv(tmp_path / "a.csv", ["", "['sport', 'art']", "[]", "['music']"]))
     assert found.splits["train"]["label"][:] == [[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert json_list("['sport' \"it's\"\n 'a b']") == ["sport", "it's", "a b"]
+    assert json_list(r"['\x' 'a']") is None  # no text of Python
     assert json_list("[open('x')]") is None and json_list("['sport' 'art' ...]") is None
     for cut in ("['sport' 'art' ... 'music']", "['sport', 'ar"):  # an array of over 1,000, and a cell that was cut
         assert json_list(cut) is None
