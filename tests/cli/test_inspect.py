@@ -249,3 +249,13 @@ def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: 
     assert "label_column" not in given.doubts()
     (tmp_path / "named.csv").write_text("\n".join(["text,Kategorie,kanal,monat", *lines]))
     assert inspect_files(str(tmp_path / "named.csv")).doubts().keys() & {"label_column"} == set()
+
+
+@pytest.mark.parametrize("label", [{}, {"label": "good"}])
+def test_chats_are_for_a_language_model(tmp_path: Path, capsys: Captured, label: dict[str, str]) -> None:
+    chat = {"messages": [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]}
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(chat | label) for _ in range(3)))
+    assert cli.main(["inspect", f"{tmp_path}/chats.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "attendrop train " in out and "--text-columns messages --label-type completion" in out
+    assert "--label-column" not in out and "compare" not in out

@@ -88,6 +88,8 @@ def test_a_run_is_known_by_its_options_and_rows(shared: Path, run: Path) -> None
     assert not holds_run(run, tiny.config(shared, **PLAIN, seed=1), rows)
     assert not holds_run(run, tiny.config(shared, **PLAIN), "other rows")
     assert not holds_run(shared, tiny.config(shared, **PLAIN), rows)
+    assert holds_run(run, dataclasses.replace(tiny.config(shared, **PLAIN), train_file="elsewhere/train.csv"), rows)
+    assert not holds_run(run, dataclasses.replace(tiny.config(shared, **PLAIN), train_file=f"{shared}/other.csv"), rows)
     content = json.loads((run / "run.json").read_text())
     del content["config"]["label_map"]  # an option that an older version did not have
     (run / "run.json").write_text(json.dumps(content))

@@ -155,6 +155,9 @@ def test_a_unit_is_named_by_its_options_and_its_data(
     tiny.write_data(tmp_path)
     changed = tiny.config(tmp_path, method="finetune")
     assert data_sha256(changed) == data
+    (tmp_path / "model").mkdir()
+    assert Unit(changed).key(data) == key  # wherever the data are
+    assert Unit(changed).key() != unit.key()
     tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 5)
     assert data_sha256(changed) != data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -144,6 +145,19 @@ def _columns_named(found: Inspection) -> list[str]:
 
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Tell what attendrop makes of the file, and the commands for it."""
+    if found.are_chats and not typed:
+        words = [
+            str(found.table.path),
+            *_columns_named(replace(found, label_column=None)),
+            "--label-type",
+            "completion",
+        ]
+        classes = "To classify chats, write each as one text."
+        return [
+            f"Chats: a causal language model trains on their replies. {classes}",
+            "Next:",
+            f"  attendrop train {shlex.join(words)} --model MODEL",
+        ]
     if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:

@@ -45,7 +45,8 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 
 
 RUN_FILE = "run.yaml"
-PATHS = ("train_file", "eval_file", "label_map", "data_dir", "model")
+_DATA = ("train_file", "eval_file", "label_map")
+PATHS = (*_DATA, "data_dir", "model")
 
 
 def read_run_file(path: str) -> dict[str, Any]:
@@ -80,6 +81,12 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("task") is not None and not found.get("data_dir"):
         found["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
     return found | {name: _absolute(found[name]) for name in PATHS if found.get(name) is not None}
+
+
+def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that tell it from others with the same data, wherever their files are."""
+    names = {name: ",".join(file.name for file in files_of(value)) for name in _DATA if (value := options.get(name))}
+    return {name: value for name, value in options.items() if name != "data_dir"} | names
 
 
 def _absolute(value: str) -> str:

@@ -23,7 +23,7 @@ from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
 from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
-from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
+from attendrop.runs.run_file import PATHS, RUN_FILE, by_content, located, run_file
 from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"
@@ -73,7 +73,7 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
-    """Tell whether a folder holds a run with these options, wherever it was, and with these training rows.
+    """Tell whether a folder holds a run with these options and these training rows, wherever it and its data were.
 
     Options that are None do not count: runs of older versions lack those that are new.
     """
@@ -83,7 +83,7 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+    return {name: value for name, value in by_content(located(options)).items() if value is not None}
 
 
 def keeps_model(folder: str | Path) -> bool:

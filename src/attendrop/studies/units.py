@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from attendrop.files.output_files import known_sha256
 from attendrop.runs.config import RunConfig
+from attendrop.runs.run_file import by_content
 
 RUNS = "runs"
 # Files of the answer of a study or a comparison.
@@ -55,9 +56,14 @@ class Unit:
     def key(self, data_sha256: str = "") -> str:
         """Hash all options, and the data, see :func:`data_sha256`: SHA-256, in hexadecimal.
 
-        Options that are None are left out, so that a new option of the library changes no older hash.
+        Options that are None are left out, so that a new option of the library changes no older hash; so are, where
+        the data's hash is given, the folders of data, and that of a local model, whose content is in it.
         """
         content = self.as_dict() | {"data": data_sha256}
+        if data_sha256:
+            content["config"] = by_content(content["config"])
+            if Path(self.config.model).is_dir():
+                content["config"]["model"] = Path(self.config.model).name
         content["config"] = {name: value for name, value in content["config"].items() if value is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

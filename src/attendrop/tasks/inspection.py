@@ -24,7 +24,7 @@ from attendrop.tasks.values import (
     check_classes,
     is_missing,
     joined_labels,
-    json_list,
+    listed,
     number_form,
     plain,
     text_problem,
@@ -86,6 +86,11 @@ class Inspection:
         quoted = separator and any(separator in value or "\n" in value for value in values)
         named = [ENCODINGS[encoding_of(path)], *([f"separated by {SEPARATORS[separator]}"] if separator else [])]
         return ", ".join([*named, *(["quoted"] if quoted else [])])
+
+    @property
+    def are_chats(self) -> bool:
+        """Whether the texts are chats: lists of messages with roles."""
+        return len(self.text_columns) == 1 and _is_chat(self.table.column(self.text_columns[0])[0])
 
     @property
     def columns(self) -> list[Column]:
@@ -392,7 +397,12 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
 
 
 def _is_listed(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, str) and json_list(value) is not None)
+    return listed(value) is not None
+
+
+def _is_chat(value: Any) -> bool:
+    messages = listed(value)
+    return bool(messages) and all(isinstance(each, dict) and "role" in each for each in messages or [])
 
 
 def _tokenizer_file(model: str) -> Path | None:

@@ -85,7 +85,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         if isinstance(prompt, str):
             return None if label is not None else "there is no completion; name its column as label column"
         if label is not None:
-            return "the last message is the completion; omit the label column"
+            return "the last message is the completion; omit the label column (chats to classify are each one text)"
         before, reply = _without_reply(prompt)
         return "no message of the assistant ends the messages" if reply is None or not before else None
 
