@@ -1,6 +1,7 @@
 """One call of an attention layer: which keys the model's mask hides."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.plans import Weights
 from torch import Tensor
 from transformers import AttentionInterface
 
-from attendrop import ADDrop, regularize
+from attendrop import R3F, SCAL, ADDrop, NEFTune, TokenCutoff, regularize
 from attendrop.attention.layers import AttentionLayer
 
 LENGTHS = torch.tensor([6, 4])
@@ -80,3 +81,17 @@ def test_a_row_that_hides_everything_has_no_valid_key() -> None:
     assert not valid.expand(2, 2, 6, 6)[1, :, 4:].any()
     stock = look(mask, torch.float32).seen["encoder.0"]
     torch.testing.assert_close(weights[1, :, 4:], stock[1, :, 4:])
+
+
+@pytest.mark.parametrize("method", [NEFTune(alpha=15.0), TokenCutoff(fraction=0.3, alpha=0), R3F(scale=1.0), SCAL()])
+def test_methods_know_padding_by_masks_of_any_form(method: Any) -> None:
+    batch = zoo.batch_of("bert", (6, 4))
+    real = batch["attention_mask"].bool()
+    of_keys = real[:, None, None]
+    forms = [batch["attention_mask"], of_keys, torch.zeros(of_keys.shape).masked_fill(~of_keys, -1e9)]
+    forms += [torch.zeros(2, 1, 6, 6).masked_fill(~of_keys, -torch.inf), of_keys.expand(2, 1, 6, 6)]
+    found = []
+    for mask in forms:
+        with regularize(zoo.build("bert", "sdpa"), method) as reg:
+            found.append(reg.loss({**batch, "attention_mask": mask}).item())
+    assert found == pytest.approx([found[0]] * len(forms), rel=1e-5)

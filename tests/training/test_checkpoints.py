@@ -40,12 +40,15 @@ def test_a_sealed_checkpoint_is_complete_and_gives_its_state_back(tmp_path: Path
 
 
 def test_each_process_has_its_own_state_and_that_of_all(tmp_path: Path) -> None:
-    assert load_method_state(tmp_path, 0) == ({}, {})
+    assert load_method_state(tmp_path, 0, 1) == ({}, {})
     for rank in (0, 1):
         save_method_state(tmp_path, {"updates": 3}, {"period": rank}, rank)
-    assert [load_method_state(tmp_path, rank) for rank in (0, 1)] == [({"updates": 3}, {"period": r}) for r in (0, 1)]
+    found = [load_method_state(tmp_path, rank, 2) for rank in (0, 1)]
+    assert found == [({"updates": 3}, {"period": rank}) for rank in (0, 1)]
     with pytest.raises(AttendropError, match="was written by fewer processes than train now; start as many as then"):
-        load_method_state(tmp_path, 2)
+        load_method_state(tmp_path, 2, 3)
+    with pytest.raises(AttendropError, match="was written by more processes than train now; start as many as then"):
+        load_method_state(tmp_path, 0, 1)
 
 
 DAMAGE = {

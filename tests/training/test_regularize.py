@@ -2,24 +2,30 @@
 
 import json
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from helpers import zoo
 from helpers.checkpointing import checkpoint_activations
 from torch.optim.swa_utils import AveragedModel
 
 from attendrop import (
+    L2SP,
     SAM,
     ADDrop,
     AttendOut,
     AttendropError,
+    ChildTuning,
     Compose,
+    DropConnect,
     FineTune,
     HeadMask,
     HiddenCut,
     LayerDrop,
+    Mixout,
     RDrop,
     Regularization,
     RegularizedTrainer,
@@ -337,3 +343,66 @@ def test_a_block_that_never_computes_a_loss_says_so(caplog: pytest.LogCaptureFix
         model(**zoo.batch_of("bert")).loss.backward()
         reg.step()
     assert "Method ad-drop never took effect: the model was called without it" in caplog.text
+
+
+@pytest.mark.parametrize("method", [Mixout(), DropConnect(p=0.2), SAM()])
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_interrupt_within_a_pass_leaves_no_changed_weights(
+    method: Any, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop button of a notebook: torch calls no hooks after a module that it interrupts."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    weights = deepcopy(model.state_dict())
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with regularize(model, method, total_steps=8) as reg:
+        reg.loss(batch)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(torch.nn.functional, "linear", stopped)
+            reg.loss(batch)
+        if not closes:
+            assert model(**batch).loss.isfinite()
+        changed = [module for module in model.modules() if "weight" in vars(module)]
+        assert closes or not changed
+    assert not [module for module in model.modules() if "weight" in vars(module)]
+    fresh = zoo.build("bert").eval()
+    fresh.load_state_dict(weights)
+    assert torch.equal(deepcopy(model).eval()(**batch).logits, fresh(**batch).logits)
+
+
+def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with regularize(zoo.build("bert"), RECORDED) as reg:
+        for epoch in range(2):
+            reg.set_epoch(epoch)
+            reg.loss(zoo.batch_of("bert", (6, 4)), rows=[0, 1])
+        reg.warn_of_no_effect()
+    assert "reg.step() was never called: to method ad-drop all losses were of one optimizer step." in caplog.text
+
+
+def test_records_that_no_row_has_are_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    """A counter that runs on from epoch to epoch is no index of rows."""
+    with regularize(zoo.build("bert"), RECORDED) as reg:
+        for epoch in range(3):
+            reg.set_epoch(epoch)
+            reg.loss(zoo.batch_of("bert", (6, 4)), rows=[2 * epoch, 2 * epoch + 1]).backward()
+            reg.step()
+        reg.warn_of_no_effect()
+    assert "Method ad-drop never took effect" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [["a", "b"], [[0], [1]], [0.0, 1.0], torch.zeros(2, 1, dtype=torch.long)])
+def test_rows_are_integers(rows: Any) -> None:
+    with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="a list of integers"):
+        reg.loss(zoo.batch_of("bert", (6, 4)), rows=rows)
+
+
+@pytest.mark.parametrize("method", [L2SP(), ChildTuning(variant="F")])
+def test_an_optimizer_of_accelerate_is_known(method: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with regularize(model, method, optimizer=Accelerator(cpu=True).prepare(optimizer)) as reg:
+        reg.loss(batch).backward()
+        optimizer.step()
+        reg.step()

@@ -127,6 +127,7 @@ class RunningPlan:
         self._open = True
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            self._leave_checkpoints()  # of a call that ended by a KeyboardInterrupt, after which torch calls no hook
             self.plan, self._in_call = kwargs.get(PLAN_KEYWORD), True
             if self.takes_keyword:
                 return None
@@ -135,9 +136,7 @@ class RunningPlan:
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             self.plan, self._in_call = None, False
-            for checkpointing, stock in self._checkpoints:
-                setattr(checkpointing, _CHECKPOINT, stock)
-            self._checkpoints = []
+            self._leave_checkpoints()
 
         self._hooks.before(self.model, enter, with_kwargs=True)
         self._hooks.after(self.model, leave, always_call=True)
@@ -145,7 +144,8 @@ class RunningPlan:
     def close(self) -> None:
         """Stop watching. Idempotent."""
         self._hooks.close()
-        self._open = False
+        self.plan, self._open, self._in_call = None, False, False
+        self._leave_checkpoints()
 
     def of_layer(self) -> Plan | None:
         """Return the plan under which a layer runs; raise AttendropError if it runs again where that is not known."""
@@ -163,6 +163,11 @@ class RunningPlan:
             if stock is not None:
                 self._checkpoints.append((module, stock))
                 setattr(module, _CHECKPOINT, partial(self._checkpoint, stock, self.plan))
+
+    def _leave_checkpoints(self) -> None:
+        for module, stock in self._checkpoints:
+            setattr(module, _CHECKPOINT, stock)
+        self._checkpoints = []
 
     def _checkpoint(
         self, stock: Callable[..., Any], plan: Plan | None, function: Callable[..., Any], *args: Any, **kwargs: Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,20 @@ def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
 def hidden_keys(kept: Tensor, valid: Tensor | None) -> Tensor:
     """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
     return ~kept if valid is None else ~kept & any_last(valid)
+
+
+def real_tokens(mask: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """Find the tokens that are not padding by a model's ``attention_mask``, boolean, of ``shape`` ``(sequences, n)``.
+
+    Without a mask, all. In one that is ready for the scores, ``(sequences, 1, 1 or query, n)``, boolean or additive, a
+    token is padding if no query sees it.
+    """
+    if mask is not None and mask.ndim == 4:
+        seen = mask if mask.dtype == torch.bool else visible_keys(mask.detach())
+        return seen.any(1).any(1).expand(*shape)
+    if mask is not None and mask.numel() == shape[0] * shape[1]:  # several choices of a row are a dimension of the mask
+        return mask.reshape(*shape).bool()
+    return torch.ones(*shape, dtype=torch.bool, device=None if mask is None else mask.device)
 
 
 def visible_keys(mask: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attendrop.attention.edits import DropoutDraws, merge_edits
@@ -221,6 +222,8 @@ class ADDrop(Method):
             found = row_pass.candidates(call) if drops else None
             if found is not None:
                 edits.append(self._drop(plan, call, self.q, found, found.signal))
+            elif drops:  # nothing, of no possible positions
+                context.report(call.layer.key, *torch.zeros(2, device=call.device))
             if records:
                 edits.append(row_pass.recording(call, self.candidate_mask))
             return merge_edits(edits) or AttentionEdit()

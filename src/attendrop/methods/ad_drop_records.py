@@ -194,7 +194,7 @@ class Recorder:
                 "rows=indices), with the index of each row in the training data."
             )
         step = (context.key.step, context.key.first)
-        if self._step is not None and step[0] != self._step[0]:
+        if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
             self.flush()
         if step == self._step:  # of a method that runs several passes, the last is recorded
             self._new = self._new[: self._kept]

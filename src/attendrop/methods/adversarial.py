@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.predictions import CLASSES, output_kind
 from attendrop.extend import (
     DECIDES_PASSES,
@@ -271,9 +272,9 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         mask = batch.get("decoder_attention_mask")
         mask = batch["labels"] != -100 if mask is None and "labels" in batch else mask
-    if mask is None or mask.numel() != read.shape[0] * read.shape[1]:
+    if mask is None:
         return read.mean(1)
-    weights: Tensor = mask.reshape(*read.shape[:2], 1).to(read.dtype)
+    weights = real_tokens(mask, read.shape[:2])[..., None].to(read.dtype)
     return (read * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 

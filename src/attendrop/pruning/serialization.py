@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,17 @@ def load_adapter(folder: Path) -> Any:
     saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
     if lost := [key for key in missing if not any(name in key for name in saved)]:
         raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
-    return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
+    with quiet_peft():
+        return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Ignore what PEFT warns of by itself: what it sets as layers of GPT-2 need it, and its use of an older name."""
+    with warnings.catch_warnings():
+        for message in ("fan_in_fan_out", "`is_gradient_checkpointing` is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
 
 
 def import_peft() -> Any:

@@ -17,8 +17,11 @@ from attendrop.pruning.export import TOLERANCE, describe, export_onnx, require_o
 from attendrop.runs.baseline_models import BaselineModel, tf_idf
 from attendrop.runs.prediction_passes import unit_means
 
-# What stands for the blank at both ends of a word, among characters.
-_BLANK = "\ue000"
+# What stands for the blank at both ends of a word, among characters: no character of a text.
+_BLANK = "\ufdd0"
+# In Python the sigma that ends a word has a form of its own: after a letter with a case, and before none.
+_CASED, _IGNORED = r"[\p{Cased}&&[^\p{Case_Ignorable}]]", r"\p{Case_Ignorable}*"
+_FINAL_SIGMA = rf"(?<={_CASED}{_IGNORED})Σ(?!{_IGNORED}{_CASED})"
 _PAD, _UNKNOWN = "[PAD]", "[UNK]"
 _TOKENIZERS = ("words", "characters")
 
@@ -97,8 +100,8 @@ def _tokenizer(name: str, vectorizers: Sequence[TfidfVectorizer]) -> Any:
     units = dict.fromkeys(unit for each in own for term in _terms(name, each) for unit in term)
     vocabulary = {unit: number for number, unit in enumerate(dict.fromkeys((_PAD, _UNKNOWN, _BLANK, *units)))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=_UNKNOWN))
-    # As Python does: the sigma that ends a word has a form of its own, and marks, as of Hindi, are no part of words.
-    lowercase = [normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), normalizers.Lowercase()]
+    # As Python does: marks, as of Hindi, are no part of words.
+    lowercase = [normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
     if name == "words":
         tokenizer.normalizer = normalizers.Sequence(lowercase)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\p{L}\p{N}_]+"), "removed", invert=True)

@@ -7,6 +7,7 @@ Their folders are those of runs, with ``baseline.json`` (the head with its class
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from attendrop.tasks.long_texts import document_means
 
 _FILE, _WEIGHTS = "baseline.json", "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
+_WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
     {"token_pattern": r"\w+", "ngram_range": (1, 2)},
     {"analyzer": "char_wb", "ngram_range": (2, 5)},
@@ -142,8 +144,14 @@ def load_baseline(folder: Path) -> BaselineModel:
 
 
 def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
-    """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column."""
-    columns = zip(*texts, strict=True)
+    """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column.
+
+    Raises:
+        AttendropError: No text of a column has a letter or a digit.
+    """
+    columns = list(zip(*texts, strict=True))
+    if not all(any(map(_WORD.search, column)) for column in columns):
+        raise AttendropError("No training text has a word, of letters or digits, which TF-IDF counts.")
     return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,7 +66,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
-    from attendrop.pruning.serialization import import_peft
+    from attendrop.pruning.serialization import import_peft, quiet_peft
 
     peft = import_peft()
     targets = options.targets
@@ -80,8 +79,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
         modules_to_save=_saved_modules(model, new, head),
     )
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="fan_in_fan_out")  # set as the layers of GPT-2 need it
+        with quiet_peft():
             return peft.get_peft_model(model, config)
     except ValueError as error:
         raise AttendropError(

@@ -11,7 +11,7 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.runs.config import as_in_runs, refuse_options_of_files
 from attendrop.runs.declared_options import check_fields, option
-from attendrop.runs.run_folder import run_options
+from attendrop.runs.run_folder import keeps_model, run_options
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.label_map import label_columns
@@ -89,9 +89,12 @@ def check_source(run_dir: str, source: Source, split: str) -> None:
     """Look at the run and at the beginning of the file, to refuse what is wrong with them before PyTorch is loaded."""
     if not Path(run_dir).is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
+    options = run_options(Path(run_dir))
+    if not options and not keeps_model(run_dir):
+        raise AttendropError(f"'{run_dir}' holds no model; name the folder of a finished run.")
     if source.file in (None, STDIN) or Path(str(source.file)).is_dir():
         return
-    columns, label = file_columns(source, str(source.file), run_options(Path(run_dir)), split)
+    columns, label = file_columns(source, str(source.file), options, split)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading the whole file warns
         table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +24,18 @@ from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.error_analysis import best_temperature, error_analysis
+from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
+from attendrop.wording import counted
 
 # Sets whose score is kept by row.
 _ROWS_KEPT = ("dev", "shifted")
 _REWARD_ROWS = {"split": "reward", "selection": "selection", "eval": "dev", "rotating": "train"}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,14 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
 
 
 def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -> float:
-    """Fit a temperature to a model's logits of rows that it was not trained on."""
+    """Fit a temperature to a model's logits of rows that it was not trained on; warn where these are few."""
+    if len(rows) < ROWS_FOR_TEMPERATURE:
+        logger.warning(
+            "Probabilities are calibrated on %s; with fewer than %d, they may be worse than without. Hold out more by "
+            "--selection-fraction, or omit --calibrate.",
+            counted(len(rows), "row"),
+            ROWS_FOR_TEMPERATURE,
+        )
     head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
     return best_temperature(head.checked(outputs), head.references(columns_of(rows)))
 

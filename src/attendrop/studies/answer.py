@@ -190,6 +190,7 @@ def answer(
     best = 0.0 if is_error else 1.0
     verdict = judge(rows, margin, best)
     file = first.get("config", {}).get("train_file")
+    differences = [row.difference for row in rows if row.difference is not None]
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
         model=first["model"],
@@ -200,7 +201,9 @@ def answer(
         verdict=verdict,
         sentences=Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict),
         notes=tuple(_notes(metrics, failed, rows, verdict)),
-        holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
+        holds_for=holds_for(first, new_rows=any(found.components for found in differences))
+        if any(found.n > 1 for found in differences)
+        else "One seed gives no intervals.",
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, margin))
 

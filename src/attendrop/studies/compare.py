@@ -209,6 +209,7 @@ class Steps:
         if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
             return {}
         before = self.spent
+        self.on_plan(len(self.defaults))
         first = self.run(selection_unit(comparison.config, setting, 0) for setting in self.defaults.values())
         finished = [result.metrics for result in first if result.metrics is not None]
         if not finished:

@@ -24,7 +24,7 @@ _LISTED = 20
 # Bins of probability of the reliability diagram, and of the expected calibration error.
 _BINS = 10
 # With fewer rows, what fits them best is mostly the prior of the fit.
-_ROWS_FOR_TEMPERATURE = 100
+ROWS_FOR_TEMPERATURE = 100
 
 
 def error_analysis(
@@ -42,9 +42,9 @@ def error_analysis(
     Returns:
         ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. Of single classes also
         ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; and ``errors``, the wrong rows of which the model is surest: ``row`` (from 0), ``text,
-        class, predicted, probability``, and with training rows ``nearest``: the one most like it by TF-IDF, with
-        ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
+        :func:`calibration`; and ``errors``, the wrong rows of which the model is surest: ``row`` (in the file, from 0),
+        ``text, class, predicted, probability``, and with training rows ``nearest``: the one most like it by TF-IDF,
+        with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     head = task.head
     if not head.analysed_by:
@@ -132,7 +132,7 @@ def _surest_errors(
     texts, names = task.head.titles(rows), task.head.all_names
     found: list[dict[str, Any]] = [
         {
-            "row": int(row),
+            "row": rows["index"][int(row)],
             "text": " | ".join(map(str, texts[row])),
             "class": names[references[row]],
             "predicted": names[predicted[row]],
@@ -173,7 +173,7 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
         if sure := [part for part in calibrated["bins"] if part["probability"] > 0.9]:
             count = counted(sure[-1]["rows"], "prediction")
             found.append(f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right.")
-        if sum(part["rows"] for part in calibrated["bins"]) >= _ROWS_FOR_TEMPERATURE:
+        if sum(part["rows"] for part in calibrated["bins"]) >= ROWS_FOR_TEMPERATURE:
             temperature = calibrated["temperature"]
             side = "less" if temperature > 1 else "more"
             found.append(

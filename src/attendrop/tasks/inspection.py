@@ -22,6 +22,7 @@ from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
     are_numbers,
     check_classes,
+    class_name,
     is_missing,
     joined_labels,
     listed,
@@ -114,7 +115,8 @@ class Inspection:
         """Return the label of each row as it is written; empty where it is missing."""
         values = [None] * len(self.table.rows) if self.label_column is None else self.table.column(self.label_column)
         single = self.label_type in ONE_CLASS + NUMBER
-        return ["" if is_missing(v) or (single and value_problem(v) is not None) else written(v) for v in values]
+        name = class_name if self.label_type in ONE_CLASS else written
+        return ["" if is_missing(v) or (single and value_problem(v) is not None) else name(v) for v in values]
 
     def doubts(self) -> dict[str, str]:
         """Describe what is doubtful, a sentence by the name of each."""
@@ -243,9 +245,9 @@ def check_files(
     may_be_joined = found.label_type in SEVERAL_CLASSES and options.get("label_type", "auto") == "auto"
     if may_be_joined and joined_labels(found.table.column(str(found.label_column))):
         found = replace(found, label_type="class", labels=_labels(found.table, found.label_column, "class"))
-    if found.label_type in ONE_CLASS and len(found.labels) == 1 and len(found.table.rows) < MOST_ROWS:
-        label = next(iter(found.labels))
-        raise AttendropError(f"{train_file} has only one class, {label!r}; training needs at least two.")
+    if plain and len(labels := set(found.written_labels()) - {""}) == 1 and len(found.table.rows) < MOST_ROWS:
+        what = "number" if found.label_type in NUMBER else "class"
+        raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
     return found
 
 
@@ -271,23 +273,24 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "label_column", f"The labels may also be in {others}: name their column with --label-column."
     if found.unclear:
         yield "label_type", found.unclear
-    if len(found.labels) == 1:
-        yield "one_label", f"All rows have the same label, {next(iter(found.labels))!r}."
+    if len(labels) > 1 and len(different := set(labels) - {""}) == 1:
+        yield "one_label", f"All rows have the same label, {different.pop()!r}."
     elif rare := list(found.labels.values()).count(1):
         yield "rare", f"{counted(rare, 'label')} with a single row."
-    if repeated := len(texts) - len(set(texts)):
+    whole = list(filter(all, texts))
+    if repeated := len(whole) - len(set(whole)):
         yield "duplicates", f"{counted(repeated, 'row')} with the text of an earlier row."
     main = {label: group[0] for group in found.variants for label in group}
     labels_of: defaultdict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for row, label in zip(texts, labels, strict=True):
-        labels_of[row] |= {main.get(label, label): None} if label else {}
+        labels_of[row] |= {main.get(label, label): None} if label and all(row) else {}
     if conflicts := {row: several for row, several in labels_of.items() if len(several) > 1}:
         example = " | ".join(next(iter(conflicts)))[:60], ", ".join(map(repr, next(iter(conflicts.values()))))
         what = f"{counted(len(conflicts), 'text')} with different labels"
         yield "conflicts", f"{what}, such as {example[0]!r}: {example[1]}."
     if found.evaluated is not None:
         evaluated, rows = found.evaluated, _plain_texts(found.evaluated, found.text_columns)
-        if known := sum(row in labels_of for row in rows):
+        if known := sum(all(row) and row in labels_of for row in rows):
             yield "in_both", f"{known} of {len(rows)} rows of {evaluated.path} have a text that is here, too."
         theirs = _labels(evaluated, found.label_column, found.label_type)
         if unknown := {label: count for label, count in theirs.items() if label not in found.labels}:
@@ -301,7 +304,9 @@ def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]
     if column is None or label_type not in ONE_CLASS + SEVERAL_CLASSES:
         return {}
     several = label_type in SEVERAL_CLASSES
-    return label_counts((v for v in table.column(column) if several or value_problem(v) is None), several=several)
+    values = table.column(column)
+    named = values if several else [class_name(value) for value in values if value_problem(value) is None]
+    return label_counts(named, several=several)
 
 
 def _unclear(tables: Sequence[Table], column: str, labels: Collection[str]) -> str:

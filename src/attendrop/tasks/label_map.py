@@ -17,7 +17,7 @@ from attendrop.files.output_files import check_output, write_text
 from attendrop.tasks.heads.builtin import NUMBER, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, written, yes_or_no
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, plain, written, yes_or_no
 
 LABEL, MEANING = "label", "meaning"
 # How much rarer a misspelling is, at least.
@@ -64,11 +64,11 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
     """
     groups: list[list[str]] = []
     for label in sorted(counts, key=lambda each: -counts[each])[:_MOST_LABELS]:
-        plain = _plain(label)
+        own = _plain(label)
         for group in groups:
             main = _plain(group[0])
             rare = _TIMES_RARER * counts[label] <= counts[group[0]]
-            if (main == plain and plain) or (rare and _misspelt(plain, main)):
+            if (main == own and own) or (rare and _misspelt(own, main)):
                 group.append(label)
                 break
         else:
@@ -78,7 +78,7 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
 
 def _plain(label: str) -> str:
     """Return what two spellings of a label share. Signs of -1, C++ or <=50K, and points of numbers, stay."""
-    text = "".join(label.casefold().replace("_", " ").split())
+    text = "".join(plain(label).replace("_", " ").split())
     if any(letter.isdigit() for letter in text):
         return text
     return re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", text.strip(".,;:'’\"()"))

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime, time
+from datetime import date, datetime, time
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def read_table(path: str | Path, bad: BadRows | None = None, most: int | None = 
     bad = bad or BadRows()
     table = next(read_chunks(path, most, bad), None)
     if table is None:
-        raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
+        first = bad.skipped[0]
+        raise AttendropError(
+            f"{path} has no valid row: {counted(len(bad.skipped), 'row')} skipped; {first.place}: {first.reason}."
+        )
     return table
 
 
@@ -235,6 +239,13 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def _plain_value(value: Any) -> Any:
+    """Return numbers as such, and dates and times as text, as CSV has them."""
+    if isinstance(value, Decimal):
+        return float(value)
+    return _cell(value) if isinstance(value, date | time) else value
+
+
 def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> None:
     """Raise if a quoted field of a TSV file seems to hold whole rows: then its quotes are part of texts."""
     if delimiter == "\t" and any("\t" in field and "\n" in field for field in record):
@@ -297,7 +308,8 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
                 if batch.num_rows == 0:
                     continue
                 index = list(range(first, first + batch.num_rows))
-                rows = [list(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+                values = ([_plain_value(value) for value in column.to_pylist()] for column in batch.columns)
+                rows = [list(row) for row in zip(*values, strict=True)]
                 yield Table(path, columns, rows, [f"row {number + 1}" for number in index], index)
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:

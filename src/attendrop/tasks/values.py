@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import re
+import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -70,9 +71,15 @@ def written(value: Any) -> str:
     return str(value).strip()
 
 
+def class_name(value: Any) -> str:
+    """Return the class name of a label: ``1.0``, which pandas writes for integers in a column with gaps, is ``1``."""
+    name = written(value)
+    return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
+
+
 def plain(text: str) -> str:
-    """Return a text without differences of case and spaces."""
-    return " ".join(text.casefold().split())
+    """Return a text without differences of case, spaces and Unicode forms of the same letters."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def yes_or_no(value: Any) -> bool | None:

@@ -47,11 +47,13 @@ def save_method_state(checkpoint: Path, state: Mapping[str, Any], rank_state: Ma
         torch.save(dict(rank_state), _rank_file(checkpoint, rank))
 
 
-def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what :func:`save_method_state` wrote; raise AttendropError if fewer processes did than read it."""
-    if not _rank_file(checkpoint, rank).exists() and _rank_file(checkpoint, 0).exists():
+def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what :func:`save_method_state` wrote; raise AttendropError if fewer or more processes did than read it."""
+    fewer = not _rank_file(checkpoint, rank).exists() and _rank_file(checkpoint, 0).exists()
+    if fewer or _rank_file(checkpoint, world_size).exists():
         raise AttendropError(
-            f"The checkpoint '{checkpoint}' was written by fewer processes than train now; start as many as then."
+            f"The checkpoint '{checkpoint}' was written by {'fewer' if fewer else 'more'} processes than train now; "
+            "start as many as then."
         )
     return _load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))
 

@@ -86,7 +86,7 @@ def regularize(
         seed=seed,
         processes=_processes(model, device),
         total_steps=total_steps,
-        optimizer=optimizer,
+        optimizer=getattr(optimizer, "optimizer", optimizer),  # of Accelerate
         max_grad_norm=max_grad_norm,
         scaler=scaler,
         reward_data=labelled_data("reward_data", reward_data, device),

@@ -79,7 +79,8 @@ class Regularization:
         self.accumulation_steps = 1
         self.model_columns: Collection[str] | None = None
         self.sequences = 0
-        self._called = self._stepped = False
+        self._called = 0  # number of losses
+        self._stepped = False
         self._effects = EffectTracker()
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
@@ -133,7 +134,14 @@ class Regularization:
                     "Method %s never took effect: the model was called without it. Compute the loss by reg.loss.",
                     part.name,
                 )
-        elif self._called:
+            return
+        if self._called > 1 and not self._stepped:
+            logger.warning(
+                "reg.step() was never called: to method %s all losses were of one optimizer step. Call it after each "
+                "optimizer.step().",
+                self.method.name,
+            )
+        if self._called:
             self._effects.warn_after(self.method.parts)
 
     def metrics(self) -> dict[str, float]:
@@ -153,8 +161,8 @@ class Regularization:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The batch is no mapping; the model is in evaluation mode, and gradients are on; or the
-                method acts in some epochs and :meth:`set_epoch` was not called.
+            AttendropError: The batch is no mapping; rows are not as many integers; the model is in evaluation mode,
+                and gradients are on; or the method acts in some epochs and :meth:`set_epoch` was not called.
         """
         if not isinstance(batch, Mapping):
             raise AttendropError(
@@ -162,9 +170,7 @@ class Regularization:
                 "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
             )
         if rows is not None:
-            if len(rows) != number_of_rows(batch):
-                raise AttendropError(f"rows has {len(rows)} indices, and the batch {number_of_rows(batch)} rows.")
-            batch = {**batch, ROW_INDEX: torch.as_tensor(rows)}
+            batch = {**batch, ROW_INDEX: _row_indices(rows, number_of_rows(batch))}
         if self.model.training:
             ((batch, _),), _ = self.micro_batches(batch)
         return self.compute(batch, self._model_loss)[0]
@@ -212,7 +218,7 @@ class Regularization:
         self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
     ) -> tuple[Tensor, Any]:
         """Compute the loss in the step after ``steps_taken`` steps, in ``epoch``."""
-        self._called = True
+        self._called += 1
         rows = number_of_rows(batch)
         processes = self.training.processes
         first = self.sequences * processes.world_size + processes.rank * rows
@@ -381,3 +387,16 @@ class Regularization:
             return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
 
         return wrapped
+
+
+def _row_indices(rows: Sequence[int] | Tensor, count: int) -> Tensor:
+    """Check the indices of ``count`` rows."""
+    try:
+        found = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.empty(0)
+    if found.ndim != 1 or found.is_floating_point() or found.is_complex():
+        raise AttendropError("rows has the index of each row of the batch in the training data: a list of integers.")
+    if len(found) != count:
+        raise AttendropError(f"rows has {len(found)} indices, and the batch {count} rows.")
+    return found

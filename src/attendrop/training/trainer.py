@@ -170,7 +170,9 @@ class RegularizedTrainer(TrainerHooks):
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
-            self._regularization.load_state_dict(state, load_method_state(checkpoint, self.args.process_index))
+            self._regularization.load_state_dict(
+                state, load_method_state(checkpoint, self.args.process_index, self.args.world_size)
+            )
             self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
         self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
@@ -307,7 +309,7 @@ class RegularizedTrainer(TrainerHooks):
         with (
             replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, columns, indexed)),
             replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
-            self.keeping_columns((*columns, ROW_INDEX)),
+            self.keeping_columns((*columns, ROW_INDEX) if self._needs_rows else columns),
         ):
             return super().get_train_dataloader()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attendrop.attention.valid_keys import real_tokens
 from attendrop.extend import (
     AttendropError,
     AttentionLayer,
@@ -294,9 +295,9 @@ class GeneratorState(MethodState):
     def _noisy(self, micro: Micro) -> Batch:
         """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
         tokens = micro.batch["input_ids"]
-        mask = micro.batch.get("attention_mask")
-        valid = torch.ones_like(tokens) if mask is None or mask.shape != tokens.shape else mask
-        sampled = token_uniform(micro.key, "noise", valid.view(-1, tokens.shape[-1]).bool())
+        of_choices = tokens.view(-1, tokens.shape[-1]).shape
+        valid = real_tokens(micro.batch.get("attention_mask"), of_choices).to(tokens.device)
+        sampled = token_uniform(micro.key, "noise", valid)
         noise = (sampled < _NOISE).view(tokens.shape)
         for special in self.training.special_tokens:
             noise &= tokens != special

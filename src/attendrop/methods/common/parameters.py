@@ -45,7 +45,8 @@ class ParameterOverride:
         self._hooks = ModuleHooks()
         self._function = function
         self._running: nn.Module | None = None  # the module throughout which parameters are overridden at present
-        places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
+        self._places = places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
+        self._hooks.before(model, lambda *_: self._reset())
         for module in dict.fromkeys(module for module, _ in places):
             self._override_in(module, [place for place in places if place[0] is module])
         if throughout:
@@ -57,6 +58,18 @@ class ParameterOverride:
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
         self._hooks.close()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Undo what a pass left that ended within a module, as by a KeyboardInterrupt: torch calls no hook then."""
+        if self._running is not None:
+            self._running = None
+            self._restore(self._places)
+
+    @staticmethod
+    def _restore(places: list[tuple[nn.Module, str]]) -> None:
+        for module, name in places:
+            module.__dict__.pop(name.rpartition(".")[2], None)
 
     def _override_in(self, whole: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
         """Override the parameters at ``places``, each a module and the parameter's name, while ``whole`` runs."""
@@ -73,8 +86,7 @@ class ParameterOverride:
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             if self._running is whole:
-                for module, name in places:
-                    module.__dict__.pop(name.rpartition(".")[2], None)
+                self._restore(places)
                 self._running = None
 
         self._hooks.before(whole, enter)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.attention.plan import Plan
+from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.context import StepContext
 from attendrop.randomness.keyed_random import SampleKey, normal, uniform
@@ -32,10 +33,7 @@ class WordPlan(Plan):
         if self._changed:  # the decoder shares the embedding
             return embedded
         self._changed = True
-        valid = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
-        mask = self.context.batch.get("attention_mask")
-        if mask is not None and mask.numel() == valid.numel():
-            valid = mask.reshape(valid.shape).bool()  # several choices per row are a dimension of the mask
+        valid = real_tokens(self.context.batch.get("attention_mask"), embedded.shape[:2]).to(embedded.device)
         return self.change(embedded, valid)
 
 

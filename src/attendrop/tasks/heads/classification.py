@@ -30,7 +30,7 @@ from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import check_classes, joined_labels, number_form, plain, written
+from attendrop.tasks.values import check_classes, class_name, joined_labels, number_form, plain, written
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 
@@ -156,7 +156,7 @@ class Classification(NamedLabels, SequenceHead):
                 classes: more than 30 whole numbers, or more than 30 texts of which most occur in one row.
         """
         source = tables.get("train") or tables["dev"]
-        names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
+        names = sorted({class_name(value) for value in source.column(column)}, key=_class_order)
         if not asked:
             check_classes(source, column, names)
         return cls.of_names(names, tables, source.path)
@@ -164,11 +164,11 @@ class Classification(NamedLabels, SequenceHead):
     @cached_property
     def label_ids(self) -> dict[str, int]:
         """The ids of classes, by name, of whole numbers also without ``.0``."""
-        return {_class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
+        return {class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
 
     def names_in(self, value: Any) -> list[str]:
         name = written(value)
-        return [name if name in self.label_ids else _class_name(value)]
+        return [name if name in self.label_ids else class_name(value)]
 
     def ids_in(self, label: int) -> list[int]:
         return [label]
@@ -232,12 +232,6 @@ class Classification(NamedLabels, SequenceHead):
 def named_probabilities(names: Sequence[str], row: Array) -> dict[str, float]:
     """Return the columns of the probabilities of all classes, or labels, of a row."""
     return {f"probability_{name}": round(float(p), 6) for name, p in zip(names, row, strict=True)}
-
-
-def _class_name(value: Any) -> str:
-    """Return the class name of a label: ``1.0``, which pandas writes for integers in a column with gaps, is ``1``."""
-    name = written(value)
-    return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
 
 
 def _class_order(name: str) -> tuple[bool, int, str]:

@@ -15,6 +15,7 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import NUMBER
+from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, Tokenizer
 from attendrop.tasks.heads.classification import SequenceHead
 from attendrop.tasks.heads.linear_models import LinearFit, fit_ridge_regression
@@ -75,6 +76,14 @@ class Regression(SequenceHead):
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
         return cls()
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head; raises AttendropError if all training rows have the same number."""
+        train = tables.get("train")
+        if train is not None and len(found := set(map(written, train.column(column)))) == 1:
+            raise AttendropError(f"{train.path} has only one number, {found.pop()!r}; training needs at least two.")
+        return super().from_labels(tables, column, asked=asked)
 
     @classmethod
     def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
