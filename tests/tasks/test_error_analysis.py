@@ -21,7 +21,9 @@ TASK = files_task(["text"], Classification(NAMES))
 generator = np.random.default_rng(0)
 LOGITS = generator.normal(size=(200, 3)) * 3
 LABELS = generator.integers(0, 3, 200)
-ROWS = Dataset.from_dict({"text": [f"row {number}" for number in range(200)], "label": LABELS.tolist()})
+ROWS = Dataset.from_dict(
+    {"text": [f"row {number}" for number in range(200)], "label": LABELS.tolist(), "index": range(200)}
+)
 
 
 def test_classes_are_scored_as_by_scikit_learn() -> None:
@@ -36,20 +38,22 @@ def test_classes_are_scored_as_by_scikit_learn() -> None:
 
 
 def test_errors_begin_with_the_surest_and_have_their_nearest_training_row() -> None:
-    rows = Dataset.from_dict({"text": ["the cat sleeps", "a dog barks", "Where  is it"], "label": [0, 0, 2]})
+    rows = Dataset.from_dict(
+        {"text": ["the cat sleeps", "a dog barks", "Where  is it"], "label": [0, 0, 2], "index": [0, 2, 5]}
+    )
     train = Dataset.from_dict({"text": ["dogs bark", "where is it", "a cat sleeps"], "label": [0, 1, 1]})
     logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     found = error_analysis(TASK, logits, np.array([0, 0, 2]), rows, train)
     assert found is not None
     assert [(error["row"], error["class"], error["predicted"]) for error in found["errors"]] == [
-        (2, "yes", "perhaps"),
+        (5, "yes", "perhaps"),  # as counted in the file, of which some rows were skipped
         (0, "no", "perhaps"),
     ]
     assert found["errors"][0]["probability"] == pytest.approx(softmax(logits[2])[1])
     assert [error["nearest"]["text"] for error in found["errors"]] == ["where is it", "a cat sleeps"]
     assert found["errors"][0]["nearest"]["likeness"] == pytest.approx(1.0)
     # The same text with another label: one of the two is wrong.
-    assert [error["row"] for error in suspicious_labels(found)] == [2]
+    assert [error["row"] for error in suspicious_labels(found)] == [5]
 
 
 def test_the_calibration_error_is_the_distance_of_probability_and_accuracy() -> None:

@@ -15,7 +15,7 @@ from attendrop.cli.run_options import run_option
 from attendrop.errors import AttendropError
 from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
+from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
 from attendrop.text_tables import aligned
@@ -158,7 +158,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
             "Next:",
             f"  attendrop train {shlex.join(words)} --model MODEL",
         ]
-    if found.label_column is None:
+    needs_label = found.label_type not in UNLABELLED
+    if found.label_column is None and needs_label:
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
@@ -177,5 +178,6 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
             lines.append(f"With --shift-column {column.name}, it also scores the rows of the last dates.")
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
-    commands += [f"attendrop {command} {shlex.join([file, *words])}" for command in ("compare", "train")]
+    for command in ["compare", "train"] if needs_label else ["train"]:
+        commands.append(f"attendrop {command} {shlex.join([file, *words])}")
     return [*lines, "Next:", *(f"  {command}" for command in commands)]

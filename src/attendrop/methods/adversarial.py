@@ -198,6 +198,9 @@ class SCAL(Method):
             assert copy.read is not None
             first, second = (represent(context.model, read, context.batch) for read in (clean.read, copy.read))
             labels = classes(context.model, outputs, context.batch)
+            mask = context.batch.get("attention_mask")
+            if mask is not None and mask.ndim == 3:  # questions may have more choices than others
+                first, second = (found[mask.flatten(0, 1).any(-1)] for found in (first, second))
             contrast = contrastive_loss(first, second, labels, self.temperature)
             context.note("contrast", contrast)
             loss = loss + self.contrast * contrast

@@ -91,7 +91,7 @@ def evaluate(
         every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
         scores = compute_scores(rows.task, every, labels)
         predicted = (model.head if rows.reading is None else head).predicted_counts(every)
-        if len(predicted) == 1 and len(labels) > 1:
+        if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
             logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
         analysis = {"report": _report(model, rows.task, every, labels, loaded)} if report else {}
         return rows.found() | {
@@ -366,6 +366,7 @@ def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
         label_map=label_map,
         size=CHUNK_ROWS,
         bad=bad,
+        scored=split == "dev",
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)

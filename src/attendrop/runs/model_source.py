@@ -91,7 +91,7 @@ def check_source(run_dir: str, source: Source, split: str) -> None:
         raise AttendropError(f"There is no run folder '{run_dir}'.")
     options = run_options(Path(run_dir))
     if not options and not keeps_model(run_dir):
-        raise AttendropError(f"'{run_dir}' holds no model; name the folder of a finished run.")
+        return  # loading the model says that there is none
     if source.file in (None, STDIN) or Path(str(source.file)).is_dir():
         return
     columns, label = file_columns(source, str(source.file), options, split)

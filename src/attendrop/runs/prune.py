@@ -40,6 +40,7 @@ from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.training_args import recovery_arguments
+from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted
 
@@ -218,7 +219,10 @@ class _Work:
         """Measure the loss without each layer on the set that layers are chosen on."""
         rows, keys = self.run.sets[self.chosen_on], [layer.key for layer in attention_layers]
         logger.info(
-            "Ranking %d layers by the loss without each, on %d rows of %s.", len(keys), len(rows), self.chosen_on
+            "Ranking %d layers by the loss without each, on %d rows of %s.",
+            len(keys),
+            len(texts_of(rows)),
+            self.chosen_on,
         )
         by_length = rows.select(np.argsort(rows["length"], kind="stable"))  # for batches with little padding
         batches = self.batches(by_length, self.run.config.eval_batch_size)

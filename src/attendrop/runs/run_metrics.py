@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
@@ -201,11 +203,13 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
         ``rows``, ``loss``, ``metric`` with its ``score``, and whether the model has ``fitted`` these rows, by
         ``Head.fitted_at``.
     """
-    sample = rows.select(range(0, len(rows), math.ceil(len(rows) / task.head.most_fit_rows)))
+    texts = texts_of(rows)
+    kept = texts[:: math.ceil(len(texts) / task.head.most_fit_rows)]
+    sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
     metric, least = task.head.fitted_at or (task.metric, -math.inf)
     score = task.head.metrics[metric].score(task.head.references(columns_of(sample)), task.head.checked(outputs))
-    return {"rows": len(sample), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
+    return {"rows": len(kept), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
 
 
 def run_metrics(

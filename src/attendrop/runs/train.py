@@ -371,7 +371,7 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
 def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> None:
     """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
     for name, found in scores.items():
-        if len(found.predicted) == 1 and found.rows > 1:
+        if len(found.predicted) == 1 and sum(found.predicted.values()) >= found.rows > 1:
             answer = next(iter(found.predicted))
             logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
     if not fit["fitted"]:

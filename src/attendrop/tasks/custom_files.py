@@ -133,11 +133,12 @@ def stream_file(
     size: int,
     bad: BadRows,
     format: str | None = None,
+    scored: bool = False,
 ) -> Iterator[Chunk]:
     """Read a file of any length for an existing model, in chunks of at most ``size`` valid rows.
 
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
-    not read.
+    not read. ``scored`` rows need an answer, also one that is no label.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(())
@@ -149,6 +150,7 @@ def stream_file(
             table = table.checked(label_column, head.value_problem, bad)
             if bad.keeps_unknown:
                 head = head.with_unknown(table.column(label_column))
+        if label_column is not None or (scored and not head.needs_labels):
             table = rows.with_labels(table, head)
         if table.rows:
             yield Chunk(rows.columns(table, head, labelled=label_column is not None), table, head.unknown_names)

@@ -15,7 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
-from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES
+from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
 from attendrop.tasks.label_map import as_meant, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
@@ -175,7 +175,8 @@ def inspect_files(
     usual_texts, usual_label = default_columns(str(train_file))
     label_column, texts = label_column or usual_label, tuple(text_columns) or usual_texts
     candidates: list[str] = []
-    if label_column is None and (label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER) or not texts):
+    guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
+    if label_column is None and label_type not in UNLABELLED and (label_type in guessed or not texts):
         candidates = _label_columns(table, texts)
         label_column = next(iter(candidates), None)
     texts = texts or next(iter(_text_columns(table, label_column)), ())
@@ -189,8 +190,8 @@ def inspect_files(
     labels = _labels(table, label_column, kind)
     notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     read = next(iter(evaluated), None)
-    guessed = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
-    unclear = _unclear([table, *evaluated], str(label_column), labels) if guessed else ""
+    is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
+    unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
     return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, unclear, bad)
 
 
@@ -258,7 +259,9 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "skipped", f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
     if not found.text_columns:
         return
-    if missing := sum(not all(row) for row in texts):
+    # Choices may be fewer than their columns.
+    there = all if found.label_type in ONE_CLASS + SEVERAL_CLASSES + NUMBER else any
+    if missing := sum(not there(row) for row in texts):
         yield "without_text", f"{counted(missing, 'row')} without a text."
     if found.label_type in SEVERAL_CLASSES and found.label_column is not None:  # an empty text says that none applies
         missing = sum(map(is_missing, found.table.column(found.label_column)))
@@ -277,7 +280,7 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "one_label", f"All rows have the same label, {different.pop()!r}."
     elif rare := list(found.labels.values()).count(1):
         yield "rare", f"{counted(rare, 'label')} with a single row."
-    whole = list(filter(all, texts))
+    whole = list(filter(there, texts))
     if repeated := len(whole) - len(set(whole)):
         yield "duplicates", f"{counted(repeated, 'row')} with the text of an earlier row."
     main = {label: group[0] for group in found.variants for label in group}

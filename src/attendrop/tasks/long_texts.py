@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
@@ -55,6 +56,13 @@ def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
         last = first + len(list(rows))
         yield slice(first, last)
         first = last
+
+
+def texts_of(rows: Dataset) -> list[range]:
+    """Return the rows of each text in an encoded data set; one, unless the set has the column "document"."""
+    if DOCUMENT not in rows.column_names:
+        return [range(row, row + 1) for row in range(len(rows))]
+    return [range(each.start, each.stop) for each in document_slices({DOCUMENT: rows[DOCUMENT]})]
 
 
 def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:

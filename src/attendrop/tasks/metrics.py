@@ -11,7 +11,7 @@ import numpy as np
 from attendrop.argument_checks import check_known
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Array, Head, row_array
 
 
 def with_metric(task: Task, name: str) -> Task:
@@ -68,7 +68,8 @@ def reading_of(task: Task, head: Head) -> list[int] | None:
     """
     if head.label_names == task.label_names:
         return None
-    if head.num_classes and head.fits(task.head) and set(head.label_names) == set(task.label_names):
+    own = set(head.label_names)
+    if own and own == set(task.label_names) and head.fits(task.head):
         return [task.label_names.index(name) for name in head.label_names]
     if not task.readings:
         return None
@@ -76,17 +77,19 @@ def reading_of(task: Task, head: Head) -> list[int] | None:
         if set(head.label_names) == set(reading):
             return [task.label_names.index(reading[name]) for name in head.label_names]
     known = "; or ".join(", ".join(names) for names in (task.label_names, *task.readings))
-    own = ", ".join(head.label_names) or head.predicts
-    raise AttendropError(f"{task.name} scores models with the classes {known}. This model's are: {own}.")
+    classes = ", ".join(head.label_names) or head.predicts
+    raise AttendropError(f"{task.name} scores models with the classes {known}. This model's are: {classes}.")
 
 
 def read_as(outputs: Array, reading: Sequence[int] | None, classes: int) -> Array:
-    """Convert logits of a model to those of a task: of classes that are one there, the largest.
+    """Convert logits of a model, of rows or of the words of each, to those of a task: the largest of joined classes.
 
     So the predicted class is the one that the model's prediction is read as, as McCoy et al. (2019) do.
     """
     if reading is None:
         return outputs
+    if outputs.dtype == object:  # of words
+        return row_array([read_as(row, reading, classes) for row in outputs])
     places = np.asarray(reading)
     return np.stack([outputs[:, places == number].max(axis=1) for number in range(classes)], axis=1)
 

@@ -18,6 +18,7 @@ from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.model_support.batches import ANSWER_MASK
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering, answer_scores, read_answers
+from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.tokenization import encode
 from attendrop.training.labelled_data import ColumnCollator
 
@@ -172,6 +173,9 @@ def test_scores_are_those_of_squad(answer: str, accepted: tuple[str, ...], expec
     [
         ("cat", (["cat"], [])),
         ("[sic]", (["[sic]"], [])),
+        ("[1]", (["[1]"], [])),
+        (" dog ", (["dog"], [])),
+        ({"text": ["  dog "], "answer_start": [3]}, (["dog"], [5])),
         (["cat", "dog"], (["cat", "dog"], [])),
         ('{"text": ["cat"], "answer_start": [4]}', (["cat"], [4])),
         ({"text": [], "answer_start": []}, ([], [])),
@@ -186,3 +190,11 @@ def test_answers_are_read(value: Any, expected: tuple[list[str], list[int]]) -> 
 @pytest.mark.parametrize("value", [3, {"answer": "a"}, {"text": ["a", "b"], "answer_start": [1]}, [""], {"text": "a"}])
 def test_other_values_are_no_answers(value: Any) -> None:
     assert read_answers(value) is None
+
+
+def test_the_fit_is_measured_on_whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A window without the answer of its text says nothing."""
+    rows = encoded(tokenizer)
+    windows = [row for text in texts_of(rows)[::2] for row in text]
+    assert len(texts_of(rows)) == 3 and set(rows.select(windows)["document"]) == {0, 2}
+    assert texts_of(rows.remove_columns("document")) == [range(row, row + 1) for row in range(len(rows))]

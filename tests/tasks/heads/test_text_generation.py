@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 from helpers import tiny
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.heads.text_generation import TextGeneration
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.tokenization import encode_columns
 
 TASK = Task("files", "text-generation", ("prompt",), (), "neg_log_loss", "", (), (), {"max_new_tokens": 5})
@@ -112,3 +115,36 @@ def test_language_models_are_recognized_but_shown_as_classifiers() -> None:
     config = GPT2Config(architectures=["GPT2LMHeadModel"])
     assert head_of_model(config) == TextGeneration()
     assert head_of_model(config, command="attend").kind == "classification"
+
+
+def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=100, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    model = GPT2LMHeadModel(config).eval()
+    model.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9)
+    TextGeneration().prepare(model, None)  # type: ignore[arg-type]
+    assert model.generation_config.max_new_tokens == 8
+    batch = {"input_ids": torch.arange(3, 33).reshape(2, 15), "attention_mask": torch.ones(2, 15, dtype=torch.long)}
+    with pytest.warns(UserWarning, match="Only the last 8 tokens of longer prompts are read"):
+        found = [TextGeneration().generate(model, batch) for _ in range(2)]
+    assert torch.equal(*found) and found[0].shape[1] <= 8
+    with pytest.raises(AttendropError, match="max_new_tokens=16 is too much: GPT2LMHeadModel has 16 positions"):
+        TextGeneration(max_new_tokens=16).prepare(model, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("refuses", ["{{ raise_exception('no system role') }}", "{{ messages[7]['role'] + 'x' }}"])
+def test_a_template_that_refuses_a_chat_is_no_traceback(loaded: tuple[Any, Any], refuses: str) -> None:
+    tokenizer = deepcopy(loaded[1])
+    tokenizer.chat_template = refuses
+    with pytest.raises(AttendropError, match=r"chat template of the model's tokenizer refuses a chat .*'user: hello"):
+        TextGeneration().tokenize({"prompt": [chat("hello", "there")]}, tokenizer, None)
+
+
+def test_scored_chats_need_a_reply(tmp_path: Path) -> None:
+    rows = [{"messages": chat("a", "b")}, {"messages": chat("a")}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bad = BadRows(skip=True)
+    options: Any = {"text_columns": ["messages"], "head": TextGeneration(), "size": 9}
+    (chunk,) = stream_file(tmp_path / "a.jsonl", bad=bad, scored=True, **options)
+    assert len(chunk.table.rows) == 1 and "no message of the assistant" in bad.skipped[0].reason
+    (chunk,) = stream_file(tmp_path / "a.jsonl", bad=BadRows(), **options)
+    assert len(chunk.table.rows) == 2

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
+from helpers.task_examples import FAMILIES
 from transformers import PreTrainedTokenizerBase
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.token_classification import TokenClassification, entity_scores, to_iob2
-from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.metrics import compute_scores, read_as, reading_of
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
@@ -196,3 +197,23 @@ def test_a_slow_tokenizer_is_refused() -> None:
 def test_iob1_becomes_iob2_which_stays(iob1: str, iob2: str) -> None:
     assert to_iob2(iob1.split()) == iob2.split()
     assert to_iob2(iob2.split()) == iob2.split()
+
+
+def test_tags_in_another_order_are_read_by_name() -> None:
+    own, theirs = TokenClassification(("O", "B-LOC", "B-PER")), TokenClassification(("O", "B-PER", "B-LOC"))
+    task = files_task(["tokens"], theirs)
+    logits = row_array([np.eye(3)[[1, 0, 2]], np.eye(3)[[2]]])
+    reading = reading_of(task, own)
+    assert reading == [0, 2, 1]
+    found = theirs.prediction_rows(read_as(logits, reading, 3), probabilities=False)
+    assert found == own.prediction_rows(logits, probabilities=False)
+    assert reading_of(task, theirs) is None
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side: str) -> None:
+    """Llama's and Gemma's pad on the left, and positions of words are counted from the start."""
+    FAMILIES["roberta"](tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"padding_side": side}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert HEAD.load_preprocessor(str(tmp_path)).padding_side == "right"

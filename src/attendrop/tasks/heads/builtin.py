@@ -19,3 +19,5 @@ LABEL_TYPES = ("auto", *sorted(HEADS))
 # Label types of tables with columns of texts and a column of labels, by what a label is. Such files are inspected, and
 # their columns guessed, before PyTorch is loaded.
 ONE_CLASS, SEVERAL_CLASSES, NUMBER = ("class",), ("labels",), ("number",)
+# Those of rows that need no label.
+UNLABELLED = ("completion", "mlm")

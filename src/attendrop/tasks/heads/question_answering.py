@@ -263,8 +263,10 @@ def read_answers(value: Any) -> dict[str, list[Any]] | None:
     means that there is no answer. Returns None if the value has another form.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(ValueError):  # an answer that begins with a bracket
-            value = json.loads(value)
+        with suppress(ValueError):
+            found = json.loads(value)
+            if isinstance(found, dict) or all(isinstance(text, str) for text in found):
+                value = found  # and no answer in brackets
     if is_missing(value):
         value = ""
     if isinstance(value, str):
@@ -275,7 +277,10 @@ def read_answers(value: Any) -> dict[str, list[Any]] | None:
         return None
     if not (isinstance(starts, list) and all(isinstance(start, int) for start in starts)):
         return None
-    return {"text": texts, "answer_start": starts} if len(starts) in (0, len(texts)) else None
+    if len(starts) not in (0, len(texts)):
+        return None
+    starts = [start + len(text) - len(text.lstrip()) for start, text in zip(starts, texts, strict=False)]
+    return {"text": [text.strip() for text in texts], "answer_start": starts}
 
 
 def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
+from attendrop.model_support.models import position_limit
 from attendrop.tasks.heads.base import Columns, Metric, Tokenizer
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, word_counts
 from attendrop.tasks.values import json_list, text_problem
@@ -122,7 +125,17 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         width = ids.shape[1]
         shifts = (width - mask.sum(1))[:, None]
         places = (torch.arange(width, device=ids.device) - shifts) % width  # padding moves to the left
-        found: Tensor = model.generate(input_ids=ids.gather(1, places), attention_mask=mask.gather(1, places))
+        ids, mask = ids.gather(1, places), mask.gather(1, places)
+        limit, new = position_limit(model), model.generation_config.max_new_tokens
+        if limit is not None and new is not None and width > limit - new:
+            width = limit - new
+            ids, mask = ids[:, -width:], mask[:, -width:]
+            warnings.warn(
+                f"Only the last {width} tokens of longer prompts are read, so that {new} new ones fit into the model's "
+                f"{limit} positions.",
+                stacklevel=2,
+            )
+        found: Tensor = model.generate(input_ids=ids, attention_mask=mask)
         return found[:, width:]
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
@@ -182,16 +195,27 @@ def _chat_tokens(
             "the rows have messages, and the model's tokenizer has no chat template; use a model made for chats, or "
             "prompts and completions."
         )
-    before = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    before = _templated(messages, tokenizer, add_generation_prompt=True)
     if reply is None:
         return _plain_tokens(before, tokenizer), []
-    whole = str(tokenizer.apply_chat_template([*messages, {"role": _ASSISTANT, "content": reply}], tokenize=False))
+    whole = _templated([*messages, {"role": _ASSISTANT, "content": reply}], tokenizer)
     if not whole.startswith(before):
         raise AttendropError(
             "the chat template of the model's tokenizer writes earlier messages in another way before a reply, so "
             "the reply cannot be told from them; use prompts and completions."
         )
     return _plain_tokens(before, tokenizer), _plain_tokens(whole.removeprefix(before), tokenizer)
+
+
+def _templated(messages: list[dict[str, str]], tokenizer: Tokenizer, **options: Any) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except (TemplateError, ValueError, IndexError) as error:
+        begin = _written(messages)[:60] or "without a message"
+        raise AttendropError(
+            f"the chat template of the model's tokenizer refuses a chat ({error}): {begin!r}; correct it, or use a "
+            "model whose template knows such chats."
+        ) from None
 
 
 def _plain_tokens(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -68,7 +68,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     has_probabilities = True
     keeps_unknown = True
     baselines = ("majority",)
-    tokenizer_options: ClassVar = {"add_prefix_space": True}  # without it, byte-level tokenizers refuse words
+    # Without the first, byte-level tokenizers refuse words; positions of tokens are counted from the start.
+    tokenizer_options: ClassVar = {"add_prefix_space": True, "padding_side": "right"}
     attributed = "the log-likelihood of the predicted tags"
 
     @property

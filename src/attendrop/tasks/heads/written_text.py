@@ -20,6 +20,7 @@ from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
+from attendrop.model_support.models import position_limit
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
 from attendrop.tasks.values import text_problem
 
@@ -65,7 +66,11 @@ class WritingHead(Head):
     most_fit_rows = 100
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set the options of generation, with which the model is also saved."""
+        """Set the options of generation, with which the model is also saved: nothing is sampled.
+
+        Raises:
+            AttendropError: The model generates no text, or more is asked for than its positions allow.
+        """
         generation = model.generation_config
         if generation is None:
             raise AttendropError(f"{type(model).__name__} does not generate text; use a model that does.")
@@ -73,6 +78,15 @@ class WritingHead(Head):
             generation.num_beams = self.num_beams
         if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
             generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
+        generation.do_sample = False
+        generation.temperature = generation.top_p = generation.top_k = None
+        limit, most = position_limit(model), generation.max_new_tokens
+        if limit is not None and most is not None and most >= limit:
+            if self.max_new_tokens is not None:
+                raise AttendropError(
+                    f"max_new_tokens={most} is too much: {type(model).__name__} has {limit} positions."
+                )
+            generation.max_new_tokens = limit // 2
 
     def example_values(self) -> dict[str, str]:
         """Return the options of generation as arguments in Python code, after another one."""
