@@ -11,6 +11,7 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 from helpers.weighted import weighted
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attendrop import SCAL, AdversarialDropout, AttendropError, Compose, Vanilla, regularize
 from attendrop.methods import adversarial
@@ -227,3 +228,19 @@ def test_without_classes_of_sequences_only_copies_belong_together(
 ) -> None:
     model, batch = zoo.build(name, **options), zoo.batch_of(name, FOUR) | {"labels": labels}
     assert adversarial.classes(model, model(**batch), batch) is None
+
+
+def test_choices_that_a_question_lacks_are_not_contrasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = zoo.build("bert-choice"), zoo.batch_of("bert-choice", FOUR)
+    sizes = []
+
+    def counted(clean: Tensor, copies: Tensor, *_: Any) -> Tensor:
+        sizes.append((len(clean), len(copies)))
+        return clean.sum() * 0
+
+    monkeypatch.setattr(adversarial, "contrastive_loss", counted)
+    padded = {name: pad(value, (0, 0, 0, 1)) if value.ndim == 3 else value for name, value in batch.items()}
+    for each in (batch, padded):
+        loss_of(model, SCAL(contrast=2.0), each)
+    choices = batch["input_ids"].shape[:2].numel()
+    assert sizes == [(choices, choices)] * 2

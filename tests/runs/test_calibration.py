@@ -29,11 +29,12 @@ def test_all_logits_are_divided(family: str) -> None:
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_probabilities_change_and_predictions_stay(files: Path, refit: bool) -> None:
+def test_probabilities_change_and_predictions_stay(files: Path, refit: bool, caplog: pytest.LogCaptureFixture) -> None:
     options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit, "epochs": 1}
     plain = train(tiny.config(files, "plain", **options))
     found = train(tiny.config(files, "calibrated", calibrate=True, **options))
     assert plain["temperature"] is None
+    assert "Probabilities are calibrated on " in caplog.text  # few rows
     assert found["temperature"] > 0
     assert abs(found["temperature"] - 1) > 1e-3
     assert found["all_scores"] == plain["all_scores"]

@@ -241,7 +241,17 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["हिन्दी में लिखा", "cafe\u0301 H₂O ½ m²", "ΟΔΟΣ ΚΑΛΟΣ, Σ", "ภาษาที่ไทย", "العَرَبِيَّة", "a\x1fb \x1c c", "ab_c don't"],
+    [
+        "हिन्दी में लिखा",
+        "cafe\u0301 H₂O ½ m²",
+        "ΟΔΟΣ ΚΑΛΟΣ, Σ",
+        "Σ'Σ Α.Σ. ΑΣ\u00adΒ ΑΣʰ",
+        "\ue000 \ue001x",
+        "ภาษาที่ไทย",
+        "العَرَبِيَّة",
+        "a\x1fb \x1c c",
+        "ab_c don't",
+    ],
 )
 def test_its_tokenizers_split_texts_as_scikit_learn_does(text: str) -> None:
     words, characters = fit_tf_idf([(text,)])
@@ -311,3 +321,8 @@ def test_a_baseline_without_a_graph_is_not_exported(folder: Path, tmp_path: Path
         export_run(place, str(tmp_path / "served"))
     with pytest.raises(AttendropError, match="as ONNX, without quantize"):
         export_run(place, str(tmp_path / "served"), quantize="int8")
+
+
+def test_texts_without_a_word_have_no_tf_idf() -> None:
+    with pytest.raises(AttendropError, match="No training text has a word, of letters or digits"):
+        fit_tf_idf([("🙂!",), ("…",)])

@@ -3,6 +3,8 @@
 import gzip
 import json
 import warnings
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow
@@ -138,7 +140,10 @@ def test_json_and_parquet_numbers_and_booleans(folder: Path) -> None:
     assert (table.columns, table.rows) == (["text", "note"], [["a", None], ["b", 1]])
     with pytest.raises(AttendropError, match=r"a\.parquet, row 2, column 'label': the label is empty\."):
         load_train(write_parquet("a.parquet", text=["a", "b"], label=[1, None]))
-    assert load_train(write_parquet("f.parquet", text=["a", "b"], label=[1.0, 2.5])).task.kind == "regression"
+    for numbers in ([1.0, 2.5], [Decimal("1.0"), Decimal("2.5")]):
+        assert load_train(write_parquet("f.parquet", text=["a", "b"], label=numbers)).task.kind == "regression"
+    days = write_parquet("d.parquet", text=["a", "b"], label=[date(2024, 5, 31), date(2024, 6, 1)])
+    assert load_train(days).task.label_names == ("2024-05-31", "2024-06-01")
     names = load_train(write("b.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}')).task.label_names
     assert names == ("False", "True")
 
@@ -173,6 +178,7 @@ BAD_FILES = [
     ("a.csv", "text,label\na,1.5\nb,1e999\n", "line 3, column 'label': the label '1e999' is not a finite number."),
     ("a.csv", "text,label\na,1.5\nb,-1e308\n", "line 3, column 'label': the label '-1e308' is too large to train on"),
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
+    ("a.csv", "text,label\na,1.5\nb,1.5\n", "a.csv has only one number, '1.5'; training needs at least two."),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
     ("a.jsonl", '{"text": "a", "text": "b"}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from attendrop.tasks.inspection import inspect_files
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.inspection import check_files, inspect_files
 
 
 def test_rows_of_evaluation_that_are_in_training_are_counted_once_each(tmp_path: Path) -> None:
@@ -10,3 +13,33 @@ def test_rows_of_evaluation_that_are_in_training_are_counted_once_each(tmp_path:
     train.write_text("text,label\nthe first text,yes\nthe second text,no\n")
     dev.write_text("text,label\nThe  first text,yes\nthe first text,no\nanother text,no\n")
     assert inspect_files(train, dev).doubts()["in_both"].startswith("2 of 3 rows of ")
+
+
+def test_labels_and_doubts_are_as_a_run_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\na,1\nb,1.0\n,1\n,2.0\nc,2\nC ,2\n")
+    found = inspect_files(file)
+    assert found.labels == {"1": 3, "2": 3} and set(found.doubts()) == {"without_text", "duplicates"}
+    assert found.doubts()["duplicates"].startswith("1 row ")
+
+
+def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("question,a,b,c,label\nwho is it,x,y,z,A\nwhat is it,x,y,,B\n")
+    found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label")
+    assert "without_text" not in found.doubts()
+
+
+def test_pre_training_has_no_label_column(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\na cat sees a dog,1\nthe bird sees it,2\nnobody sees this,1\n")
+    found = inspect_files(file, label_type="mlm")
+    assert (found.text_columns, found.label_column) == (("text",), None)
+
+
+def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,score\na cat sees a dog,0.5\nthe bird sees it,0.5\n")
+    assert "All rows have the same label, '0.5'." in inspect_files(file).doubts()["one_label"]
+    with pytest.raises(AttendropError, match=r"has only one number, '0.5'"):
+        check_files(str(file), None)
