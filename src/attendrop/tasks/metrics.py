@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -47,7 +48,9 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     outputs, labels = task.head.checked(outputs), np.asarray(labels)
     if len(labels) == 0:
         raise AttendropError("there are no rows to score.")
-    scores = {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="A single label was found")  # of a few rows
+        scores = {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
     return {name: 0.0 if math.isnan(score) else score for name, score in scores.items()}
 
 
