@@ -352,7 +352,7 @@ def test_an_interrupt_within_a_pass_leaves_no_changed_weights(
 ) -> None:
     """The stop button of a notebook: torch calls no hooks after a module that it interrupts."""
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    weights = deepcopy(model.state_dict())
+    expected = deepcopy(model).eval()(**batch).logits
 
     def stopped(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -363,13 +363,9 @@ def test_an_interrupt_within_a_pass_leaves_no_changed_weights(
             patch.setattr(torch.nn.functional, "linear", stopped)
             reg.loss(batch)
         if not closes:
-            assert model(**batch).loss.isfinite()
-        changed = [module for module in model.modules() if "weight" in vars(module)]
-        assert closes or not changed
+            assert torch.equal(model.eval()(**batch).logits, expected)
     assert not [module for module in model.modules() if "weight" in vars(module)]
-    fresh = zoo.build("bert").eval()
-    fresh.load_state_dict(weights)
-    assert torch.equal(deepcopy(model).eval()(**batch).logits, fresh(**batch).logits)
+    assert torch.equal(deepcopy(model).eval()(**batch).logits, expected)
 
 
 def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
