@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType
@@ -97,6 +98,7 @@ def _mapping(example: str) -> Range:
 
 
 def _text(name: str, value: Any) -> str:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(value, str):
         raise AttendropError(f"{name.replace('_', '-')}={value!r} is not a text.")
     return value

@@ -140,6 +140,10 @@ def fit(
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
             head, rows = run.task.head, run.task.head.training_rows(run.parts.train)
+            if "setfit" not in head.baselines:
+                raise AttendropError(
+                    "head-start 'contrastive' is for classes of single texts; use 'frozen' or 'random'."
+                )
             tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         run.method.prepare(loaded.model, run.config.seed)
         head_start = start_head(loaded, run.task.head, encoded.train, run.config)

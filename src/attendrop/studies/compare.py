@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
@@ -109,6 +110,10 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         AttendropError: An option or the data cannot be used, or no run of plain fine-tuning succeeded.
     """
     own = {name: options.pop(name) for name in declared(Comparison) if name in options}
+    known = ({field.name for field in dataclasses.fields(RunConfig)} | {*declared(Comparison)}) - {"method"}
+    if unknown := [name for name in options if name not in known]:
+        hint = did_you_mean(unknown[0], sorted(known)) or "; help(attendrop.compare) lists them."
+        raise AttendropError(f"compare has no option {unknown[0]!r}{hint}")
     config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
     return run_comparison(Comparison(config=config, output_dir=output_dir, **own), workers=workers, backend=backend)
 

@@ -57,20 +57,23 @@ def _seconds(name: str, value: str | float) -> float:
     return value
 
 
-def _baselines(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    found = () if value == "none" else names(value)
+def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    found = () if value in ("none", None) else names(value)
     if unknown := sorted(set(found) - set(BASELINES)):
         raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
     return found
 
 
-def _settings(name: str, value: str | Sequence[str | Method | MethodSetting] | None) -> tuple[MethodSetting, ...]:
+def _settings(
+    name: str, value: str | Sequence[str | Method | MethodSetting] | Method | MethodSetting | None
+) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning first; refuse what would be compared with itself."""
     from attendrop.methods.core.registry import build_method
     from attendrop.studies.setting_search import MethodSetting
 
     found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
+    given = given if isinstance(given, Sequence) else [given]  # a method
     for setting in map(MethodSetting.of, given):
         method = build_method(setting.method, setting.options)
         if method.name == REFERENCE:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import get_method, given_options
@@ -40,11 +41,16 @@ class MethodSetting:
 
     @classmethod
     def of(cls, method: str | Method | MethodSetting) -> MethodSetting:
-        """Make the setting of a method, or of a name: its defaults."""
+        """Make the setting of a method, or of a name: its defaults; raises AttendropError for anything else."""
         if isinstance(method, MethodSetting):
             return method
         if isinstance(method, str):
             return cls(method)
+        if not isinstance(method, Method):
+            raise AttendropError(
+                f"{method!r} is no method; give a name such as 'ad-drop', a method such as ADDrop(p=0.3), or a "
+                "MethodSetting."
+            )
         return cls(method.name, given_options(method.name, method.options()))
 
     def applied(self, config: RunConfig, **changes: Any) -> RunConfig:

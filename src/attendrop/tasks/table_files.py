@@ -90,6 +90,8 @@ def read_chunks(
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")
     if name == STDIN and suffix in (".parquet", ".xlsx"):
         raise AttendropError(f"A {suffix} file cannot be read from standard input; give its name.")
+    if suffix in (".parquet", ".xlsx") and name.lower().endswith(".gz"):
+        raise AttendropError(f"{path} is packed; unpack it: `gunzip {path}`.")
     rows_before = len(bad.skipped)
     table = None
     for table in _READERS[suffix](path, size, bad):
@@ -212,7 +214,9 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise AttendropError(f"{path} is not a readable Excel workbook ({error}).") from None
     with closing(book):
-        for sheet in book.worksheets:
+        sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"] or book.worksheets
+        for sheet in sheets:
+            sheet.reset_dimensions()  # which some programs write wrong
             lines = ([_cell(value) for value in row] for row in sheet.iter_rows(values_only=True))
             rows = (row for row in enumerate(lines, start=1) if any(row[1]))
             _, header = next(rows, (0, []))
