@@ -142,6 +142,16 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked[0].trials, asked[0].config.test_fraction) == (3, 0.25)  # a part is set aside
     named = replace(asked[0], methods="r-drop, mixout").methods
     assert [each.label for each in named] == ["finetune", "r-drop", "mixout"]
+    single = replace(asked[0], methods=ADDrop(p=0.2), baselines=None)
+    assert ([each.label for each in single.methods], single.baselines) == (["finetune", "ad-drop p=0.2"], ())
+    attendrop.compare(output_dir=Path("answer"), methods="r-drop", **data | {"train_file": folder / "train.csv"})
+    assert asked[1].config.train_file == data["train_file"]
+    for wrong, hint in (
+        ({"metod": "r-drop"}, "'metod'; did you mean"),
+        ({"method": "r-drop"}, "'method'; did you mean"),
+    ):
+        with pytest.raises(AttendropError, match=f"compare has no option {hint} 'methods'"):
+            attendrop.compare(output_dir="answer", **wrong, **data)
     assert comparison(folder).config.test_fraction == 0.0  # there are evaluation data
     assert list(asked[0].of_baselines(["majority", "frozen"]).baselines) == ["majority"]
 
@@ -159,6 +169,8 @@ def test_help_lists_all_options() -> None:
         ({"budget": 0.0}, "budget must be above 0 seconds"),
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
+        ({"methods": [ADDrop]}, "is no method; give a name such as 'ad-drop'"),
+        ({"methods": [("ad-drop", {"p": 0.2})]}, "is no method"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
     ],
 )

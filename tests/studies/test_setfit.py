@@ -70,6 +70,9 @@ def test_what_it_cannot_learn_from_is_refused(folder: Path) -> None:
         run_baseline(pairs, "setfit")
     with pytest.raises(AttendropError, match="these rows have two"):
         train(config(folder, text_columns=("sentence1", "sentence2"), head_start="contrastive"))
+    several = config(folder, head_start="contrastive", label_type="labels", output="several")
+    with pytest.raises(AttendropError, match="'contrastive' is for classes of single texts"):
+        train(several)
     with pytest.raises(AttendropError, match="choose one"):
         config(folder, head_start="contrastive", lora={})
     tiny.save_tiny_gpt2(folder / "gpt2")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -123,3 +125,24 @@ def test_broken_workbooks_are_refused(tmp_path: Path) -> None:
         read_table(path)
     with pytest.raises(AttendropError, match=r"a\.xlsx has no rows"):
         read_table(workbook(path))
+
+
+@pytest.mark.filterwarnings("ignore:.*of its sheets")
+def test_a_workbook_is_read_whole_whatever_size_it_says(tmp_path: Path) -> None:
+    """Some programs write the size of a sheet wrong, or hide sheets of lists."""
+    path = workbook(tmp_path / "a.xlsx", ["text", "label"], ["one", "yes"], ["two", "no"])
+    book = pytest.importorskip("openpyxl").load_workbook(path)
+    hidden = book.create_sheet("lists", 0)
+    hidden.append(["x", "y"])
+    hidden.sheet_state = "hidden"
+    book.save(path)
+    with ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with ZipFile(path, "w") as new:
+        for name, content in parts.items():
+            new.writestr(name, re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1"', content))
+    assert read_table(path).rows == [["one", "yes"], ["two", "no"]]
+    packed = tmp_path / "a.xlsx.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(AttendropError, match=r"a\.xlsx\.gz is packed; unpack it"):
+        read_table(packed)
