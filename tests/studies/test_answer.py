@@ -91,7 +91,7 @@ def row(found: Answer, label: str) -> Any:
          "Use drophead. The differences are practically nothing, and it is the cheapest."),
         (runs("r-drop", np.add(PLAIN, (-0.0012, 0.0002, 0.002, 0.0038, 0.0052)).tolist()), "tie", "finetune",
          "On as many seeds and rows, a difference of 5 of 1,000 would probably have shown."),
-        ([], "reference", "finetune", "Use plain fine-tuning. No other method was run."),
+        ([], "reference", "finetune", "Use plain fine-tuning. No other method has a result."),
         (runs("ad-drop", AHEAD[:3]), "too few seeds", None,
          "No recommendation yet. 3 runs of each are too few to tell: take 4 seeds or more. About 2 more seeds (runs of "
          "each) would probably settle it; no number of rows alone would."),
@@ -106,8 +106,8 @@ def row(found: Answer, label: str) -> Any:
          "Fine-tuning is not shown to pay here: plain fine-tuning gets 18 more of 1,000 right, which may be chance. "
          "About 21 more seeds (runs of each) would probably settle it; no number of rows alone would."),
         (runs("frozen", CLOSE), "reference", "finetune",
-         "Use plain fine-tuning. No other method was run. It gets 4 more of 1,000 right than the best baseline, the "
-         "linear model on the frozen encoder (frozen): little, but more than chance."),
+         "Use plain fine-tuning. No other method has a result. It gets 4 more of 1,000 right than the best baseline, "
+         "the linear model on the frozen encoder (frozen): little, but more than chance."),
         (runs("ad-drop", AHEAD) + runs("majority", LOW), "method", "ad-drop",
          "Use ad-drop. It gets 13 more of 1,000 right than plain fine-tuning, and 22 more of 100 than the best "
          "baseline, the constant answer (majority)."),
@@ -276,7 +276,7 @@ def test_the_figures_follow_the_decision() -> None:
     assert sentences(runs("frozen", EQUAL, 5))[1:] == (
         "On new rows, plain fine-tuning minus frozen is +0.001 [+0.000, +0.002]; ahead in 4 of 5 seeds, p = 0.034; "
         "frozen takes 0.05x the time of plain fine-tuning.",
-        "Among the fine-tuned models it would be plain fine-tuning. No other method was run.",
+        "Among the fine-tuned models it would be plain fine-tuning. No other method has a result.",
     )
 
 

@@ -100,7 +100,7 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
 
     Args:
         output_dir: Folder of the answer, the runs and the chosen model. Called again, it goes on there.
-        workers: Number of processes; None: one for each GPU or core.
+        workers: Number of processes; 0: this one; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.run_units`.
         **options: ``methods``, ``seeds``, ``budget``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
             :class:`attendrop.studies.comparison.Comparison`, and options of

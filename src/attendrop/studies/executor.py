@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
+from attendrop.methods.core.registry import is_of_this_program
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import delete_checkpoints, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
@@ -93,8 +94,17 @@ class Runner:
         self._digests: dict[str, str] = {}
 
     def place(self, unit: Unit) -> Job:
-        """Find the folder of a unit; raise AttendropError if its data or model changed since the first one."""
+        """Find the folder of a unit.
+
+        Raises:
+            AttendropError: Its data or model changed since the first one; or worker processes do not know its method.
+        """
         config = unit.config
+        if not isinstance(self._workers, InProcess) and is_of_this_program(config.method):
+            raise AttendropError(
+                f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
+                "this one, workers=0, or declare an entry point in its package."
+            )
         of = (config.task, config.data_dir, config.train_file, config.eval_file, config.label_map, config.model)
         digest = data_sha256(config) + model_sha256(config.model)
         if self._digests.setdefault(source := json.dumps(of), digest) != digest:

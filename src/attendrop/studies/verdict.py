@@ -9,7 +9,7 @@ common seeds or more, and "within" an interval that lies within the margin as a 
 | "no reference" | the reference has no score | No recommendation: no run of the reference has a score. |
 | "few seeds" | the pair has fewer than four common seeds | 3 runs of each are too few to tell |
 | "no row scores" | the pair has no scores by row | The runs have no scores by row |
-| "alone" | there is no method but the reference | No other method was run. |
+| "alone" | there is no method but the reference | No other method has a result. |
 | "ahead" | a method's lead over the reference is shown, and not within | It gets 3 more of 100 right than |
 | "all behind" | all methods are shown to be behind the reference | Every other method here is behind it |
 | "negligible" | the differences of all open methods are within | The differences are practically nothing |

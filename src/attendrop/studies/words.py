@@ -64,7 +64,7 @@ class Words:
             return [f"{_capital(self.gains(None, *leads))}{self.little(*leads)}."]
         also = [f"{_capital(self.gains(None, *over))}{self.little(*over)}."] if over else []
         if verdict.challenger is None or verdict.incumbent is None:
-            return ["No other method was run.", *also]
+            return ["No other method has a result.", *also]
         if self.rows[verdict.incumbent].is_baseline:
             return [*self.reason_against_baseline(verdict), *settles]
         return [self.reason_among_tuned(verdict), *settles, *also]

@@ -28,6 +28,7 @@ from attendrop.training.model_call import replaced_attribute
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
 METHOD_STATE = "attendrop_session.pt"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 logger = logging.get_logger(__name__)
 
 
@@ -40,7 +41,13 @@ def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
 
 
 def save_method_state(checkpoint: Path, state: Mapping[str, Any], rank_state: Mapping[str, Any], rank: int) -> None:
-    """Add the state of the method to a checkpoint: that of all processes, and that of this rank."""
+    """Add the state of the method to a checkpoint: that of all processes, and that of this rank.
+
+    Raises:
+        AttendropError: A value is neither a tensor nor a plain value, so that it could not be read again.
+    """
+    for own in (state, rank_state):
+        _check_plain(own, "state")
     if state and rank == 0:
         torch.save(dict(state), checkpoint / METHOD_STATE)
     if rank_state:
@@ -131,6 +138,22 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
             f"{name}={method.options()[name]!r}; resume with the options that the run began with."
         )
     return dict(found["state"])
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Refuse what ``torch.load(weights_only=True)`` does."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_plain(key, f"a key of {name}")
+            _check_plain(each, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        for each in value:
+            _check_plain(each, f"an item of {name}")
+    elif not (isinstance(value, torch.Tensor) or type(value) in _PLAIN):
+        raise AttendropError(
+            f"The method's {name} is of type {type(value).__name__}; keep tensors and plain values (numbers, texts, "
+            "lists, dictionaries) in state_dict."
+        )
 
 
 def _rank_file(checkpoint: Path, rank: int) -> Path:

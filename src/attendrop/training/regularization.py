@@ -283,6 +283,7 @@ class Regularization:
             "batches": self.batches,
             "acted": sorted(self._effects.effective),
             "statistics": self._statistics.state_dict(),
+            "metrics": dict(self._metrics),
         }
 
     def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -298,6 +299,7 @@ class Regularization:
         self.epoch, self.batches = state["epoch"], state["batches"]
         self._effects = EffectTracker(state["acted"])
         self._statistics = RunningStatistics(**state["statistics"])
+        self._metrics = dict(state["metrics"])
         self.method_state.load_state_dict(*method_state)
 
     def close(self) -> None:
@@ -319,7 +321,12 @@ class Regularization:
             self._open.enter_context(hooks_are_guarded())
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
-        self.method_state = self.method.start(self.training)
+        state = self.method.start(self.training)
+        if not isinstance(state, MethodState) or not hasattr(state, "method"):
+            raise AttendropError(
+                f"Method '{self.method.name}' must return a MethodState from start, made by super().__init__(method)."
+            )
+        self.method_state = state
         for part in self.method_state.parts:
             check_declarations(part)
         self._hook_optimizer()
@@ -379,7 +386,8 @@ class Regularization:
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             if plan is not None and model is None:  # that of another model is bound to it
-                assert self.adapter is not None
+                if self.adapter is None:
+                    raise AttendropError(f"Method '{self.method.name}' has a plan, but declares uses_attention=False.")
                 plan = self.adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
             weight = self._weight_like(loss)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attendrop.extend import (
+    AttendropError,
     AttentionLayer,
     Batch,
     ComputeLoss,
@@ -154,6 +155,11 @@ class EffectsState(MethodState):
         dropped = self.dropped()
         for layer in self.attention_layers:
             context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
+        if self.exploring and self.training.reward_data is None and ROW_INDEX not in context.batch:
+            raise AttendropError(
+                "AttendOut scores on training rows that a period does not train on, and must know those of a batch: "
+                "compute the loss by reg.loss(batch, rows=indices), or give reward_data."
+            )
         if not self.exploring:
             return compute_loss(context.batch, ConstantAttention(dropped) if dropped else None)
         attacker = self._attacker()

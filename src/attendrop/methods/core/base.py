@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +27,7 @@ from attendrop.methods.core.info import (
     MethodInfo,
     Preset,
 )
-from attendrop.methods.core.options import check_options
+from attendrop.methods.core.options import check_options, read_option
 from attendrop.methods.core.replay import Replay
 from attendrop.model_support.batches import Batch
 
@@ -93,8 +95,8 @@ class Method:
         return self.active(epoch)
 
     def needs_epoch(self) -> bool:
-        """Return whether :meth:`active` depends on the epoch."""
-        return False
+        """Return whether :meth:`active` depends on the epoch; by default, whether it is the method's own."""
+        return defines(self, Method, "active") and self.regularized_epochs(0) is not None
 
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
         """Return the epochs, from 0, in which the method is active; None for a method that never regularises."""
@@ -205,7 +207,7 @@ class Method:
             return condition is not None
         option, equals, value = condition.partition("=")
         if equals:
-            return bool(getattr(self, option) == value)
+            return bool(getattr(self, option) == read_option(type(self), option, value))
         option, _, least = condition.partition(" above ")
         return bool(getattr(self, option) > float(least))
 
@@ -326,6 +328,18 @@ def run_pass(
 def check_declarations(state: MethodState) -> None:
     """Raise AttendropError unless a method declares exactly the capabilities that it and its state define."""
     method = state.method
+    for trait, condition in method.info.traits.items():
+        option = re.split("=| above ", condition)[0]
+        if option and option not in method.options():
+            raise AttendropError(
+                f"Method '{method.name}' has no option {option!r}, on which its trait {trait} depends."
+            )
+    try:
+        json.dumps(method.options())
+    except TypeError as error:
+        raise AttendropError(
+            f"Options of method '{method.name}' cannot be written to files as JSON: {error}."
+        ) from None
     for name, declaration, declared in (
         ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),
         ("edit_gradients", "MethodInfo.edits_gradients = True", method.info.edits_gradients),

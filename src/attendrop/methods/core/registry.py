@@ -23,6 +23,8 @@ from attendrop.methods.core.options import build_from_options, split_options
 
 logger = logging.getLogger(__name__)
 _METHODS: dict[str, type[Method]] = {}
+# Of these, those that neither the library nor an entry point has.
+_OF_PROGRAM: set[str] = set()
 
 
 def register_method(method: type[Method]) -> type[Method]:
@@ -43,6 +45,7 @@ def register_method(method: type[Method]) -> type[Method]:
     if taken is not method:
         raise AttendropError(f"A method named '{taken.info.name}' is registered already: {taken.__name__}.")
     _METHODS[info.name] = method
+    _OF_PROGRAM.add(info.name)
     return method
 
 
@@ -54,13 +57,14 @@ def _spelling(name: str) -> str:
 for _method in vars(builtin).values():
     if isinstance(_method, type):
         register_method(_method)
+_OF_PROGRAM.clear()
 
 
 @cache
 def _load_plugins() -> None:
     for entry_point in entry_points(group="attendrop.methods"):
         try:
-            register_method(entry_point.load())
+            _OF_PROGRAM.discard(register_method(entry_point.load()).info.name)
         except (Exception, SystemExit) as error:  # a failing import of one package does not affect the others
             logger.warning(
                 "Method '%s' of a third-party package is skipped (entry point %s): %s: %s",
@@ -72,6 +76,12 @@ def method_names() -> list[str]:
     """Return the names of all methods, the baseline first."""
     _load_plugins()
     return list(_METHODS)
+
+
+def is_of_this_program(name: str) -> bool:
+    """Tell whether a method, or one joined by ``+``, was registered in this program, so that others do not know it."""
+    _load_plugins()
+    return any(each.strip() in _OF_PROGRAM for each in name.split("+"))
 
 
 def get_method(name: str) -> type[Method]:
@@ -141,6 +151,8 @@ def decided_by_data(name: str, given: Mapping[str, Any], options: Mapping[str, A
 def check_method(value: Any) -> Method:
     """Return a method; raise AttendropError for anything else, such as the name or the class of one."""
     if isinstance(value, Method):
+        if not isinstance(getattr(value, "info", None), MethodInfo):
+            raise AttendropError(f"{type(value).__name__} has no info; set this class attribute to a MethodInfo.")
         return value
     known = value if isinstance(value, type) and issubclass(value, Method) else _METHODS.get(str(value))
     example = "ADDrop(p=0.3)" if known is None else f"{known.__name__}()"

@@ -96,4 +96,4 @@ def _place(name: str) -> tuple[str, str, int]:
     """Sort key of layers: source, kind and number."""
     source, _, layer = name.partition("/")
     kind, _, number = layer.partition(".")
-    return source, kind, int(number or 0)
+    return source, kind, int(number) if number.isdecimal() else 0
