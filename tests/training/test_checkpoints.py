@@ -2,8 +2,11 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from attendrop import ADDrop, AttendropError, FineTune
 from attendrop.methods.core.base import Method
@@ -97,3 +100,15 @@ def test_the_newest_has_the_greatest_number_not_the_last_name(tmp_path: Path) ->
 def test_a_checkpoint_of_another_method_is_refused(other: Method, message: str, tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=message):
         load_state(checkpoint(tmp_path), other)
+
+
+@pytest.mark.parametrize("value", [np.float64(1), {"rows": [np.arange(3)]}, {3: object()}])
+def test_a_state_that_could_not_be_read_again_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(
+        AttendropError, match=r"state\['mean'\].* of the method is of type .* keep tensors and plain values"
+    ):
+        save_method_state(tmp_path, {"mean": value}, {}, 0)
+    state: dict[str, Any] = {"a": [1, (2.0, None)], "b": {3: torch.ones(2)}, "c": "text"}
+    save_method_state(tmp_path, state, {}, 0)
+    found, _ = load_method_state(tmp_path, 0, 1)
+    assert torch.equal(found["b"].pop(3), state["b"].pop(3)) and found == state

@@ -144,15 +144,15 @@ def _check_plain(value: Any, name: str) -> None:
     """Refuse what ``torch.load(weights_only=True)`` does."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            _check_plain(key, f"a key of {name}")
+            _check_plain(key, f"key {key!r} of {name}")
             _check_plain(each, f"{name}[{key!r}]")
     elif type(value) in (list, tuple, set):
-        for each in value:
-            _check_plain(each, f"an item of {name}")
+        for place, each in enumerate(value):
+            _check_plain(each, f"{name}[{place}]")
     elif not (isinstance(value, torch.Tensor) or type(value) in _PLAIN):
         raise AttendropError(
-            f"The method's {name} is of type {type(value).__name__}; keep tensors and plain values (numbers, texts, "
-            "lists, dictionaries) in state_dict."
+            f"The {name} of the method is of type {type(value).__name__}; keep tensors and plain values (numbers, "
+            "texts, lists, dictionaries) in state_dict."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,11 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
+from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
+from attendrop.methods.core.info import DECIDES_PASSES, REPLACES_DROPOUT, MethodInfo
+from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import Batch
 
@@ -101,3 +104,53 @@ def test_what_an_instance_of_a_state_defines_counts() -> None:
         AttendropError, match=r"defines MethodState\.edit_gradients .* declare MethodInfo\.edits_gradients"
     ):
         begun(start=start)
+
+
+def test_what_a_trait_depends_on_is_an_option_of_its_type() -> None:
+    with pytest.raises(AttendropError, match="'own' has no option 'wher', on which its trait"):
+        begun(info=MethodInfo("own", traits={REPLACES_DROPOUT: "wher=weights"}))
+    for hard, combines in ((True, False), (False, True)):
+        refused: Any = nullcontext() if combines else pytest.raises(AttendropError)
+        with refused:
+            Compose(Switched(hard=hard), Vanilla(where="weights"))
+
+
+@dataclass(frozen=True)
+class Switched(Method):
+    """Replaces the model's dropout if it is told to."""
+
+    info = MethodInfo("switched", traits={REPLACES_DROPOUT: "hard=true"})
+    hard: bool = option(False, SWITCH)
+
+
+def test_states_and_plans_of_another_form_are_refused_in_words() -> None:
+    with pytest.raises(AttendropError, match="must return a MethodState from start"):
+        begun(start=lambda self, training: None)
+    with regularize(zoo.build("bert"), Planned()) as reg, pytest.raises(AttendropError, match="uses_attention=False"):
+        reg.loss(zoo.batch_of("bert"))
+
+
+@dataclass(frozen=True)
+class Planned(Method):
+    """Has a plan although it says that it acts on no attention."""
+
+    info = MethodInfo("planned", uses_attention=False)
+
+    def plan(self, context: StepContext) -> Plan:
+        return Plan()
+
+
+@dataclass(frozen=True)
+class EvenEpochs(Method):
+    """Says by ``active`` alone in which epochs it acts."""
+
+    info = MethodInfo("even-epochs")
+
+    def active(self, epoch: int) -> bool:
+        return epoch % 2 == 0
+
+
+@pytest.mark.parametrize("method", [EvenEpochs(), Compose(EvenEpochs(), HiddenCut())])
+def test_a_method_that_acts_in_some_epochs_needs_the_epoch(method: Method) -> None:
+    with regularize(zoo.build("bert"), method) as reg, pytest.raises(AttendropError, match="acts in some epochs"):
+        reg.loss(zoo.batch_of("bert"))

@@ -15,7 +15,7 @@ from attendrop import ADDrop, AttendropError, Compose, FineTune, Method, RDrop
 from attendrop.methods.core import registry
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import count, described, option, positive, read_option
-from attendrop.methods.core.registry import build_method, get_method, method_names, register_method
+from attendrop.methods.core.registry import build_method, get_method, is_of_this_program, method_names, register_method
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Own(Method):
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     method_names()
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(registry, "_OF_PROGRAM", set())
     registry._load_plugins.cache_clear()
     yield
     registry._load_plugins.cache_clear()
@@ -84,6 +85,7 @@ def test_a_broken_package_is_left_out_with_a_warning(
 @pytest.mark.parametrize("spelling", ["own_method", "own-method"])
 def test_names_with_an_underscore_compose(spelling: str) -> None:
     register_method(Own)
+    assert is_of_this_program("r-drop+own_method") and not is_of_this_program("r-drop+ad-drop")
     built = build_method("own_method+r-drop", {f"{spelling}.rounds": "5", "r_drop.alpha": "2"})
     assert built == Compose(Own(rounds=5), RDrop(alpha=2.0))
     assert build_method(built.name, built.options()) == built
