@@ -169,8 +169,8 @@ def test_help_lists_all_options() -> None:
         ({"budget": 0.0}, "budget must be above 0 seconds"),
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
-        ({"methods": [ADDrop]}, "is no method; give a name such as 'ad-drop'"),
-        ({"methods": [("ad-drop", {"p": 0.2})]}, "is no method"),
+        ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
+        ({"methods": [("ad-drop", {"p": 0.2})]}, "A method is an object"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
     ],
 )

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.options import searched_values
-from attendrop.methods.core.registry import get_method, given_options
+from attendrop.methods.core.registry import check_method, get_method, given_options
 from attendrop.runs.config import RunConfig
 from attendrop.studies.units import Result, Unit
 
@@ -46,12 +45,7 @@ class MethodSetting:
             return method
         if isinstance(method, str):
             return cls(method)
-        if not isinstance(method, Method):
-            raise AttendropError(
-                f"{method!r} is no method; give a name such as 'ad-drop', a method such as ADDrop(p=0.3), or a "
-                "MethodSetting."
-            )
-        return cls(method.name, given_options(method.name, method.options()))
+        return cls(check_method(method).name, given_options(method.name, method.options()))
 
     def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
         """Return the options of a run with this setting."""
