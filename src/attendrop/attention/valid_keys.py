@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -56,18 +54,19 @@ def hidden_keys(kept: Tensor, valid: Tensor | None) -> Tensor:
     return ~kept if valid is None else ~kept & any_last(valid)
 
 
-def real_tokens(mask: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """Find the tokens that are not padding by a model's ``attention_mask``, boolean, of ``shape`` ``(sequences, n)``.
+def real_tokens(mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Find the tokens that are not padding by a model's ``attention_mask``, boolean ``(sequences, n)``.
 
-    Without a mask, all. In one that is ready for the scores, ``(sequences, 1, 1 or query, n)``, boolean or additive, a
-    token is padding if no query sees it.
+    ``tokens``, ``(sequences, n, ...)``, has their number and device. Without a mask, all are real. In one that is
+    ready for scores, ``(sequences, 1, 1 or query, n)``, boolean or additive, a token is padding if no query sees it.
     """
+    shape = tokens.shape[:2]
     if mask is not None and mask.ndim == 4:
         seen = mask if mask.dtype == torch.bool else visible_keys(mask.detach())
-        return seen.any(1).any(1).expand(*shape)
-    if mask is not None and mask.numel() == shape[0] * shape[1]:  # several choices of a row are a dimension of the mask
-        return mask.reshape(*shape).bool()
-    return torch.ones(*shape, dtype=torch.bool, device=None if mask is None else mask.device)
+        return seen.any(1).any(1).expand(shape)
+    if mask is not None and mask.numel() == shape.numel():  # several choices of a row are a dimension of the mask
+        return mask.reshape(shape).bool()
+    return torch.ones(shape, dtype=torch.bool, device=tokens.device)
 
 
 def visible_keys(mask: Tensor) -> Tensor:

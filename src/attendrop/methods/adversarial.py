@@ -277,7 +277,7 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
         mask = batch["labels"] != -100 if mask is None and "labels" in batch else mask
     if mask is None:
         return read.mean(1)
-    weights = real_tokens(mask, read.shape[:2])[..., None].to(read.dtype)
+    weights = real_tokens(mask, read)[..., None].to(read.dtype)
     return (read * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 

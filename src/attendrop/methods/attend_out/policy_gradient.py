@@ -295,8 +295,7 @@ class GeneratorState(MethodState):
     def _noisy(self, micro: Micro) -> Batch:
         """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
         tokens = micro.batch["input_ids"]
-        of_choices = tokens.view(-1, tokens.shape[-1]).shape
-        valid = real_tokens(micro.batch.get("attention_mask"), of_choices).to(tokens.device)
+        valid = real_tokens(micro.batch.get("attention_mask"), tokens.view(-1, tokens.shape[-1]))
         sampled = token_uniform(micro.key, "noise", valid)
         noise = (sampled < _NOISE).view(tokens.shape)
         for special in self.training.special_tokens:

@@ -33,8 +33,7 @@ class WordPlan(Plan):
         if self._changed:  # the decoder shares the embedding
             return embedded
         self._changed = True
-        valid = real_tokens(self.context.batch.get("attention_mask"), embedded.shape[:2]).to(embedded.device)
-        return self.change(embedded, valid)
+        return self.change(embedded, real_tokens(self.context.batch.get("attention_mask"), embedded))
 
 
 def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:
