@@ -146,11 +146,11 @@ def _columns_named(found: Inspection) -> list[str]:
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Tell what attendrop makes of the file, and the commands for it."""
     if found.are_chats and not typed:
-        words = shlex.join([str(found.table.path), *_columns_named(replace(found, label_column=None))])
+        chats = shlex.join([str(found.table.path), *_columns_named(replace(found, label_column=None))])
         return [
             "Chats: a causal language model trains on their replies. To classify chats, write each as one text.",
             "Next:",
-            f"  attendrop train {words} --label-type completion --model MODEL",
+            f"  attendrop train {chats} --label-type completion --model MODEL",
         ]
     needs_label = found.label_type not in UNLABELLED
     if found.label_column is None and needs_label:
