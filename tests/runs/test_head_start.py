@@ -24,6 +24,7 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
+from attendrop.tasks.long_texts import of_documents
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -38,19 +39,25 @@ def folder(own: Path) -> Path:
 
 
 def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
-    """The model of a run before its first step, how its head starts, and the encoded rows."""
+    """The model of a run before its first step, how its head starts, and the outputs and labels of its texts."""
     config = tiny.config(folder, "unused", **(MEAN | options))
     run = resolve_run(config)
     torch.manual_seed(config.seed)
     loaded = load_for(config.model, run.task, config.pooling)
     rows = encode_parts(config, run.task, run.parts, loaded.tokenizer).train
     found = start_head(loaded, run.task.head, rows, config)
-    outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, rows.to_dict(), 64, "cpu")
-    return loaded.model, found, (outputs, np.array(rows["labels"][:]))
+    columns = rows.to_dict()
+    outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, columns, 64, "cpu")
+    return loaded.model, found, (outputs, np.array(of_documents(columns["labels"], columns)))
 
 
-def test_the_head_is_a_logistic_regression_on_the_frozen_encoder(folder: Path) -> None:
-    _, found, (outputs, labels) = started(folder)
+@pytest.mark.parametrize("options", [{}, {"long_texts": "windows", "max_length": 6}], ids=["", "windows"])
+def test_the_head_is_a_logistic_regression_on_the_frozen_encoder(folder: Path, options: dict[str, Any]) -> None:
+    if options:
+        rows = [f"{' '.join(tiny.WORDS[n % (2 + n % 9) :])},{n % 2}" for n in range(40)]
+        (folder / "long.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+        options = options | {"train_file": f"{folder}/long.csv", "text_columns": ("text",), "eval_file": None}
+    _, found, (outputs, labels) = started(folder, **options)
     assert found["kind"] == "logistic regression" and found["settings"].keys() == {"C"}
     assert found["train_score"] == np.mean(outputs.argmax(1) == labels)
     assert outputs[:, 0] == pytest.approx(-outputs[:, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from attendrop.runs.small_data_recipe import contrastive_steps
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.heads.model_classes import is_encoder
+from attendrop.tasks.long_texts import document_means, of_documents
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,16 @@ def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> di
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
 
+    columns = rows.to_dict()
+
     def key() -> list[Any]:
         start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
-        return [start, rows.to_dict(), config.eval_batch_size, str(model.device), head.kind, balanced]
+        return [start, columns, config.eval_batch_size, str(model.device), head.kind, balanced]
 
     def fitted() -> LinearFit | None:
-        features = _features(model, linear, tokenizer, head, rows, config.eval_batch_size)
-        return head.fit_linear(features, rows["labels"][:], balanced=balanced)
+        features = _features(model, linear, tokenizer, head, columns, config.eval_batch_size)
+        labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
+        return head.fit_linear(document_means(features, columns), labels, balanced=balanced)
 
     fit = shared(key, fitted, lambda fit: 0 if fit is None else fit.weight.nbytes + fit.bias.nbytes, kind="head start")
     if fit is None:
@@ -114,7 +118,7 @@ def _features(
     linear: nn.Linear,
     tokenizer: PreTrainedTokenizerBase,
     head: Head,
-    rows: Dataset,
+    columns: Mapping[str, list[Any]],
     batch_size: int,
 ) -> Array:
     """Collect the inputs of the linear layer, ``(rows, features)``."""
@@ -131,7 +135,7 @@ def _features(
 
     hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     try:
-        return over_rows(features_of, model, tokenizer, head, rows.to_dict(), batch_size)
+        return over_rows(features_of, model, tokenizer, head, columns, batch_size)
     finally:
         hook.remove()
 
