@@ -89,8 +89,8 @@ def test_columns_with_an_entry_for_each_token_are_refused(tokenizer: Any) -> Non
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rte", "is for single texts; rows of rte have 2"),
-        ("ptb-pos", "one prediction for a text, which ptb-pos is not"),
+        ("rte", "is for single texts, and the rows have 2"),
+        ("ptb-pos", "one prediction for each text, and the task is token classification"),
     ],
 )
 def test_pairs_and_tags_are_refused(name: str, message: str) -> None:

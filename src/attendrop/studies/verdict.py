@@ -37,6 +37,8 @@ from attendrop.studies.statistics import ALPHA, Estimate, PairedDifference, Plan
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
+# A method takes the place of the reference for its time alone if it takes less than this fraction: times are noisy.
+_CHEAPER = 0.9
 # On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
 _ROWS_FOR_NOTHING = 600
 
@@ -158,8 +160,8 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
     :data:`MIN_SEEDS` common seeds, and unless the interval of the difference lies below ``margin`` as a whole.
 
     Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
-    cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what is cheaper where all
-    differences are practically nothing. What is recommended so must be shown to be ahead of the best baseline, too. If
+    cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what takes a tenth less
+    time where all differences are practically nothing. What is recommended so must be shown to be ahead of the best baseline, too. If
     it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
     """
     if not rows or not rows[0].is_reference:
@@ -201,9 +203,9 @@ class _Judging:
         elif not unclear:
             verdict = self._pair("reference", reference.label, "all behind", max(behind, key=_gain), reference)
         elif all(self._is_within(row.difference) for row in unclear):
-            cheapest = min((reference, *unclear), key=_cost)
-            leader = max(unclear, key=_gain)
-            verdict = self._pair("tie", cheapest.label, "negligible", leader, reference, unclear)
+            cheapest, leader = min(unclear, key=_cost), max(unclear, key=_gain)
+            use = cheapest if _cost(cheapest) < _CHEAPER * _cost(reference) else reference
+            verdict = self._pair("tie", use.label, "negligible", leader, reference, unclear)
         else:
             open_yet = [row for row in unclear if not self._is_within(row.difference)]
             verdict = self._pair("tie", reference.label, "undecided", max(open_yet, key=_gain), reference, open_yet)

@@ -22,6 +22,8 @@ _FRACTIONS_RIGHT = ("accuracy", "exact_match")
 _ERROR = "neg_"
 # Differences from here on are given as a number out of 100 rows, smaller ones out of 1,000.
 _OF_HUNDRED = 0.0195
+# The smallest difference of other metrics that is given as a number.
+_SMALLEST = 0.0005
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
 
@@ -84,7 +86,9 @@ class Words:
                 but = f" but {others}, which cannot be judged yet," if others else ""
                 return f"Every other method here{but} is behind it; {best}."
             case "negligible":
-                return "The differences are practically nothing, and it is the cheapest."
+                is_reference = verdict.use == verdict.incumbent
+                cheapest = "no other is clearly cheaper" if is_reference else "it is the cheapest"
+                return f"The differences are practically nothing, and {cheapest}."
         what = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
         if verdict.slight:
             what += f" by {self.amount(self.margin, sign=False)}"
@@ -155,7 +159,7 @@ class Words:
         fraction = self.metric in _FRACTIONS_RIGHT
         parts: list[str] = []
         for lead, other in leads:
-            than = "as" if abs(lead) <= ROUNDING and fraction else "than" if fraction else "than that of"
+            than = ("as" if abs(lead) <= ROUNDING else "than") + " that of" * (not fraction)
             right = "" if parts or not fraction else " right"
             parts.append(f"{self.amount(lead)}{right}{f' {than} {other}' if other else ''}")
         if fraction:
@@ -176,11 +180,11 @@ class Words:
     def amount(self, lead: float, *, sign: bool = True) -> str:
         """Format a difference, such as "3 more of 100" for a fraction of right answers, or "0.030 higher"."""
         size = abs(lead)
+        if size <= ROUNDING:
+            return "as many" if self.metric in _FRACTIONS_RIGHT else "the same"
         if self.metric not in _FRACTIONS_RIGHT:
             higher = " lower" if (lead < 0) is not self.metric.startswith(_ERROR) else " higher"
-            return f"{number(size)}{higher if sign else ''}"
-        if size <= ROUNDING:
-            return "as many"
+            return f"{'less than ' * (size < _SMALLEST)}{number(max(size, _SMALLEST))}{higher if sign else ''}"
         whole = 100 if size >= _OF_HUNDRED else 1000
         count = round(whole * size)
         more = " fewer" if lead < 0 else " more"

@@ -55,9 +55,9 @@ class Task:
             return self if wanted is None else replace(self, long_texts=wanted)
         what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
         if wanted not in self.head.long_texts:
-            raise AttendropError(f"{what} tasks with one prediction for a text, which {self.name} is not; omit it.")
+            raise AttendropError(f"{what} one prediction for each text, and the task is {self.kind}; omit it.")
         if texts > 1:
-            raise AttendropError(f"{what} single texts; rows of {self.name} have {texts}; omit it.")
+            raise AttendropError(f"{what} single texts, and the rows have {texts}; omit it.")
         return replace(self, long_texts=wanted)
 
 
