@@ -37,9 +37,9 @@ weights and optimizer, and nothing of attendrop in the way.
   and the kernels of other libraries keep, which differs from run to run.
 - *Long inputs*: the same, on batches of 8 full sequences of 512 tokens, with the attention dropout of 0.1 that BERT
   has, and without, as in Llama and ModernBERT. With it, no kernel of PyTorch for CPUs does without attention weights.
-- *AttendOut*: the mean of the steps of a whole period at the defaults: defender and attacker, what the generator draws,
-  the scores of both on as many items as steps (of rows as long as those of the batch), the generator's lesson, and the
-  coming together. Its peak memory counts all that it makes, from before the first step to the end of a period.
+- *AttendOut*: the mean of the steps of a whole period at the defaults: defender and attacker, the scores of both on as
+  many items as steps (of rows as long as those of the batch), and the merging of the two. Its
+  peak memory counts all that it makes, from before the first step to the end of a period.
 - *Methods*: each at its defaults, four at a time beside the stock step, on "64 full". What is done once in a run is
   left out (the Fisher pass of Child-Tuning-D, the scores of AutoDropout's trials); SuperT and AutoDropout are in their
   search. LayerDrop and Attn.LayerDrop are timed over 8 steps, since every step skips other layers.

@@ -25,7 +25,7 @@ paper; `attendrop methods NAME` prints it. [own_method.md](own_method.md) shows 
 
 *Acts on*: what the method changes. *Forward*, *backward*: number of passes in a training step; plain fine-tuning takes
 one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {shapes};
-batch 16 of {case} tokens (AttendOut: mean of a period, memory at 128);
+batch 16 of {case} tokens (AttendOut: mean of a period on one thread, memory at 128);
 {machine}.
 [RESULTS.md](../benchmarks/RESULTS.md) describes the measurement. Prediction has no additional cost: after training, the
 model is a stock model.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
@@ -29,14 +28,6 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise AttendropError(f"{name}={value!r} is not known.{suggestion(str(value), choices)}")
 
 
-def check_probability(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
-    """Raise unless ``value`` is a probability; 0 and 1 are excluded unless allowed."""
-    inside = isinstance(value, int | float) and not isinstance(value, bool)
-    if not inside or not (0 < value < 1 or (one_allowed and value == 1) or (zero_allowed and value == 0)):
-        lower, upper = "at least" if zero_allowed else "above", "at most" if one_allowed else "below"
-        raise AttendropError(f"{name}={value!r} must be {lower} 0 and {upper} 1.")
-
-
 def check_least(name: str, value: int, least: int = 1, bits: int = 31) -> None:
     """Raise unless an option is at least ``least``, and below ``2**bits``, so that it fits into integers of C."""
     if value < least:
@@ -50,13 +41,6 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
     check_least(name, value, least)
-
-
-def check_positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
-    """Raise unless ``value`` is a finite number above 0, or 0 if allowed."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (0 < value < math.inf or (zero_allowed and value == 0)):
-        raise AttendropError(f"{name}={value!r} must be {'0 or more' if zero_allowed else 'above 0'}, a finite number.")
 
 
 def check_switch(name: str, value: bool) -> None:

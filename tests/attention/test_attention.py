@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
-from helpers.plans import Everywhere, Weights, attached
+from helpers.plans import Everywhere, Weights, attached, passed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -225,11 +225,9 @@ def test_logits_do_not_depend_on_padding(name: str, backend: str) -> None:
     drop = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
     found = []
     for batch in (tight, loose):
-        adapter = attached(model, batch)
-        with torch.no_grad():
+        with attached(model, batch) as adapter, torch.no_grad():
             plans = (None, Everywhere(AttentionEdit(drop=drop)), Everywhere(AttentionEdit(drop=~drop)), Weights())
             found.append([adapter.forward(batch, plan).logits for plan in plans])
-        adapter.detach()
     for one, other in zip(*found, strict=True):
         if one.ndim == 3:
             real = tight["labels"] != -100
@@ -362,11 +360,7 @@ def test_local_layers_of_modernbert_count_their_window() -> None:
 def forwarded(plan: Plan) -> Any:
     """The logits of a pass with a plan."""
     batch = zoo.batch_of("bert")
-    adapter = attached(zoo.build("bert", dtype=torch.float64), batch)
-    try:
-        return adapter.forward(batch, plan).logits
-    finally:
-        adapter.detach()
+    return passed(zoo.build("bert", dtype=torch.float64), batch, plan).logits
 
 
 def test_what_is_declared_and_what_is_defined_must_agree() -> None:

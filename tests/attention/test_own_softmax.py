@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
-from helpers.plans import Everywhere, attached
+from helpers.plans import Everywhere, passed
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -46,11 +46,7 @@ def made(variant: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64)
 
 
 def forward(model: Any, batch: zoo.Batch, edit: AttentionEdit | None) -> Any:
-    adapter = attached(model, batch)
-    try:
-        return adapter.forward(batch, Everywhere(edit))
-    finally:
-        adapter.detach()
+    return passed(model, batch, Everywhere(edit))
 
 
 def loss_and_gradients(model: Any, batch: zoo.Batch, method: Any) -> zoo.Batch:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
+from helpers.plans import attached
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,10 +28,7 @@ TARGETS = ["pseudo_label", "gold_label"]
 def prepared(name: str, **options: Any) -> tuple[ModelAdapter, zoo.Batch]:
     model, batch = zoo.build(name, dtype=torch.float64, **options), zoo.batch_of(name)
     batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
-    return adapter, batch
+    return attached(model, batch), batch
 
 
 def regression(backend: str = "sdpa") -> tuple[Any, zoo.Batch]:
@@ -77,9 +75,7 @@ def test_models_that_skip_layers_are_trained_whatever_runs(attribution: str) -> 
 
 def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
     model, batch = regression()
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
+    adapter = attached(model, batch)
     eager = regression("eager")[0]
     with oracles.EagerAttention().in_place_of_stock(eager) as stock:
         score = oracles.target("regression", eager(**batch).logits, batch["labels"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.checkpointing import checkpoint_activations
+from helpers.plans import attached
 from torch import Tensor
 
 from attendrop import Vanilla, regularize
@@ -33,10 +34,7 @@ def long_batch() -> zoo.Batch:
 
 
 def prepared(**options: Any) -> tuple[ModelAdapter, zoo.Batch]:
-    adapter = ModelAdapter(zoo.build("bert", **SIZES, **options))
-    adapter.attach()
-    adapter.trace(long_batch())
-    return adapter, long_batch()
+    return attached(zoo.build("bert", **SIZES, **options), long_batch()), long_batch()
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from attendrop import AttendOut, regularize
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.methods.attend_out.actions import Attack, Micro, replayed
 from attendrop.methods.attend_out.policy_gradient import Players
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.randomness.keyed_random import SampleKey
 from helpers import zoo
+from helpers.plans import attached
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -36,9 +36,7 @@ def players_of(
     """Make the generator and the context that it needs, for a tiny model in float64."""
     model = model or zoo.build(name, **DOUBLE)
     batch = zoo.batch_of(name, lengths)
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    adapter.trace(batch)
+    adapter = attached(model, batch)
     context = StepContext(
         model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter_if_any=adapter
     )

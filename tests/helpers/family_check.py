@@ -16,6 +16,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from helpers.families import any_model, takes
 from helpers.family_batches import INPUTS, Batch, text_alone
+from helpers.plans import passed
 
 METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, layers="all"), Vanilla(p=0.5))
 
@@ -75,11 +76,9 @@ def assert_padding_is_hidden(model: Any, batch: Batch) -> None:
     mask = batch.get("attention_mask")
     if mask is None or not (mask == 0).any():
         return
-    adapter, watch = ModelAdapter(copy.deepcopy(model).eval()), _Watch()
-    adapter.attach()
-    adapter.trace(batch)
+    watch = _Watch()
     with torch.no_grad():
-        adapter.forward(batch, watch)
+        passed(copy.deepcopy(model).eval(), batch, watch)
     for call, weights in watch.seen:
         # A decoder that makes its inputs of the labels has a mask of its own.
         if weights.shape[-1] == mask.shape[1] and not (

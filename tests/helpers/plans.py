@@ -53,3 +53,9 @@ def attached(model: Any, batch: zoo.Batch) -> ModelAdapter:
     adapter.attach()
     adapter.trace(batch)
     return adapter
+
+
+def passed(model: Any, batch: zoo.Batch, plan: Plan | None) -> Any:
+    """The outputs of a pass with a plan."""
+    with attached(model, batch) as adapter:
+        return adapter.forward(batch, plan)

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from helpers import zoo
+from helpers.plans import passed
 
 
 class Factors(Plan):
@@ -32,10 +32,4 @@ class Factors(Plan):
 
 def weighted(model: Any, batch: zoo.Batch, factors: Mapping[str, Tensor]) -> Any:
     """The outputs of a model with these factors."""
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    adapter.attach()
-    try:
-        return adapter.forward(batch, Factors(factors))
-    finally:
-        adapter.detach()
+    return passed(model, batch, Factors(factors))

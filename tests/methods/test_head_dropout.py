@@ -122,11 +122,9 @@ def test_the_most_important_heads_are_masked() -> None:
 def test_importance_is_the_effect_of_a_gate_on_the_loss(name: str) -> None:
     """Against the difference quotient of one gate after the other."""
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name, (5, 3))
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    attention_layers = adapter.trace(batch)
-    found = head_importance(adapter, batch, attention_layers)
-    adapter.detach()
+    with ModelAdapter(model) as adapter:
+        attention_layers = adapter.trace(batch)
+        found = head_importance(adapter, batch, attention_layers)
     assert [*found] == [layer.key for layer in attention_layers]
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     for layer in attention_layers[:: max(1, len(attention_layers) - 1)]:

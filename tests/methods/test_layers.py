@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import tiny, zoo
 from helpers.oracles import EagerAttention
+from helpers.plans import passed
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -97,17 +98,6 @@ def test_a_plan_cannot_skip_what_others_need() -> None:
 
     with pytest.raises(AttendropError, match=r"T5Block encoder\.0: its output .position bias. is used by later blocks"):
         passed(zoo.build("t5"), zoo.batch_of("t5"), Skip())
-
-
-def passed(model: Any, batch: Any, plan: Plan) -> None:
-    """One pass with the plan."""
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    adapter.attach()
-    try:
-        adapter.forward(batch, plan)
-    finally:
-        adapter.detach()
 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])

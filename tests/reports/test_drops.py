@@ -64,11 +64,9 @@ def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     method = ADDrop(p=0.4, q=1.0, layers="all")
     (found,) = record_drops(model, method, batch, MOMENT)
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    layers = adapter.trace(batch)
-    attributions = gradient_attribution(adapter, batch, layers, "pseudo_label")
-    adapter.detach()
+    with ModelAdapter(model) as adapter:
+        layers = adapter.trace(batch)
+        attributions = gradient_attribution(adapter, batch, layers, "pseudo_label")
     length = batch["input_ids"].shape[1]
     valid = batch["attention_mask"].bool()[:, None, None, :].expand(-1, 1, length, -1)
     if name == "gpt2-class":

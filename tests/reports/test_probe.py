@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import zoo
+from helpers.plans import passed
 from torch.nn import functional
 
 from attendrop.attention.adapter import ModelAdapter
@@ -27,10 +28,8 @@ def masked_loss(direction: str, rate: float) -> float:
     """Mean loss with a region of the first layer dropped by an eager model and an additive mask, written out."""
     losses: list[torch.Tensor] = []
     for batch in batches("bert"):
-        adapter = ModelAdapter(model := zoo.build("bert").eval())
-        adapter.attach()
-        attribution = gradient_attribution(adapter, batch, adapter.trace(batch), "gold_label")["encoder.0"]
-        adapter.detach()
+        with ModelAdapter(model := zoo.build("bert").eval()) as adapter:
+            attribution = gradient_attribution(adapter, batch, adapter.trace(batch), "gold_label")["encoder.0"]
         drop = torch.zeros_like(attribution, dtype=torch.bool)
         for row, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
             for head in range(attribution.shape[1]):
@@ -116,9 +115,5 @@ def test_rows_without_signal_are_told() -> None:
     found = probe(zoo.build("bert"), batches("bert"), rates=[0.3])
     assert found.rows_with_signal["encoder.0"] == 1.0
     assert found.rows_with_signal["encoder.1"] == pytest.approx(5 / 26)  # of the last layer the first token is read
-    adapter = ModelAdapter(zoo.build("bert").eval())
-    adapter.attach()
-    adapter.trace(batches("bert")[0])
-    constant = adapter.forward(batches("bert")[0], ConstantAttention(["encoder.1"])).loss.item()
-    adapter.detach()
+    constant = passed(zoo.build("bert").eval(), batches("bert")[0], ConstantAttention(["encoder.1"])).loss.item()
     assert found.by_place["encoder.1", 0.3, "high"].loss != pytest.approx(constant)

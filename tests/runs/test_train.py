@@ -142,7 +142,7 @@ def test_preset_of_the_paper() -> None:
 def test_preset_asks_each_method() -> None:
     rewards = {"learner": "policy_gradient", "reward_data": "eval", "reward_batch_size": 1}
     alone, both = preset("paper", "stsb", "attendout"), preset("paper", "stsb", "ad-drop + attendout")
-    assert (alone["max_length"], alone["epochs"], alone["options"]) == (256, 50, rewards)
+    assert (alone["max_length"], alone["epochs"], alone["patience"]) == (256, 3, None) and alone["options"] == rewards
     assert (both["max_length"], both["options"]) == (256, {"ad-drop": PAPER, "attendout": rewards})
     assert preset("paper", "stsb", "ad-drop+mixout")["options"] == {"ad-drop": PAPER}
     assert preset("paper", None, "r-drop")["options"] == {"reduction": "mean"}

@@ -13,7 +13,6 @@ from helpers import tiny
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
 TASK = get_task("sst2")
@@ -83,14 +82,14 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
 
 def test_columns_with_an_entry_for_each_token_are_refused(tokenizer: Any) -> None:
     with pytest.raises(AttendropError, match="use long-texts 'head'"):
-        encode(rows(), TASK.with_long_texts("windows"), tokenizer, 10, (TokenColumn("importance", float),))
+        encode(rows(), TASK.with_long_texts("windows"), tokenizer, 10, {"importance": "numbers"})
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("rte", "is for single texts, and the rows have 2"),
-        ("ptb-pos", "one prediction for each text, and the task is token classification"),
+        ("ptb-pos", "one prediction for each text, and the task is token-classification"),
     ],
 )
 def test_pairs_and_tags_are_refused(name: str, message: str) -> None:

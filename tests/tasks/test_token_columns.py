@@ -19,12 +19,9 @@ from attendrop import AttendropError, cli
 from attendrop.methods import structure_mask
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-HEADS = TokenColumn("dependency_heads", "positions")
 
 
 def chain(text: str) -> list[int]:
@@ -92,12 +89,10 @@ def test_heads_reach_the_batches_that_train(folder: Path, tmp_path: Path, monkey
 TASK = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "own files")
 
 
-def encoded(
-    tokenizer: PreTrainedTokenizerBase, column: TokenColumn, numbers: list[Any], length: int, *texts: str
-) -> list[Any]:
+def encoded(tokenizer: PreTrainedTokenizerBase, kind: str, numbers: list[Any], length: int, *texts: str) -> list[Any]:
     rows = dict(zip(("text", "text_pair"), ([text] for text in texts), strict=False))
-    dataset = Dataset.from_dict({**rows, column.name: [numbers], "place": ["line 2"]})
-    found: list[Any] = encode(dataset, TASK, tokenizer, length, [column])[0][column.name]
+    dataset = Dataset.from_dict({**rows, "own": [numbers], "place": ["line 2"]})
+    found: list[Any] = encode(dataset, TASK, tokenizer, length, {"own": kind})[0]["own"]
     return found
 
 
@@ -114,19 +109,18 @@ def encoded(
 def test_heads_are_cut_as_the_texts_are(
     tokenizer: PreTrainedTokenizerBase, length: int, texts: list[str], heads: list[int], expected: list[int]
 ) -> None:
-    assert encoded(tokenizer, HEADS, heads, length, *texts) == expected
+    assert encoded(tokenizer, "positions", heads, length, *texts) == expected
 
 
 def test_what_is_left_is_what_the_tokenizer_leaves(folder: Path) -> None:
     """Numbers that are the tokens themselves stay so, whichever end is cut, for one text and two."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    column = TokenColumn("own_ids")
     for tokenizer.truncation_side in ("right", "left"):
         for texts in (["the cat sees a bird"], ["a", "the dog likes a red bird"]):
             ids = tokenizer(*texts)["input_ids"]
             for length in (4, len(ids) - 2, len(ids)):
                 cut = tokenizer(*texts, truncation=True, max_length=length)["input_ids"]
-                assert encoded(tokenizer, column, ids, length, *texts) == cut
+                assert encoded(tokenizer, "numbers", ids, length, *texts) == cut
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -147,22 +141,29 @@ def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captur
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("kind", "value", "message"),
     [
-        (TokenColumn("x"), ["a"], r"a\.jsonl, line 2, column 'x': \['a'\] is not a list of numbers, or a list of n"),
-        (TokenColumn("x"), [True], r"\[True\] is not a list"),
-        (TokenColumn("x"), [float("nan")], r"\[nan\] is not a list"),
-        (TokenColumn("x"), [2**63], r"is not a list"),
-        (TokenColumn("x", "matrix"), [1, 2], r"is not a list of n lists of n numbers"),
-        (TokenColumn("x", "matrix"), [[1, 2]], r"is not a list of n lists of n numbers"),
-        (TokenColumn("x", "positions"), [1.5], "is not a list of whole numbers"),
-        (TokenColumn("x", "positions"), [0, 2], "there is no position 2 among 2; count from 0, and write -1 for none"),
-        (TokenColumn("x"), [[1]], r"\[\[1\]\] does not have the form of the rows before"),
+        ("numbers", ["a"], r"a\.jsonl, line 2, column 'x': \['a'\] is not a list of numbers, or a list of n"),
+        ("numbers", [True], r"\[True\] is not a list"),
+        ("numbers", [float("nan")], r"\[nan\] is not a list"),
+        ("numbers", [2**63], r"is not a list"),
+        ("matrix", [1, 2], r"is not a list of n lists of n numbers"),
+        ("matrix", [[1, 2]], r"is not a list of n lists of n numbers"),
+        ("positions", [1.5], "is not a list of whole numbers"),
+        ("positions", [0, 2], "there is no position 2 among 2; count from 0, and write -1 for none"),
+        ("numbers", [[1]], r"\[\[1\]\] does not have the form of the rows before"),
     ],
     ids=str,
 )
-def test_what_is_not_of_the_kind(column: TokenColumn, value: Any, message: str, tmp_path: Path) -> None:
-    first = [[1]] if column.kind == "matrix" else [0]
+def test_what_is_not_of_the_kind(kind: str, value: Any, message: str, tmp_path: Path) -> None:
+    first = [[1]] if kind == "matrix" else [0]
     file = write(tmp_path / "a.jsonl", [{"text": "a", "label": 0, "x": first}, {"text": "b", "label": 1, "x": value}])
     with pytest.raises(AttendropError, match=message):
-        load_files(train_file=file, text_columns=["text"], label_column="label", token_columns=[column])
+        load_files(train_file=file, text_columns=["text"], label_column="label", token_columns={"x": kind})
+
+
+@pytest.mark.parametrize("name", ["input_ids", "index", "text_pair"])
+def test_names_of_columns_of_the_model_are_reserved(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"text": "a", "label": 0, name: [0]}, {"text": "b", "label": 1, name: [0]}])
+    with pytest.raises(AttendropError, match=f"the name of the column '{name}' is reserved; rename it"):
+        load_files(train_file=file, text_columns=["text"], label_column="label", token_columns={name: "numbers"})

@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
+from helpers.plans import attached
 from helpers.table import TABLE, given
 from helpers.training import trainer_of
 from torch import Tensor
 
 from attendrop import SCAL, ADDrop, AttendOut, AttendropError, HeadMask, Method, regularize
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.methods.common.own_parameters import OwnParameters
@@ -118,9 +118,7 @@ def test_gradients_are_ranked_whatever_their_size(factor: float) -> None:
         model, batch = model_of("bert"), zoo.batch_of("bert")
         with torch.no_grad():
             model.classifier.weight.mul_(factor)
-        adapter = ModelAdapter(model)
-        adapter.attach()
-        adapter.trace(batch)
+        adapter = attached(model, batch)
         with torch.autocast(**HALF, enabled=half):
             found[half] = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
     for key, exact in found[False].items():

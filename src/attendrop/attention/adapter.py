@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -90,6 +90,14 @@ class ModelAdapter:
             if id(config) not in in_use:
                 restore(config)
         self._attached = False
+
+    def __enter__(self) -> Self:
+        """Attach for a block."""
+        self.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
 
     @property
     def attention_layers(self) -> list[AttentionLayer]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.blocks import ModelStructure, hidden_states
 from attendrop.attention.edits import BlockEdit
-from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wrapped
+from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, recomputed_within, refuse_wrapped
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 
@@ -83,7 +84,8 @@ class BlockHooks:
                 return block.skipped(args, kwargs)
             within = edit.activations is not None or edit.feed_forward is not None
             shape = hidden_states(args, kwargs).shape[:2] if within else torch.Size()
-            with self._within(edit, shape), self._also_recomputed(module, edit, shape):
+            edited = partial(self._within, edit, shape)
+            with edited(), recomputed_within(module, edited) if within else nullcontext():
                 output = original(*args, **kwargs)
             if edit.output is None:
                 return output
@@ -98,23 +100,6 @@ class BlockHooks:
             yield
         finally:
             self._edits.pop()
-
-    @contextmanager
-    def _also_recomputed(self, module: Any, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
-        """Apply the edit also where activation checkpointing within a block runs it again."""
-        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
-            yield
-            return
-
-        def checkpoint_within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return checkpoint(self._within(edit, shape)(function), *args, **kwargs)
-
-        module._gradient_checkpointing_func = checkpoint_within
-        try:
-            yield
-        finally:
-            module._gradient_checkpointing_func = checkpoint
 
 
 def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,24 @@ def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module]) -> None:
         raise AttendropError(f"The layers of {type(model).__name__} are wrapped already; unwrap them first.")
 
 
+@contextmanager
+def recomputed_within(module: nn.Module, context: Callable[[], ContextDecorator]) -> Iterator[None]:
+    """Let what the module itself checkpoints in this block run again within another ``context()``."""
+    stock: Callable[..., Any] | None = vars(module).get(_CHECKPOINT)
+    if stock is None:
+        yield
+        return
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return stock(context()(function), *args, **kwargs)
+
+    setattr(module, _CHECKPOINT, checkpoint)
+    try:
+        yield
+    finally:
+        setattr(module, _CHECKPOINT, stock)
+
+
 def _marked(function: Any) -> bool:
     return hasattr(function, _MARK)
 
@@ -118,7 +136,7 @@ class RunningPlan:
         self._hooks = ModuleHooks()
         self._open = False
         self._in_call = False
-        self._checkpoints: list[tuple[Any, Callable[..., Any]]] = []
+        self._checkpoints = ExitStack()
 
     def open(self) -> None:
         """Watch the calls of the model. Idempotent."""
@@ -127,16 +145,17 @@ class RunningPlan:
         self._open = True
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            self._leave_checkpoints()  # of a call that ended by a KeyboardInterrupt, after which torch calls no hook
+            self._checkpoints.close()  # of a call that ended by a KeyboardInterrupt, after which torch calls no hook
             self.plan, self._in_call = kwargs.get(PLAN_KEYWORD), True
             if self.takes_keyword:
                 return None
-            self._enter_checkpoints()
+            for part in self.model.modules():
+                self._checkpoints.enter_context(recomputed_within(part, partial(self._running, self.plan)))
             return args, {name: value for name, value in kwargs.items() if name != PLAN_KEYWORD}
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             self.plan, self._in_call = None, False
-            self._leave_checkpoints()
+            self._checkpoints.close()
 
         self._hooks.before(self.model, enter, with_kwargs=True)
         self._hooks.after(self.model, leave, always_call=True)
@@ -145,7 +164,7 @@ class RunningPlan:
         """Stop watching. Idempotent."""
         self._hooks.close()
         self.plan, self._open, self._in_call = None, False, False
-        self._leave_checkpoints()
+        self._checkpoints.close()
 
     def of_layer(self) -> Plan | None:
         """Return the plan under which a layer runs; raise AttendropError if it runs again where that is not known."""
@@ -155,24 +174,6 @@ class RunningPlan:
                 "not known. Checkpoint activations with model.gradient_checkpointing_enable(), or not at all."
             )
         return self.plan
-
-    def _enter_checkpoints(self) -> None:
-        """Let what is checkpointed in this call run again under its plan."""
-        for module in self.model.modules():
-            stock = vars(module).get(_CHECKPOINT)
-            if stock is not None:
-                self._checkpoints.append((module, stock))
-                setattr(module, _CHECKPOINT, partial(self._checkpoint, stock, self.plan))
-
-    def _leave_checkpoints(self) -> None:
-        for module, stock in self._checkpoints:
-            setattr(module, _CHECKPOINT, stock)
-        self._checkpoints = []
-
-    def _checkpoint(
-        self, stock: Callable[..., Any], plan: Plan | None, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        return stock(self._running(plan)(function), *args, **kwargs)
 
     @contextmanager
     def _running(self, plan: Plan | None) -> Iterator[None]:

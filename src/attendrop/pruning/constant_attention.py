@@ -128,19 +128,15 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
 
 def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
     """Look at the attention weights of a pass, since some models add other terms to their scores."""
-    adapter, batch = ModelAdapter(masked), example_inputs(masked)
-    adapter.trace(batch)
-    adapter.attach()
+    batch = example_inputs(masked)
     found: list[float] = []  # how far weights are from those of equal attention, relative to these
 
     def measure(call: AttentionCall, weights: Tensor) -> None:
         visible, weights = weights > 0, weights.float()  # keys without weight are hidden
         found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
 
-    try:
-        with torch.no_grad(), evaluating(masked):
-            adapter.forward(batch, RecordPlan(attention_layers, measure))
-    finally:
-        adapter.detach()
+    with ModelAdapter(masked) as adapter, torch.no_grad(), evaluating(masked):
+        adapter.trace(batch)
+        adapter.forward(batch, RecordPlan(attention_layers, measure))
     tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
     return all(unevenness < tolerance for unevenness in found)

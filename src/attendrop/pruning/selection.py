@@ -178,13 +178,9 @@ def prune_selected(
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
     batches = _require_batches(batches, "the importance of layers")
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    try:
+    with ModelAdapter(model) as adapter:
         adapter.trace(batches[0])
         return [_loss_without(adapter, batches, layer) for layer in attention_layers]
-    finally:
-        adapter.detach()
 
 
 @dataclass(frozen=True)

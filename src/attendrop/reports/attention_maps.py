@@ -169,17 +169,13 @@ def _attention(
     model: PreTrainedModel, batch: Batch, attribution: str, layers: str | int | Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, LayerDrops]]:
     """Return weights and attributions of the selected layers by their keys, and the positions of all layers."""
-    adapter = ModelAdapter(model)
-    adapter.attach()
-    try:
+    with ModelAdapter(model) as adapter:
         selected = select_self_attention(adapter.trace(batch), layers)
         every = WatchedPlan(Plan())
         with torch.no_grad():
             adapter.forward(batch, every)
         weights = attention_attribution(adapter, batch, selected)
         return weights, ATTRIBUTIONS[attribution](adapter, batch, selected, "pseudo_label"), every.seen
-    finally:
-        adapter.detach()
 
 
 def _array(values: Tensor) -> Numbers:

@@ -135,34 +135,29 @@ def probe(
         raise AttendropError("There are no rows to probe on.")
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise AttendropError(f"rates={list(rates)} must be above 0 and below 1, such as 0.1,0.3,0.5.")
-    adapter = ModelAdapter(model)
     found: dict[tuple[str, float, str] | None, tuple[list[Tensor], list[Any]]] = {}
     signal: dict[str, list[tuple[int, int]]] = {}
     done = windows = 0
-    adapter.attach()
-    try:
-        with evaluating(model):
-            for batch in batches:
-                layers = adapter.trace(batch)
-                attributions = gradient_attribution(adapter, batch, layers, "gold_label")
-                count = number_of_rows(batch)
-                key = SampleKey(seed, 0, windows, count)
-                windows += count
-                plans: dict[tuple[str, float, str] | None, Plan | None] = {None: None}
-                for name, rate, direction in product(attributions, rates, DIRECTIONS):
-                    region = _DropRegion(name, attributions[name], rate, direction, key, signal)
-                    plans[name, rate, direction] = region
-                for entry, plan in plans.items():
-                    if on_pass is not None:
-                        on_pass(done, len(plans) * len(batches))
-                    done += 1
-                    with torch.no_grad():
-                        outputs = adapter.forward(batch, plan)
-                    losses, logits = found.setdefault(entry, ([], []))
-                    losses.append(_row_losses(model, outputs, batch))
-                    logits.append(logits_of(outputs).float().cpu().numpy())
-    finally:
-        adapter.detach()
+    with ModelAdapter(model) as adapter, evaluating(model):
+        for batch in batches:
+            layers = adapter.trace(batch)
+            attributions = gradient_attribution(adapter, batch, layers, "gold_label")
+            count = number_of_rows(batch)
+            key = SampleKey(seed, 0, windows, count)
+            windows += count
+            plans: dict[tuple[str, float, str] | None, Plan | None] = {None: None}
+            for name, rate, direction in product(attributions, rates, DIRECTIONS):
+                region = _DropRegion(name, attributions[name], rate, direction, key, signal)
+                plans[name, rate, direction] = region
+            for entry, plan in plans.items():
+                if on_pass is not None:
+                    on_pass(done, len(plans) * len(batches))
+                done += 1
+                with torch.no_grad():
+                    outputs = adapter.forward(batch, plan)
+                losses, logits = found.setdefault(entry, ([], []))
+                losses.append(_row_losses(model, outputs, batch))
+                logits.append(logits_of(outputs).float().cpu().numpy())
     texts = {} if row_numbers is None else {DOCUMENT: row_numbers}
     means = {entry: document_means(torch.cat(losses).numpy(), texts) for entry, (losses, _) in found.items()}
     plain = means[None]

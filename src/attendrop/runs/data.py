@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import known_sha256
-from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
@@ -24,7 +23,6 @@ from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -56,16 +54,17 @@ class Parts:
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files, columns = data_files(config), _token_columns(config.regularizer)
+    files, columns = data_files(config), config.regularizer.columns
     options = {name: getattr(config, name) for name in _READ_BY}
 
     def key() -> list[Any]:
         digests = [[str(file), digest(file)] for file in files]
-        return [config.task, config.data_dir, digests, options, list(map(repr, columns))]
+        return [config.task, config.data_dir, digests, options, dict(columns)]
 
     def load() -> TaskData:
         if config.task is not None:
             return load_task(config.task, data_dir=config.data_dir)
+        assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, token_columns=columns, **options)
 
     def size(data: TaskData) -> int:
@@ -91,11 +90,6 @@ def data_files(config: RunConfig) -> list[Path]:
 def digest(path: Path) -> str:
     """Compute the SHA-256 of a file, or of the images in a folder; empty if there is neither."""
     return folder_sha256(path) if path.is_dir() else known_sha256(path) if path.is_file() else ""
-
-
-def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
-    """List the columns that a method reads."""
-    return tuple(TokenColumn(name, kind) for name, kind in method.columns.items())
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
@@ -141,13 +135,10 @@ def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dat
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Tokenize all parts; training rows keep the columns that the method reads."""
-
-    def encoded(rows: Dataset, token_columns: Sequence[TokenColumn] = ()) -> Dataset:
-        return encode(rows, task, tokenizer, config.max_length, token_columns)
-
+    encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    train = encoded(task.head.training_rows(parts.train), _token_columns(config.regularizer))
+    train = encoded(task.head.training_rows(parts.train), token_columns=config.regularizer.columns)
     return Parts(train, selection, report, reward)
 
 

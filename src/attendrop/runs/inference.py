@@ -25,7 +25,7 @@ from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import check_whole, hold_run_folders, input_files, run_options
 from attendrop.tasks.base import Task
-from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.file_formats import files_of
@@ -34,7 +34,7 @@ from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import BadRows, Table, skipped_places, write_skipped
+from attendrop.tasks.table import BadRows, skipped_places, write_skipped
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
@@ -239,13 +239,6 @@ def _load(run_dir: str, task_options: Mapping[str, Any]) -> _Model:
     return _Model(run_dir, model, tokenizer, head, options)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    columns: dict[str, list[Any]]
-    table: Table | None = None
-    unknown_names: tuple[str, ...] = ()
-
-
 @dataclass
 class _Rows:
     """Rows in chunks, counted while they are read: of those ``done``, ``unknown`` have no token that the model knows.
@@ -258,7 +251,7 @@ class _Rows:
     task: Task
     split: str
     place: str
-    chunks: Iterator[_Chunk]
+    chunks: Iterator[Chunk]
     total: int | None
     bad: BadRows
     done: int = 0
@@ -276,7 +269,7 @@ class _Rows:
             "skipped": len(self.bad.skipped),
         }
 
-    def outputs(self, chunk: _Chunk, encoded: dict[str, list[Any]]) -> Array:
+    def outputs(self, chunk: Chunk, encoded: dict[str, list[Any]]) -> Array:
         """Compute the outputs of the model for a chunk, and count its rows."""
         model, before = self.model, self.done
 
@@ -345,7 +338,7 @@ def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
     refuse_options_of_files(source, ["skip_bad_rows"])
     data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
     task, dataset = replace(data.task, options=model.head.options()), data.splits[split]
-    chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
+    chunks = (Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
     return _Rows(model, source, task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
 
 
@@ -369,8 +362,7 @@ def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
         scored=split == "dev",
         format=(source.input_format or "csv") if file == STDIN else None,
     )
-    read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
-    return _Rows(model, source, files_task(columns, model.head), split, file, read, None, bad)
+    return _Rows(model, source, files_task(columns, model.head), split, file, chunks, None, bad)
 
 
 def _check_texts(model: _Model, columns: tuple[str, ...]) -> None:

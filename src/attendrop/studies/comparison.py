@@ -120,7 +120,7 @@ class Comparison:
     """The default setting is one of them. None: as many as fit into the budget, and only the default without one."""
     folds: int = option(3, "search", "Selection splits on which settings are scored.")
     baselines: tuple[str, ...] = option(
-        CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all"
+        CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all but setfit"
     )
     """By default all but ``setfit``, which takes as long as a fine-tuning."""
     keep_best: bool = option(True)

@@ -161,8 +161,8 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
 
     Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
     cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what takes a tenth less
-    time where all differences are practically nothing. What is recommended so must be shown to be ahead of the best baseline, too. If
-    it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
+    time where all differences are practically nothing. What is recommended so must be shown to be ahead of the best
+    baseline, too. If it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")

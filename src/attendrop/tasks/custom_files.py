@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from datasets import Dataset
@@ -15,46 +16,42 @@ from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.label_map import as_meant, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
-from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
+from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
 from attendrop.tasks.values import is_missing, joined_labels
 from attendrop.wording import counted
 
 
 def load_files(
     *,
-    train_file: str | Path | None = None,
+    train_file: str | Path,
     eval_file: str | Path | None = None,
-    predict_file: str | Path | None = None,
     text_columns: Sequence[str],
     label_column: str | None = None,
     label_type: str = "auto",
     label_map: str | Path | None = None,
-    head: Head | None = None,
-    token_columns: Sequence[TokenColumn] = (),
+    token_columns: Mapping[str, str] = MappingProxyType({}),
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
     shift_column: str | None = None,
 ) -> TaskData:
-    """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train", "dev" and "test".
+    """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train" and "dev".
 
     The index of a row is its number in the file, from 0.
 
     Args:
         train_file: File of the split "train".
         eval_file: File of the split "dev".
-        predict_file: File of the split "test"; its labels are not read.
         text_columns: One or two; of multiple choice, the question and the choices, in one column or several.
-        label_column: Required for ``train_file`` and ``eval_file``. Several, comma-separated: a column of zeros and
-            ones for each label that a row may have.
+        label_column: Required unless the head needs no labels. Several, comma-separated: a column of zeros and ones
+            for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
             if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
             file, has a decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``,
             ``1,000``) are refused unless classes are asked for.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
-        head: Head of an existing model, with its classes; by default, as :meth:`Head.from_labels` makes it.
-        token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
-            is in the file.
+        token_columns: Further columns of the training file to read, by name with their kinds (see
+            :mod:`attendrop.tasks.token_columns`). "train" then has them, and "place", where each row is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
@@ -66,45 +63,37 @@ def load_files(
             the training data have a single class; or a token column is not of its kind. The message names the file,
             the line and the column.
     """
-    paths = {"train": train_file, "dev": eval_file, "test": predict_file}
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(token_columns)
-    tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
-    if not tables:
-        raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
-    scored = [split for split in tables if split != "test"]
-    asked_type = label_type if head is None else head.label_type
-    tables |= {split: as_meant(tables[split], label_column, rows.meanings, asked_type, bad) for split in scored}
-    kinds = rows.kinds(next(iter(tables.values())), label_type) if head is None else (type(head),)
-    reader = head or kinds[0]
+    paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
+    tables = {split: read_table(path, bad) for split, path in paths.items()}
+    tables = {split: as_meant(table, label_column, rows.meanings, label_type, bad) for split, table in tables.items()}
+    kinds = rows.kinds(tables["train"], label_type)
+    reader = kinds[0]
     rows.check_inputs(token_columns, reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
-    tables |= {split: rows.not_left_out(tables[split], reader) for split in scored}
-    labelled = scored if reader.needs_labels or label_column is not None else []
+    tables = {split: rows.not_left_out(table, reader) for split, table in tables.items()}
+    labelled, asked = reader.needs_labels or label_column is not None, label_type != "auto"
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
-    if not labelled and head is None and reader.needs_labels:
-        raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
-    asked = head is not None or label_type != "auto"
-    tables |= {split: rows.with_values(tables[split], reader, asked=asked) for split in labelled}
-    if head is None:
-        found = {split: tables[split] for split in labelled}
-        kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
-        head = kind.from_labels(found, str(label_column), asked=asked)
-    if bad.keeps_unknown and "dev" in labelled:
-        head = head.with_unknown(tables["dev"].column(str(label_column)))
-    tables |= {split: _not_empty(rows.with_labels(tables[split], head)) for split in scored}
-    for column in token_columns if "train" in tables else ():
-        tables["train"] = _not_empty(tables["train"].checked(column.name, numbers_problem(column), bad))
-    splits = {split: rows.columns(table, head, labelled=split in labelled) for split, table in tables.items()}
-    if token_columns and "train" in tables:
-        splits["train"] |= {column.name: read_numbers(tables["train"], column) for column in token_columns}
-        splits["train"]["place"] = tables["train"].places
-    if shift_column is not None and "train" in tables:
-        splits["train"][SHIFT_VALUES] = [
-            "" if is_missing(value) else str(value) for value in tables["train"].column(shift_column)
-        ]
+    if labelled:
+        tables = {split: rows.with_values(table, reader, asked=asked) for split, table in tables.items()}
+    found = tables if labelled else {}
+    kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
+    head = kind.from_labels(found, str(label_column), asked=asked)
+    if bad.keeps_unknown and "dev" in found:
+        head = head.with_unknown(found["dev"].column(str(label_column)))
+    tables = {split: _not_empty(rows.with_labels(table, head)) for split, table in tables.items()}
+    for name, of_kind in token_columns.items():
+        tables["train"] = _not_empty(tables["train"].checked(name, numbers_problem(of_kind), bad))
+    splits = {split: rows.columns(table, head, labelled=labelled) for split, table in tables.items()}
+    train = tables["train"]
+    if token_columns:
+        splits["train"] |= {name: read_numbers(train, name) for name in token_columns} | {"place": train.places}
+    if shift_column is not None:
+        values = train.column(shift_column)
+        splits["train"][SHIFT_VALUES] = ["" if is_missing(value) else str(value) for value in values]
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
     return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
@@ -116,11 +105,11 @@ SHIFT_VALUES = "shift_values"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file."""
+    """Consecutive rows of a file, or of a data set."""
 
     columns: dict[str, list[Any]]  # as in ``TaskData.splits``
-    table: Table  # the same rows, with all columns of the file
-    unknown_names: tuple[str, ...]  # as in ``Task``, of this chunk and those before
+    table: Table | None = None  # the same rows, with all columns of the file
+    unknown_names: tuple[str, ...] = ()  # as in ``Task``, of this chunk and those before
 
 
 def stream_file(
@@ -141,8 +130,8 @@ def stream_file(
     not read. ``scored`` rows need an answer, also one that is no label.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
-    rows.check_names(())
-    rows.check_inputs((), head)
+    rows.check_names({})
+    rows.check_inputs({}, head)
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
         table = rows.with_texts(table, head)
@@ -175,23 +164,23 @@ class _Rows:
     meanings: Mapping[str, str]
     bad: BadRows
 
-    def check_names(self, token_columns: Sequence[TokenColumn]) -> None:
+    def check_names(self, token_columns: Mapping[str, str]) -> None:
         labels = [] if self.label is None else [self.label]
-        named = [*self.texts, *labels, *(column.name for column in token_columns)]
+        named = [*self.texts, *labels, *token_columns]
         if repeated := [name for name in named if named.count(name) > 1]:
             raise AttendropError(
                 f"the column {repeated[0]!r} is given twice; text, label and token columns must differ."
             )
 
-    def check_inputs(self, token_columns: Sequence[TokenColumn], reader: Head | type[Head]) -> None:
+    def check_inputs(self, token_columns: Mapping[str, str], reader: Head | type[Head]) -> None:
         least, most, given = reader.least_inputs, reader.most_inputs, len(self.texts)
         if not least <= given <= most:
             wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
             are = "is" if given == 1 else "are"
             raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
-        for column in token_columns:
-            if column.name in reader.inputs:
-                raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
+        for name in token_columns:
+            if name in (*reader.inputs, *TAKEN):
+                raise AttendropError(f"the name of the column {name!r} is reserved; rename it.")
 
     def kinds(self, table: Table, label_type: str) -> tuple[type[Head], ...]:
         """Return the kinds of heads that may read the files, by the first row."""

@@ -1,8 +1,12 @@
-"""Columns with numbers for each token: reading, checks against the tokens, truncation with the texts."""
+"""Columns with numbers for each token: reading, checks against the tokens, truncation with the texts.
+
+They are told by name, with their kinds: "positions" is a list of positions of other tokens, from 0, -1 for none;
+"matrix" a list of n lists of n numbers; "numbers" a list of numbers, or such a matrix. There is an entry for each token
+of the model's input, special tokens included; where the head reads words, for each word.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -15,47 +19,24 @@ _FORMS = {
     "positions": "a list of whole numbers, such as [-1, 2, 2, -1]",
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
-# Columns of data sets on the way to the model.
-_TAKEN = (*("label", "index", "place"), *("input_ids", "attention_mask", "token_type_ids", "labels", "length"))
+# Columns of data sets on the way to the model, of which none can be a column for tokens.
+TAKEN = (*("label", "index", "place"), *("input_ids", "attention_mask", "token_type_ids", "labels", "length"))
 
 
-@dataclass(frozen=True)
-class TokenColumn:
-    """A column of the training data with numbers for each token of the model's input, special tokens included.
-
-    Where the head reads words, there is one for each word instead.
-
-    Attributes:
-        name: Name of the column.
-        kind: "positions" (a list of positions of other tokens, from 0, -1 for none), "matrix" (a list of n lists of n
-            numbers) or "numbers" (a list of numbers, or such a matrix).
-
-    Raises:
-        AttendropError: The name is one of a column of texts, labels or tokens in a ``Dataset``.
-    """
-
-    name: str
-    kind: str = "numbers"
-
-    def __post_init__(self) -> None:
-        if self.name in _TAKEN:
-            raise AttendropError(f"the name of the column {self.name!r} is reserved; rename it.")
-
-
-def numbers_problem(column: TokenColumn) -> Callable[[Any], str | None]:
-    """Make a function that describes what is wrong with the next value of a column, or returns None."""
+def numbers_problem(kind: str) -> Callable[[Any], str | None]:
+    """Make a function that describes what is wrong with the next value of a column of this kind, or returns None."""
     forms: list[bool] = []  # whether the first row is a plain list: all rows must agree
 
     def problem(value: Any) -> str | None:
         numbers = _parsed(value)
         fits = {"numbers": _is_list(numbers) or _is_matrix(numbers), "matrix": _is_matrix(numbers)}
-        if not fits.get(column.kind, _is_list(numbers) and all(isinstance(number, int) for number in numbers)):
-            return f"{_shown(value)} is not {_FORMS[column.kind]}"
+        if not fits.get(kind, _is_list(numbers) and all(isinstance(number, int) for number in numbers)):
+            return f"{_shown(value)} is not {_FORMS[kind]}"
         if not forms:
             forms.append(_is_list(numbers))
         if _is_list(numbers) != forms[0]:
             return f"{_shown(value)} does not have the form of the rows before"
-        wrong = [number for number in numbers if not -1 <= number < len(numbers)] if column.kind == "positions" else []
+        wrong = [number for number in numbers if not -1 <= number < len(numbers)] if kind == "positions" else []
         if wrong:
             return f"there is no position {wrong[0]} among {len(numbers)}; count from 0, and write -1 for none"
         return None
@@ -63,9 +44,9 @@ def numbers_problem(column: TokenColumn) -> Callable[[Any], str | None]:
     return problem
 
 
-def read_numbers(table: Table, column: TokenColumn) -> list[list[Any]]:
+def read_numbers(table: Table, name: str) -> list[list[Any]]:
     """Read a column without a :func:`numbers_problem`; in CSV and TSV, lists are written as in JSON."""
-    return [_parsed(value) for value in table.column(column.name)]
+    return [_parsed(value) for value in table.column(name)]
 
 
 def _parsed(value: Any) -> Any:
@@ -92,7 +73,7 @@ def _shown(value: Any) -> str:
 
 
 def align(
-    columns: Sequence[TokenColumn],
+    columns: Mapping[str, str],
     rows: Mapping[str, list[Any]],
     whole: BatchEncoding,
     cut: BatchEncoding,
@@ -119,7 +100,7 @@ def align(
 
 
 def spread(
-    columns: Sequence[TokenColumn],
+    columns: Mapping[str, str],
     rows: Mapping[str, list[Any]],
     word_of_token: Sequence[Sequence[int | None]],
     num_words: Sequence[int],
@@ -142,27 +123,25 @@ def spread(
 
 
 def _at_tokens(
-    columns: Sequence[TokenColumn],
+    columns: Mapping[str, str],
     rows: Mapping[str, list[Any]],
     sources: Sequence[Sequence[int | None]],
     lengths: Sequence[int],
     wrong_length: Callable[[int], str],
 ) -> dict[str, list[Any]]:
     """Give each token the entries of its source, a word or a token before truncation; -1 where it has none."""
-    found: dict[str, list[Any]] = {column.name: [] for column in columns}
+    found: dict[str, list[Any]] = {name: [] for name in columns}
     for row, place in enumerate(rows["place"]):
-        for column in columns:
-            entries = rows[column.name][row]
+        for name, kind in columns.items():
+            entries = rows[name][row]
             if len(entries) != lengths[row]:
-                raise AttendropError(
-                    f"the training data, {place}, column {column.name!r}: {len(entries)} {wrong_length(row)}"
-                )
-            found[column.name].append(_of_sources(entries, sources[row], column))
+                raise AttendropError(f"the training data, {place}, column {name!r}: {len(entries)} {wrong_length(row)}")
+            found[name].append(_of_sources(entries, sources[row], kind))
     return found
 
 
-def _of_sources(entries: list[Any], sources: Sequence[int | None], column: TokenColumn) -> list[Any]:
-    if column.kind == "positions":
+def _of_sources(entries: list[Any], sources: Sequence[int | None], kind: str) -> list[Any]:
+    if kind == "positions":
         first = {source: token for token, source in reversed(list(enumerate(sources)))}
         return [
             -1 if source is None else first.get(entries[source], -1) if first[source] == token else first[source]

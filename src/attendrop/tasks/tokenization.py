@@ -1,6 +1,7 @@
 """Tokenization of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -10,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, split_long
-from attendrop.tasks.token_columns import TokenColumn
 
 
 def encode(
@@ -18,7 +18,7 @@ def encode(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    token_columns: Sequence[TokenColumn] = (),
+    token_columns: Mapping[str, str] = MappingProxyType({}),
 ) -> Dataset:
     """Tokenize the texts, without padding (the collator pads batches).
 
@@ -28,7 +28,7 @@ def encode(
         tokenizer: The tokenizer.
         max_length: In tokens, including special tokens, at most that of the tokenizer; the longer of two texts is
             truncated first.
-        token_columns: Columns of the data set, as read by :func:`load_files`, to keep and truncate with the texts.
+        token_columns: Columns of the data set, by name with their kinds, to keep and truncate with the texts.
 
     Returns:
         What the head makes of the rows (:meth:`Head.tokenize`), "labels", if there are any, and "length", in tokens.
@@ -63,7 +63,7 @@ def encode_columns(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    token_columns: Sequence[TokenColumn] = (),
+    token_columns: Mapping[str, str] = MappingProxyType({}),
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
@@ -71,8 +71,8 @@ def encode_columns(
     head, whole = task.head, task.long_texts == HEAD
     if token_columns and not whole:
         raise AttendropError(
-            f"column {token_columns[0].name!r}, which the method reads, has an entry for each token of a whole text; "
-            f"use long-texts {HEAD!r}."
+            f"column {next(iter(token_columns))!r}, which the method reads, has an entry for each token of a whole "
+            f"text; use long-texts {HEAD!r}."
         )
     tokens = head.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)

@@ -102,14 +102,10 @@ def test_what_is_dropped_of_a_row_does_not_depend_on_the_choices_of_others(
 def test_the_logit_of_the_predicted_choice_is_attributed(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Of each row, only the attention of one choice has a gradient: of the predicted one."""
     whole, _ = batches(tokenizer)
-    adapter = ModelAdapter(hiding(model))
-    adapter.attach()
-    try:
+    with ModelAdapter(hiding(model)) as adapter:
         layers = adapter.trace(whole)
         found = gradient_attribution(adapter, whole, layers, "pseudo_label")
         gold = gradient_attribution(adapter, whole, layers, "gold_label")
-    finally:
-        adapter.detach()
     predicted = model(**whole).logits.argmax(-1)
     for attributed, choices in ((found, predicted), (gold, whole["labels"])):
         sizes = attributed[layers[0].key].abs().sum((1, 2, 3)).view(3, 4)

@@ -22,7 +22,6 @@ from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.token_classification import TokenClassification, entity_scores, to_iob2
 from attendrop.tasks.metrics import compute_scores, read_as, reading_of
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
@@ -93,7 +92,7 @@ def test_columns_of_words_are_given_to_their_tokens(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, kind: str, entries: list[int], expected: list[int]
 ) -> None:
     file = write(tmp_path / "a.jsonl", [{"tokens": TOKENS[0], "tags": TAGS[0], "own": entries}])
-    columns = [TokenColumn("own", kind)]
+    columns = {"own": kind}
     data = load(file, token_columns=columns)
     whole, cut = (encode(data.splits["train"], data.task, tokenizer, size, columns) for size in (16, 6))
     assert whole["own"][0] == expected
@@ -103,7 +102,7 @@ def test_columns_of_words_are_given_to_their_tokens(
 
 
 def test_a_matrix_of_words_and_a_column_of_another_length(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    columns = [TokenColumn("own", "matrix")]
+    columns = {"own": "matrix"}
     row = {"tokens": ["a", "cat-dog"], "tags": ["O", "B-X"]}
     data = load(write(tmp_path / "a.jsonl", [row | {"own": [[1, 2], [3, 4]]}]), token_columns=columns)
     found = np.array(encode(data.splits["train"], data.task, tokenizer, 16, columns)["own"][0])

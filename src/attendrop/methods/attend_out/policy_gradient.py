@@ -199,12 +199,8 @@ class GeneratorState(MethodState):
         """Report ``pi`` for ``metrics.json``, see :meth:`Players.drop_fractions`."""
         if self.players is None:
             return {}
-        adapter = ModelAdapter(self.training.model)
-        adapter.attach()
-        try:
+        with ModelAdapter(self.training.model) as adapter:
             return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
-        finally:
-            adapter.detach()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         if self.players is None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from attendrop.argument_checks import (
-    check_choice,
-    check_count,
-    check_positive,
-    check_probability,
-    check_switch,
-    suggestion,
-)
+from attendrop.argument_checks import check_choice, check_count, check_switch, suggestion
 from attendrop.attention.layers import checked_layers
 from attendrop.errors import AttendropError
 
@@ -45,14 +39,13 @@ def option(default: Any, allowed: Range, search: Sequence[Any] = ()) -> Any:
 def unit_interval(*, one: bool = False, zero: bool = False) -> Range:
     """Return the range of numbers between 0 and 1; ``one`` and ``zero`` include the bounds."""
     text = f"{'at least' if zero else 'above'} 0 and {'at most' if one else 'below'} 1"
-    return _checked(text, lambda name, value: check_probability(name, value, one_allowed=one, zero_allowed=zero))
+    return _number(text, lambda value: 0 < value < 1 or (one and value == 1) or (zero and value == 0))
 
 
 def positive(*, zero: bool = False) -> Range:
     """Return the range of finite numbers above 0; ``zero`` includes 0."""
-    return _checked(
-        "0 or more" if zero else "above 0", lambda name, value: check_positive(name, value, zero_allowed=zero)
-    )
+    text = "0 or more" if zero else "above 0"
+    return _number(text, lambda value: 0 < value < math.inf or (zero and value == 0), ", a finite number")
 
 
 def count(least: int = 1) -> Range:
@@ -68,6 +61,16 @@ def choice(*choices: str) -> Range:
 def optional(allowed: Range) -> Range:
     """Return the range with None, which stands for a default that depends on other options."""
     return Range(allowed.text, lambda name, value: value if value is None else allowed.check(name, value))
+
+
+def _number(text: str, inside: Callable[[float], bool], more: str = "") -> Range:
+    """Return the range of the numbers that are ``inside``, as ``text`` says; errors also say ``more``."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not inside(value):
+            raise AttendropError(f"{name}={value!r} must be {text}{more}.")
+
+    return _checked(text, check)
 
 
 def _checked(text: str, check: Callable[[str, Any], None]) -> Range:

@@ -29,7 +29,7 @@ from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn, align
+from attendrop.tasks.token_columns import align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
 from attendrop.tasks.values import text_problem, value_problem
 
@@ -270,7 +270,7 @@ logits = model(**inputs).logits"""
         """Make the head for the labels in files, none of which has a :meth:`value_problem`.
 
         Args:
-            tables: By split: "train", "dev" or both.
+            tables: By split: "train", and "dev" if there is one.
             column: Column of the labels.
             asked: Whether the user said what the labels are.
 
@@ -428,7 +428,7 @@ model = {load}(folder)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def align(
-        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
+        self, token_columns: Mapping[str, str], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
         """Make columns with an entry for each token of the encoded rows, from those of the rows, with "place".
 
@@ -437,7 +437,7 @@ model = {load}(folder)
         """
         if self.no_token_columns:
             raise AttendropError(
-                f"The column {token_columns[0].name!r} has entries for the tokens of {self.no_token_columns}; "
+                f"The column {next(iter(token_columns))!r} has entries for the tokens of {self.no_token_columns}; "
                 "use a method without such a column."
             )
         return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)

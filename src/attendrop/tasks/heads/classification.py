@@ -147,7 +147,7 @@ class Classification(NamedLabels, SequenceHead):
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose classes are the labels of "train" (otherwise "dev"): integers by value, then text.
+        """Make the head whose classes are the labels of "train": integers by value, then text.
 
         ``1`` and ``1.0`` are the same class.
 
@@ -155,11 +155,11 @@ class Classification(NamedLabels, SequenceHead):
             AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
                 classes: more than 30 whole numbers, or more than 30 texts of which most occur in one row.
         """
-        source = tables.get("train") or tables["dev"]
+        source = tables["train"]
         names = sorted({class_name(value) for value in source.column(column)}, key=_class_order)
         if not asked:
             check_classes(source, column, names)
-        return cls.of_names(names, tables, source.path)
+        return cls.of_names(names, source.path)
 
     @cached_property
     def label_ids(self) -> dict[str, int]:

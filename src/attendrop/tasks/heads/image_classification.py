@@ -135,13 +135,13 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose classes are those of "train" (otherwise "dev"): the names of its folders, or its labels.
+        """Make the head whose classes are those of "train": the names of its folders, or its labels.
 
         Raises:
             AttendropError: As for classes of texts; the folder of a class has no image; or folders are parts of a data
                 set.
         """
-        source = tables.get("train") or tables["dev"]
+        source = tables["train"]
         if source.path.is_dir():
             folders, found = class_folders(source.path), set(source.column(column))
             if found <= _SPLITS and len(found) > 1:
@@ -150,7 +150,7 @@ logits = model(**inputs).logits"""
                     f"such as --train-file {source.path}/{folders[-1]}."
                 )
             empty = [name for name in folders if name not in found]
-            if empty and "train" in tables:
+            if empty:
                 raise AttendropError(
                     f"{source.path}/{empty[0]} has no image that can be read; add images of this class, or move the "
                     "folder away."

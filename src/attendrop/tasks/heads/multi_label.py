@@ -100,10 +100,10 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose labels are those of "train" (otherwise "dev"), in alphabetical order."""
-        source = tables.get("train") or tables["dev"]
+        """Make the head whose labels are those of "train", in alphabetical order."""
+        source = tables["train"]
         names = sorted({name for value in source.column(column) for name in _items(value)})
-        return cls.of_names(names, tables, f"{source.path}, column {column!r},")
+        return cls.of_names(names, f"{source.path}, column {column!r},")
 
     def names_in(self, value: Any) -> list[str]:
         return _items(value)

@@ -127,13 +127,13 @@ answer = choices[logits.argmax()]"""
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for labels as in "train" (otherwise "dev"); refuse numbers that probably count from 1."""
-        source = tables.get("train") or tables["dev"]
+        """Make the head for labels as in "train"; refuse numbers that probably count from 1."""
+        source = tables["train"]
         labels = source.column(column)
         numbers = [choice_number(label) or 0 for label in labels]
         if is_letter(labels[0]):
             return cls(tuple(LETTERS[: max(numbers) + 1]))
-        if "train" in tables and min(numbers) > 0:
+        if min(numbers) > 0:
             raise AttendropError(
                 f"{source.path}, column {column!r}: no label is 0, and choices count from 0; subtract 1 if yours count "
                 "from 1, or write letters, from A."

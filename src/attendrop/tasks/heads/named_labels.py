@@ -14,7 +14,7 @@ from datasets import Dataset
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.table import COUNT_AS_WRONG, Table
+from attendrop.tasks.table import COUNT_AS_WRONG
 
 # Number of names that an error lists.
 _SHOWN = 10
@@ -26,9 +26,9 @@ class NamedLabels(Head):
     label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
 
     @classmethod
-    def of_names(cls, names: Sequence[str], tables: Mapping[str, Table], where: object) -> Self:
-        """Make the head with the names in files, for :meth:`from_labels`; refuse fewer than two in "train"."""
-        if "train" in tables and len(names) < 2:
+    def of_names(cls, names: Sequence[str], where: object) -> Self:
+        """Make the head with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
+        if len(names) < 2:
             found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
             raise AttendropError(f"{where} has {found}; training needs at least two.")
         return cls(tuple(names))

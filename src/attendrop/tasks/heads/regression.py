@@ -80,8 +80,8 @@ class Regression(SequenceHead):
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
         """Make the head; raises AttendropError if all training rows have the same number."""
-        train = tables.get("train")
-        if train is not None and len(found := set(map(written, train.column(column)))) == 1:
+        train = tables["train"]
+        if len(found := set(map(written, train.column(column)))) == 1:
             raise AttendropError(f"{train.path} has only one number, {found.pop()!r}; training needs at least two.")
         return super().from_labels(tables, column, asked=asked)
 

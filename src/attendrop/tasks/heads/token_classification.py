@@ -22,7 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.heads.named_labels import MOST_LISTED, NamedLabels, count_lines
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn, spread
+from attendrop.tasks.token_columns import spread
 from attendrop.tasks.values import list_problem, listed, read_list
 
 OUTSIDE = "O"
@@ -108,14 +108,14 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose tags are those of "train" (otherwise "dev"): "O" first, then by type and prefix."""
-        source = tables.get("train") or tables["dev"]
+        """Make the head whose tags are those of "train": "O" first, then by type and prefix."""
+        source = tables["train"]
         rows = [read_list(value) or [] for value in source.column(column)]
         rows = [to_iob2(row) for row in rows] if are_entity_tags(chain(*rows)) else rows
         names = set(chain(*rows))
         by_type = are_entity_tags(names)
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
-        return cls.of_names(ordered, tables, source.path)
+        return cls.of_names(ordered, source.path)
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         words, tags = len(inputs[0]), len(self.names_in(label))
@@ -146,7 +146,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return encoded
 
     def align(
-        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
+        self, token_columns: Mapping[str, str], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
     ) -> dict[str, list[Any]]:
         words = [encoded.word_ids(row) for row in range(len(columns["tokens"]))]
         return spread(token_columns, columns, words, [len(row) for row in columns["tokens"]])
