@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,16 @@ from PIL import Image
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.images import check_image, check_images, folder_sha256, read_image
 from attendrop.tasks.splits import hold_out
-from attendrop.tasks.table import write_skipped
+from attendrop.tasks.table import BadRows, write_skipped
 
 
-def load(train: Path, *, skip: bool = False) -> TaskData:
+def load(train: Path, *, skip: bool = False, **options: Any) -> TaskData:
     columns = {"text_columns": ["image"], "label_column": "label", "label_type": "image-class"}
-    return load_files(train_file=train, **columns, skip_bad_rows=skip)
+    return load_files(train_file=train, **columns, skip_bad_rows=skip, **options)
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ PROBLEMS = {
     "right/gone.png": "the file cannot be read (No such file or directory)",
     "right/page.jpg": "the image cannot be read (it is no image of a known format)",
     r"right/\udcff.png": "the name of the file is not in UTF-8",
-    "stray.png": "the image is in no folder of a class",
+    "stray.png": "the image has no class, by a label or by its folder",
 }
 
 
@@ -133,6 +135,23 @@ def test_a_file_has_paths_beside_it_or_absolute_ones(photos: Path) -> None:
     (photos / "all.csv").write_text("path,kind\nleft/none.png,a\n,b\n")
     with pytest.raises(AttendropError, match=r"all.csv, line 2, column 'path': the file cannot be read \(No such"):
         load_files(train_file=photos / "all.csv", text_columns=["path"], label_column="kind")
+
+
+def test_names_of_folders_are_read_as_they_are_and_mapped(photos: Path, tmp_path: Path) -> None:
+    (photos / "left").rename(photos / " left")
+    (tmp_path / "map.csv").write_text("label,meaning\nright,west\n left,east\nleft,east\n")
+    data = load(photos, label_map=tmp_path / "map.csv")
+    assert data.task.label_names == ("east", "west") and len(paths(data)) == 8
+
+
+def test_columns_that_are_kept_have_paths_as_they_stand_in_the_file(photos: Path) -> None:
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    (photos / "all.csv").write_text("\n".join(["path,note", *(f"{name},x" for name in [*names, "gone.png"])]))
+    head = ImageClassification(("left", "right"))
+    bad = BadRows(skip=True)
+    (chunk,) = stream_file(photos / "all.csv", text_columns=["path"], head=head, size=99, bad=bad)
+    assert chunk.table is not None and chunk.table.rows == [[name, "x"] for name in names]
+    assert chunk.columns["image"] == [str(photos / name) for name in names] and len(bad.skipped) == 1
 
 
 def test_the_hash_of_a_folder_is_that_of_its_images(photos: Path, tmp_path: Path) -> None:

@@ -79,10 +79,28 @@ def test_the_last_values_of_a_column_are_held_out() -> None:
     assert hold_out_values(rows, "day", days, 0.25)[1]["index"][:] == [4, 5]
     with pytest.raises(AttendropError, match=r"such as '28/09/2024', whose order is not clear"):
         hold_out_values(rows, "day", ["28/09/2024", "30/11/2023", ""] * 3 + [""], 0.25)
+    weeks = ["week 9"] * 4 + ["week 11"] * 2 + ["N/A"] * 2 + ["nan"] * 2  # by number, and words for nothing are none
+    assert hold_out_values(rows, "week", weeks, 0.25)[1]["index"][:] == [4, 5]
+    for unclear in (["1/2024", "12/2023"], ["Dec 2023", "Apr 2024"], ["May", "June"]):
+        with pytest.raises(AttendropError, match=f"such as '{unclear[0]}', whose order is not clear; write them as"):
+            hold_out_values(rows, "month", unclear * 5, 0.25)
+    for mixed, other in ((["1", "2", "soon"], "soon"), (["2024-01-02", "2024-01-03", "Monday"], "Monday")):
+        with pytest.raises(AttendropError, match=f"and '{other}', so that their order is not clear"):
+            hold_out_values(rows, "day", [*mixed * 3, "1" if other == "soon" else mixed[0]], 0.25)
     with pytest.raises(AttendropError, match="single value, 'x'"):
         hold_out_values(rows, "month", ["x"] * 10, 0.25)
     with pytest.raises(AttendropError, match=r"such as '01\.02\.2026', whose order is not clear"):
         hold_out_values(rows, "day", ["01.02.2026", "3.1.2026 10:00"] * 5, 0.25)
+
+
+def test_held_out_values_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        hold_out_values(rows_of().select(range(10)), "month", ["1"] * 8 + ["2"] * 2, 0.25)
+        hold_out_values(rows_of().select(range(10)), "month", ["1"] * 2 + ["2"] * 8, 0.25)
+    assert [(each.levelname, each.message) for each in caplog.records] == [
+        ("INFO", "Held out by column month: '2' (2) of 10 rows."),
+        ("WARNING", "Held out by column month: '2' (8) of 10 rows; less than half are left to train on."),
+    ]
 
 
 def test_likeness_within_classes_and_between() -> None:

@@ -122,6 +122,10 @@ def _labels(found: Inspection) -> list[str]:
 def _rows(found: Inspection, model: str) -> list[str]:
     if not found.text_columns:
         return []
+    from attendrop.tasks.images import is_image  # loads NumPy
+
+    if all(is_image(str(name)) for name in found.table.column(found.text_columns[0])):
+        return []  # paths, of which nothing is read
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]

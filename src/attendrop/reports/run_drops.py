@@ -28,10 +28,12 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.registry import get_task
 from attendrop.tasks.splits import subset
 from attendrop.tasks.table import BadRows
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.training.labelled_data import ColumnCollator
+from attendrop.wording import counted
 
 # Rows of a step that is repeated: small, so that there are many steps.
 BATCH_SIZE = 8
@@ -154,6 +156,11 @@ def _file_columns(
     texts = source.text_columns or config.text_columns or default_columns(file)[0]
     if not texts:
         raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
+    trained_on = config.text_columns or (get_task(config.task).text_columns if config.task else texts)
+    if len(head.inputs_of(len(texts))) != len(head.inputs_of(len(trained_on))):
+        raise AttendropError(
+            f"The run was trained on {counted(len(trained_on), 'text column')}, not on {len(texts)}; name as many."
+        )
     chunks = stream_file(file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
     chunk = next(chunks, None)
     if chunk is None:

@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HfUriError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HfUriError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+)
+from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 
 from attendrop.errors import AttendropError
+from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.run_file import RUN_FILE
@@ -38,6 +45,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     """
     check_finished(run_dir)
     folder = Path(run_dir)
+    if is_baseline(folder):
+        raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; export it instead.")
     if not keeps_model(folder):
         raise AttendropError(f"'{run_dir}' has no model; it was trained without keeping it.")
     files = sorted(path.name for path in own_files(folder) if path.name not in _STAYS)
@@ -58,6 +67,6 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
         said = error.server_message or str(error).splitlines()[0]
         hint = "; log in with `hf auth login`, or set HF_TOKEN" if error.response.status_code == 401 else ""
         raise AttendropError(f"the hub refused to take the model: {said}{hint}.") from None
-    except OSError as error:
+    except (OSError, ClientError) as error:
         raise AttendropError(f"the hub at {api.endpoint} is not reached: {error}.") from None
     return {"url": f"{api.endpoint}/{repo}", "files": files}

@@ -1,7 +1,7 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -134,6 +134,7 @@ def stream_file(
     rows.check_inputs({}, head)
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
+        written = dict(zip(table.index, table.rows, strict=True))  # paths of images as they stand in the file
         table = rows.with_texts(table, head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
@@ -142,7 +143,9 @@ def stream_file(
         if label_column is not None or (scored and not head.needs_labels):
             table = rows.with_labels(table, head)
         if table.rows:
-            yield Chunk(rows.columns(table, head, labelled=label_column is not None), table, head.unknown_names)
+            columns = rows.columns(table, head, labelled=label_column is not None)
+            kept = replace(table, rows=[written[index] for index in table.index])
+            yield Chunk(columns, kept, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:

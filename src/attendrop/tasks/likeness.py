@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,15 @@ from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.splits import divided, subset
+from attendrop.tasks.values import may_be_missing
+from attendrop.wording import counts_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from attendrop.tasks.base import Task
+
+logger = logging.getLogger(__name__)
 
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 # Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
@@ -63,48 +68,84 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
 
 
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
-    """Hold out the rows of whole values: the last in sorted order, such as the newest of dates; numbers by value.
+    """Hold out the rows of whole values: the last in order, such as the newest of dates; numbers by value.
 
     ``values`` has that of each row, of a column with a name for messages. Values are held out until their rows are
-    about the fraction.
+    about the fraction; empty ones and words for nothing, such as "n/a", are none. Texts are in alphabetical order,
+    numbers within them by value.
 
     Raises:
-        AttendropError: All rows have the same value; or values are dates in which the year is last, whose order is not
-            theirs as text, and of which 01/02 may be January or February.
+        AttendropError: All rows have the same value; or the order of values is not clear: dates in which the year is
+            last or the month is a word, or numbers or dates among which there are others.
     """
+    values = ["" if may_be_missing(value) else value for value in values]
     counts = Counter(values)
     if len(counts) < 2:
         raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
-    known = [value for value in counts if value.strip()]
-    if known and all(map(_YEAR_LAST.match, known)):
-        raise AttendropError(
-            f"shift-column '{column}' has dates such as {known[0]!r}, whose order is not clear; write them "
-            "as 2026-03-01."
-        )
-    held: set[str] = set()
-    for value in sorted(counts, key=_order(known), reverse=True)[:-1]:
-        taken = sum(counts[each] for each in held)
+    held: dict[str, int] = {}
+    for value in sorted(counts, key=_order(column, [value for value in counts if value]), reverse=True)[:-1]:
+        taken = sum(held.values())
         # Nearer to the fraction with this value than without it.
         if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
             break
-        held.add(value)
+        held[value] = counts[value]
+    many = sum(held.values()) > len(rows) / 2
+    left = "; less than half are left to train on" if many else ""
+    logger.log(
+        logging.WARNING if many else logging.INFO,
+        f"Held out by column {column}: {counts_of(held)} of {len(rows)} rows{left}.",
+    )
     return divided(rows, {row for row, value in enumerate(values) if value in held})
 
 
 _YEAR_FIRST = re.compile(r"\s*(\d{4})[-./](\d{1,2})(?:[-./](\d{1,2}))?\b(.*)")
-_YEAR_LAST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1\d{2,4}\b")
+_MONTH = (
+    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec"
+)
+_YEAR_LAST = re.compile(
+    rf"\s*(\d{{1,2}}([./-])\d{{1,2}}\2\d{{2,4}}|\d{{1,2}}[/-]\d{{4}})\b|.*\b({_MONTH})\b", re.IGNORECASE
+)
 
 
-def _order(values: Iterable[str]) -> Callable[[str], Any]:
-    """Return the key by which values are sorted, numbers and dates by value if all are; blank ones come first."""
-    dates = {value: _YEAR_FIRST.fullmatch(value) for value in values}
-    places: dict[str, Any] = {value: value for value in dates}
-    if all(dates.values()):
-        groups = {value: date.groups(default="0") for value, date in dates.items() if date is not None}
-        places = {value: (*map(int, date), rest) for value, (*date, rest) in groups.items()}
-    with suppress(ValueError):
-        places = {value: float(value) for value in dates}
+def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
+    """Return the key by which values are sorted, all of them numbers, dates or other texts; an empty one is first."""
+    forms: dict[str, Callable[[str], Any]] = {
+        "numbers": _number,
+        "dates": _date,
+        "dates in words or with the year last": _YEAR_LAST.match,
+    }
+    places: dict[str, Any] = {value: _natural(value) for value in values}
+    for form, read in forms.items():
+        found = {value: place for value in values if (place := read(value)) is not None}
+        if not found or 2 * len(found) < len(values):
+            continue
+        example = f"shift-column '{column}' has {form} such as {next(iter(found))!r}"
+        if read == _YEAR_LAST.match:
+            raise AttendropError(f"{example}, whose order is not clear; write them as 2026-03-01 or 2026-03.")
+        if other := next((value for value in values if value not in found), None):
+            raise AttendropError(f"{example}, and {other!r}, so that their order is not clear; correct or empty it.")
+        places = found
+        break
     return lambda value: (value in places, places.get(value))
+
+
+def _number(value: str) -> float | None:
+    with suppress(ValueError):
+        return number if math.isfinite(number := float(value)) else None
+    return None
+
+
+def _date(value: str) -> tuple[Any, ...] | None:
+    if (found := _YEAR_FIRST.fullmatch(value)) is None:
+        return None
+    *date, rest = found.groups(default="0")
+    return (*map(int, date), rest)
+
+
+def _natural(value: str) -> list[Any]:
+    """Divide a text into texts and the numbers between them."""
+    parts = re.split(r"(\d+)", value)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 @dataclass(frozen=True)

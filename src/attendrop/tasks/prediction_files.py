@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -96,8 +98,8 @@ class PredictionWriter:
             file.writelines(map(_sentence, rows))
             return
         if self.format == "txt":
-            for row in rows:
-                self.leave_out(row.get("index", self._lines))
+            for number, row in zip(columns["index"][:], rows, strict=True):
+                self.leave_out(number)
                 file.write(" ".join(str(_cell(row[self._answer])).split()) + "\n")
                 self._lines += 1
             return
@@ -134,6 +136,8 @@ class PredictionWriter:
         self._columns = columns
         if str(self.path) == STDOUT:
             file = sys.stdout
+            if isinstance(file, io.TextIOWrapper):
+                file.reconfigure(encoding="utf-8", newline="")
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self._unfinished.open("w", encoding="utf-8", newline="")
@@ -188,13 +192,18 @@ def _sentence(row: Mapping[str, Any]) -> str:
         raise AttendropError(
             f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
         )
-    lines = ("\t".join("_" if entry is None else str(entry) for entry in word) for word in zip(*values, strict=True))
+    lines = ("\t".join(map(_word, entries)) for entries in zip(*values, strict=True))
     return "\n".join(lines) + "\n\n"
+
+
+def _word(entry: Any) -> str:
+    """Write a word of a column file, in which tabs and line breaks would be columns and rows."""
+    return "_" if entry is None else " ".join(re.split(r"[\t\r\n]", str(entry)))
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
     """Return the format: by default the extension, and "csv" for "-"; raise AttendropError for an unknown one."""
-    found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix("."))
+    found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix(".").lower())
     if not found:
         raise AttendropError(f"the output {str(path)!r} has no extension; name it .{', .'.join(FORMATS)}.")
     if found not in FORMATS:

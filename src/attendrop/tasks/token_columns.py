@@ -20,7 +20,10 @@ _FORMS = {
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
 # Columns of data sets on the way to the model, of which none can be a column for tokens.
-TAKEN = (*("label", "index", "place"), *("input_ids", "attention_mask", "token_type_ids", "labels", "length"))
+TAKEN = (
+    *("label", "index", "place", "document", "sha256", "shift_values", "word_starts", "word_labels"),
+    *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels", "length"),
+)
 
 
 def numbers_problem(kind: str) -> Callable[[Any], str | None]:

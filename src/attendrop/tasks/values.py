@@ -236,6 +236,11 @@ def choice_number(label: Any) -> int | None:
     return number if number >= 0 else None
 
 
+def may_be_missing(text: str) -> bool:
+    """Tell whether a text is blank, or a word for what is not there, such as "n/a" or "nan"."""
+    return text.strip().casefold() in _MISSING | {"", "nan", "nat"}
+
+
 def is_missing(value: Any) -> bool:
     """Tell whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.file_formats import IMAGE
 from attendrop.tasks.heads.base import Columns, Tokenizer
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.images import check_image, check_images, class_folders, is_image, read_image
@@ -104,8 +105,11 @@ logits = model(**inputs).logits"""
     @classmethod
     def located(cls, table: Table, columns: Sequence[str]) -> Table:
         """Resolve paths, which are relative to the file's folder, against the working directory; check the images."""
-        folder = table.path if table.path.is_dir() else table.path.parent
-        table = table.mapped(columns[0], lambda name: name if text_problem(name) else str(folder / name.strip()))
+        listed = table.path.is_dir()  # then names are exact
+        folder = table.path if listed else table.path.parent
+        table = table.mapped(
+            columns[0], lambda name: name if text_problem(name) else str(folder / (name if listed else name.strip()))
+        )
         check_images([path for path in table.column(columns[0]) if cls._name_problem(path) is None])
         return table
 
@@ -130,8 +134,8 @@ logits = model(**inputs).logits"""
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
-        """Refuse images beside the folders of classes."""
-        return "the image is in no folder of a class" if value is None else value_problem(value)
+        """Refuse images without a label, such as those beside the folders of classes."""
+        return "the image has no class, by a label or by its folder" if value is None else value_problem(value)
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
@@ -143,7 +147,8 @@ logits = model(**inputs).logits"""
         """
         source = tables["train"]
         if source.path.is_dir():
-            folders, found = class_folders(source.path), set(source.column(column))
+            paths = [Path(path).relative_to(source.path) for path in source.column(IMAGE)]
+            folders, found = class_folders(source.path), {path.parts[0] for path in paths}
             if found <= _SPLITS and len(found) > 1:
                 raise AttendropError(
                     f"{source.path} has the folders {', '.join(folders)}, which are no classes; give them one by one, "

@@ -91,7 +91,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     @staticmethod
     def value_problem(value: Any) -> str | None:
         """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
-        if is_missing(value):
+        if is_missing(value) or written(value).strip().lower() == "nan":
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
             return f"{value!r} is no list of labels"
