@@ -12,6 +12,7 @@ from helpers import tiny
 
 from attendrop.methods.core.registry import build_method, method_names
 from attendrop.runs.config import RunConfig
+from attendrop.studies.comparison import Comparison
 from attendrop.studies.setting_search import (
     LEARNING_RATE_FACTORS,
     SELECTION_FRACTION,
@@ -80,6 +81,16 @@ def test_settings_are_around_what_the_data_decided_of_the_default(config: RunCon
     changed = [trial.setting.options for trial in found[1:] if trial.setting.options]
     assert {options["attribution"] for options in changed} == {"recorded"}
     assert len({options["p"] for options in changed}) > 1
+
+
+def test_options_are_given_by_any_of_their_names(config: RunConfig) -> None:
+    given = [
+        MethodSetting("ad-drop+r-drop", {"ad_drop": {"p": 0.3}, "r-drop.alpha": 2.0}),
+        MethodSetting("ad_drop", {"cross-tuning": True}),
+    ]
+    _, both, alone = Comparison(config=config, methods=given).methods
+    assert (both.method, both.options) == ("ad-drop+r-drop", {"ad-drop.p": 0.3, "r-drop.alpha": 2.0})
+    assert (alone.method, alone.options) == ("ad-drop", {"cross_tuning": True})
 
 
 def test_settings_of_a_method_keep_what_they_differ_in(config: RunConfig) -> None:

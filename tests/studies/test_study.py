@@ -78,13 +78,26 @@ def test_paths_may_name_environment_variables(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     found = content(folder)
-    found["data"][0]["train_file"] = "$PLACE_OF_DATA/train.csv"
+    found["data"][0] |= {"train_file": "$PLACE_OF_DATA/train.csv", "label_map": None}
+    found["models"] = "$PLACE_OF_DATA/model"
     file = write(tmp_path / "study.yaml", found)
     monkeypatch.setenv("PLACE_OF_DATA", str(folder))
-    assert read_study(file).units[0].config.train_file == str(folder / "train.csv")
+    config = read_study(file).units[0].config
+    assert (config.train_file, config.model) == (str(folder / "train.csv"), str(folder / "model"))
     monkeypatch.delenv("PLACE_OF_DATA")
-    message = "'$PLACE_OF_DATA/train.csv', but PLACE_OF_DATA is not set"
+    message = "'$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+
+
+def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tmp_path: Path) -> None:
+    """Whose runs have the same seed, so that no answer could be made of both."""
+    written = {"name": "r-drop", "options": {"alpha": [2, 2.0], "reduction": "mean"}}
+    methods = [{"name": "finetune", "label": "plain"}, "r-drop", {"name": "r-drop", "options": {"alpha": 1}}, written]
+    study = read_study(write(tmp_path / "study.yaml", content(folder, methods=methods, seeds=1)))
+    assert [(unit.method, unit.options.get("alpha")) for unit in study.units] == [
+        *(("finetune", None), ("r-drop", 1.0), ("r-drop", 2)),
+    ]
+    assert study.reference == "plain"
 
 
 def test_settings_of_a_grid_of_data_are_named_by_them(folder: Path, tmp_path: Path) -> None:
@@ -113,6 +126,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
     ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is no text: 5; quote it."),
     ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
+    ({"reference": ["finetune"]}, "a reference that is none of its methods, ['finetune']."),
+    ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is no text: ['finetune', 'r-drop']"),
+    ({"models": [["minilm"]]}, "a model that is no name: ['minilm']."),
+    ({"data": [{"train_file": "a.csv", "text_columns": [["a"]]}]}, "must be names, comma-separated"),
     ({"reference": "finetun"}, "a reference that is none of its methods, 'finetun'. Did you mean 'finetune'?"),
     ({"baselines": "frozen", "reference": "frozen"}, "none of its methods, 'frozen'. Choose from: finetune, r-drop"),
     (

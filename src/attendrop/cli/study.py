@@ -30,9 +30,14 @@ def study(
 
     folder = Path(output_dir or f"runs/{Path(file).stem}")
     if dry_run:
-        runs = [(each.name, unit) for each in found.settings for unit in each.units]
+        runs = [(each, unit) for each in found.settings for unit in each.units]
         listed = [
-            {"setting": name, "method": method_label(unit.described()), "seed": unit.config.seed} for name, unit in runs
+            {
+                "setting": each.name,
+                "method": each.labels.get(unit.key()) or method_label(unit.described()),
+                "seed": unit.config.seed,
+            }
+            for each, unit in runs
         ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
         show(listed, "\n".join([*lines, f"{len(found.units)} runs"]), quiet=quiet, as_json=as_json)

@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_origin
@@ -79,6 +79,8 @@ def at_least(least: int, bits: int = 31) -> Range:
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Read names, which may be one text, comma-separated, of which some are quoted; an empty text has none."""
     if not isinstance(given, str):
+        if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
+            raise AttendropError(f"{given!r} must be names, comma-separated.")
         return tuple(given)
     return tuple(part.strip() for part in next(csv.reader([given], skipinitialspace=True))) if given else ()
 

@@ -68,7 +68,7 @@ def _settings(
     name: str, value: str | Sequence[str | Method | MethodSetting] | Method | MethodSetting | None
 ) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning first; refuse what would be compared with itself."""
-    from attendrop.methods.core.registry import build_method
+    from attendrop.methods.core.registry import build_method, spelled_options
     from attendrop.studies.setting_search import MethodSetting
 
     found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
@@ -80,7 +80,7 @@ def _settings(
             continue
         if method in built:
             raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
-        found.append(replace(setting, method=method.name))
+        found.append(replace(setting, method=method.name, options=spelled_options(method.name, setting.options)))
         built.append(method)
     return tuple(found)
 

@@ -140,8 +140,8 @@ def work(connection: Connection, log: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with log.open("wb") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
+        for number in (1, 2):  # standard output and error, which may be closed
+            os.dup2(file.fileno(), number)
     lock = threading.Lock()
 
     def send(message: Message) -> None:

@@ -139,9 +139,15 @@ class _Reader:
         for _, options, _ in points if self.check_data else ():
             _check_files(options)
         # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
-        labels = {label: None for _, _, methods in points for label in self.labels(methods, baselines)}
-        reference = content.get("reference", REFERENCE)
-        if "reference" in content and reference not in labels:
+        labels = {
+            label: method.name
+            for _, _, methods in points
+            for label, method in zip(self.labels(methods, baselines), methods, strict=True)
+        }
+        plain = [label for label, name in labels.items() if name == REFERENCE]
+        default = plain[0] if len(plain) == 1 else REFERENCE  # by what the file calls it
+        reference = content.get("reference", default)
+        if "reference" in content and (not isinstance(reference, str) or reference not in labels):
             told = suggestion(str(reference), tuple(labels))
             raise self.error(f"has a reference that is none of its methods, {reference!r}.{told}")
         settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
@@ -169,17 +175,22 @@ class _Reader:
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
         found = convert_option(self.path, name, value)
-        return self.place(found) if name in _PATHS else found
+        if name not in _PATHS or found is None:
+            return found
+        return ",".join(str(file.absolute()) for file in files_of(self.expanded(found)))
 
-    def place(self, given: str) -> str:
-        """Return an absolute path, with environment variables replaced by their values."""
+    def expanded(self, given: str) -> str:
+        """Replace environment variables by their values."""
         found = os.path.expandvars(given)
         if unset := re.search(r"\$\{?(\w+)", found):
             raise self.error(f"names '{given}', but {unset[1]} is not set; set it to the folder.")
-        return ",".join(str(file.absolute()) for file in files_of(found))
+        return found
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
-        models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]
+        given = _listed(content.get("models") or "minilm")
+        if wrong := next((name for name in given if not isinstance(name, str)), None):
+            raise self.error(f"has a model that is no name: {wrong!r}.")
+        models = map(self.expanded, given)
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
 
     def methods(self, entries: Any) -> list[_MethodEntry]:
@@ -203,6 +214,8 @@ class _Reader:
         self.check_keys("methods", given, ("name", "label", "options"))
         if "name" not in given:
             raise self.error("has a method without a name.")
+        if not isinstance(given["name"], str):
+            raise self.error(f"has a method whose name is no text: {given['name']!r}; write an entry for each method.")
         label = given.get("label", "")
         if not isinstance(label, str):
             raise self.error(f"has a label that is no text: {label!r}; quote it.")
@@ -235,12 +248,21 @@ def _setting(
     baselines: Sequence[str],
     seeds: Sequence[int],
 ) -> Setting:
+    from attendrop.methods.core.registry import labelled_method
+
     units: dict[str, Unit] = {}
     labels: dict[str, str] = {}
     for seed in dict.fromkeys(seeds):
+        called: dict[str, Unit] = {}
         for method in methods:
             config = RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir="")
             unit = Unit(with_evaluation(config))
+            label = method.label or labelled_method(config.method, config.options)
+            same = called.setdefault(label, unit)
+            if same.config.regularizer != config.regularizer:
+                raise AttendropError(f"The study has two methods that are called {label!r}; give one a 'label'.")
+            if same is not unit:
+                continue  # written otherwise, such as 1 and 1.0
             units[unit.key()] = unit
             if method.label and labels.setdefault(unit.key(), method.label) != method.label:
                 names = f"'{labels[unit.key()]}' and '{method.label}'"

@@ -128,6 +128,16 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def spelled_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names that :func:`flat_options` has for them; names are those of :func:`build_method`."""
+    methods = name.split("+")
+    spelled = {
+        method: {option.replace("-", "_"): value for option, value in own.items()}
+        for method, own in split_options(name, methods, given).items()
+    }
+    return flat_options(spelled) if len(methods) > 1 else spelled[name]
+
+
 def labelled_method(name: str, options: Mapping[str, Any]) -> str:
     """Name a method with the options that it was given, such as "METHOD p=0.9"; with all, if it is not known here."""
     try:
