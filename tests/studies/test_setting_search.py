@@ -86,7 +86,7 @@ def test_settings_are_around_what_the_data_decided_of_the_default(config: RunCon
 def test_options_are_given_by_any_of_their_names(config: RunConfig) -> None:
     given = [
         MethodSetting("ad-drop+r-drop", {"ad_drop": {"p": 0.3}, "r-drop.alpha": 2.0}),
-        MethodSetting("ad_drop", {"cross-tuning": True}),
+        MethodSetting("ad-drop", {"cross-tuning": True}),
     ]
     _, both, alone = Comparison(config=config, methods=given).methods
     assert (both.method, both.options) == ("ad-drop+r-drop", {"ad-drop.p": 0.3, "r-drop.alpha": 2.0})

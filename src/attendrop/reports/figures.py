@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# As in templates/page.css.
+# Text, lines and the first two of a series as in templates/page.css.
 TEXT, MUTED, LINE = "#1b1f24", "#59636e", "#d1d6dc"
 SERIES = ("#0b62b5", "#c4480c", "#1f7d4d", "#8a3ab9", "#a16a00", "#007a87", "#b3186b", "#5b6470")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
