@@ -128,7 +128,7 @@ class Scaled(Plan):
 
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
         given = self.weights.get(call.layer.key)
-        return None if given is None else AttentionEdit(replace=given * self.factor)
+        return None if given is None else AttentionEdit(weights=lambda _: given * self.factor)
 
 
 ALL = [

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from helpers import zoo
 from helpers.plans import passed
@@ -21,10 +20,7 @@ class Factors(Plan):
 
     def __init__(self, factors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.factors = factors
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.factors
+        self.factors = self.layer_keys = factors
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         return AttentionEdit(weights=lambda weights: weights * self.factors[call.layer.key])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ class AttentionComputation:
             edit.values(self.value)
         weights = None
         if self._needs_weights(edit):
-            weights = edit.drop_weights(edit.softmax(partial(self._weights, edit), self.value.dtype), self.dropout)
+            weights = edit.drop_weights(self._weights(edit), self.dropout)
             output = weights @ self.value
         elif edit.constant:
             output = self._uniform() @ self.value
@@ -75,8 +74,8 @@ class AttentionComputation:
 
         On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
         """
-        if edit.needs_weights or edit.constant:
-            return edit.needs_weights or self.dropout > 0
+        if edit.weights is not None or edit.constant:
+            return edit.weights is not None or self.dropout > 0
         return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
 
     def _fused(self, drop: Tensor | None) -> Tensor:

@@ -97,16 +97,6 @@ def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     return call_all
 
 
-def read_by_all(functions: Sequence[Callable[..., Any]]) -> Callable[..., None]:
-    """Call functions that only read the same tensors, one after the other."""
-
-    def call_all(*tensors: Tensor) -> None:
-        for function in functions:
-            function(*tensors)
-
-    return call_all
-
-
 class _Edit:
     """Base class of edits, whose fields have the default where nothing is changed.
 
@@ -132,8 +122,6 @@ class AttentionEdit(_Edit):
         drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
             whose valid keys are all dropped attends to all of them equally.
         weights: Function that replaces the attention weights, after softmax and the model's own dropout.
-        replace: Attention weights to use; none are then computed, and the model's own dropout does not act. It excludes
-            ``drop``, ``weights``, ``constant`` and ``dropout``, which would have no effect (AttendropError).
         constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
         output: Function that replaces the outputs of the heads, ``(batch, query, heads, dim)``, before the output
@@ -145,11 +133,11 @@ class AttentionEdit(_Edit):
     """
 
     combine: ClassVar = {"drop": partial(reduce, torch.logical_or), "constant": any, "draws": itemgetter(0)}
-    combine |= dict.fromkeys(("weights", "output", "inputs"), chain) | {"values": read_by_all}
+    combine |= dict.fromkeys(("weights", "output", "inputs"), chain)
+    combine |= {"values": lambda functions: lambda values: [function(values) for function in functions]}
 
     drop: Tensor | None = None
     weights: Callable[[Tensor], Tensor] | None = None
-    replace: Tensor | None = None
     constant: bool = False
     output: Callable[[Tensor], Tensor] | None = None
     inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
@@ -157,25 +145,8 @@ class AttentionEdit(_Edit):
     dropout: float | None = None
     draws: DropoutDraws | None = None
 
-    def __post_init__(self) -> None:
-        others = [name for name in ("drop", "weights", "dropout") if getattr(self, name) is not None]
-        others += ["constant"] * self.constant
-        if self.replace is not None and others:
-            raise AttendropError(f"An edit with 'replace' cannot have {others[0]!r}, too: it would have no effect.")
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether the weights are read or replaced, so that they must be computed explicitly."""
-        return self.replace is not None or self.weights is not None
-
-    def softmax(self, compute: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the weights to use, or those that ``compute`` returns, before dropout."""
-        return compute() if self.replace is None else self.replace.to(dtype)
-
     def drop_weights(self, weights: Tensor, stock: Callable[[Tensor], Tensor] | float) -> Tensor:
         """Drop weights, by the model's own function or probability unless the edit sets one, and change them."""
-        if self.replace is not None:
-            return weights
         p = stock if self.dropout is None else self.dropout
         if callable(p):
             weights = p(weights)
@@ -218,7 +189,7 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for found in given for name in found):
         values = [found[name] for found in given if name in found]
-        if (name == "replace" and len(given) > 1) or (len(values) > 1 and name not in edits[0].combine):
+        if len(values) > 1 and name not in edits[0].combine:
             raise AttendropError(f"Two methods edit the same layer, and {name!r} does not combine; use one of them.")
         merged[name] = values[0] if len(values) == 1 else edits[0].combine[name](values)
     return type(edits[0])(**merged)

@@ -154,7 +154,7 @@ class _SoftmaxWatch(TorchFunctionMode):
         return tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
 
     def _softmax(self, function: Callable[..., Tensor], scores: Tensor, *args: Any) -> Tensor:
-        return self.edit.softmax(lambda: function(self._dropped(scores), *args), scores.dtype)
+        return function(self._dropped(scores), *args)
 
     def _dropped(self, scores: Tensor) -> Tensor:
         drop = self.edit.drop

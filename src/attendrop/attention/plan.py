@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -30,9 +30,11 @@ class Plan:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
             ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). A class or an instance declares what it
             defines.
+        layer_keys: Keys of the attention layers that :meth:`edit` is called for; None: all.
     """
 
     acts_on: frozenset[str] = frozenset()
+    layer_keys: Collection[str] | None = None
 
     def __init__(self) -> None:
         self._layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
@@ -45,7 +47,7 @@ class Plan:
 
     def wants(self, layer: AttentionLayer) -> bool:
         """Return whether :meth:`edit` is to be called for an attention layer; False saves describing the call."""
-        return "attention" in self.acts_on
+        return "attention" in self.acts_on and (self.layer_keys is None or layer.key in self.layer_keys)
 
     def block(self, block: Block) -> BlockEdit | None:
         """Return what to change at a block; None changes nothing."""
@@ -120,10 +122,7 @@ class ConstantAttention(Plan):
 
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__()
-        self.keys = set(keys)
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
+        self.layer_keys = set(keys)
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         return AttentionEdit(constant=True)

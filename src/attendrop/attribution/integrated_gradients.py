@@ -35,7 +35,7 @@ class ScaledPlan(GradientPlan):
     def edit(self, call: AttentionCall) -> AttentionEdit:
         edit, scaled = super().edit(call), self.recorded[call.layer.key] * self.alpha
         if self.units == "attention":
-            return replace(edit, replace=scaled)
+            return replace(edit, weights=lambda _: scaled)
         watch = edit.output
         assert watch is not None
         return replace(edit, output=lambda _: watch(scaled))

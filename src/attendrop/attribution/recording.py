@@ -51,12 +51,9 @@ class ObservePlan(Plan):
     ) -> None:
         super().__init__()
         self.draws = draws
-        self._requested = {layer.key for layer in attention_layers}
+        self.layer_keys = {layer.key for layer in attention_layers}
         self.receive = receive
         self.units = units
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self._requested
 
 
 class RecordPlan(ObservePlan):

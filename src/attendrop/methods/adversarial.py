@@ -20,7 +20,6 @@ from attendrop.extend import (
     AttendropError,
     AttentionCall,
     AttentionEdit,
-    AttentionLayer,
     Batch,
     ComputeLoss,
     Method,
@@ -256,10 +255,7 @@ class _PerturbedAttention(_Perturbed):
 
     def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
         super().__init__(given)
-        self.keys = keys
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
+        self.layer_keys = keys
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         self._valid[call.layer.key] = call.valid

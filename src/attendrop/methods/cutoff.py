@@ -256,11 +256,9 @@ class Cut(Plan):
     ) -> None:
         super().__init__()
         self.context, self.method, self.keys, self.received, self.view = context, method, keys, received, view
+        self.layer_keys = keys
         self.spans: dict[str, Tensor] = {}
         self._valid: dict[str, Tensor] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
 
     def edit(self, call: AttentionCall) -> None:
         """Record which positions hold tokens; attention is not edited."""

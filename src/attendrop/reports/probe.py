@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.isolation import evaluating
-from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import logits_of
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import gradient_attribution
@@ -186,11 +185,9 @@ class _DropRegion(Plan):
         signal: dict[str, list[tuple[int, int]]],
     ) -> None:
         super().__init__()
-        self.layer, self.attribution, self.rate, self.direction = layer, attribution, rate, direction
+        self.layer_keys = (layer,)
+        self.attribution, self.rate, self.direction = attribution, rate, direction
         self.key, self.signal = key, signal
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key == self.layer
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         if self.direction == "random":

@@ -167,10 +167,8 @@ class GeneratorPlan(Plan):
         super().__init__()
         self.policy = policy
         self.inputs = inputs
+        self.layer_keys = policy.layers
         self._course: Course | None = None
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.policy.layers
 
     def course(self, call: AttentionCall) -> Course:
         """Return the generator's course, created at the first layer that runs."""

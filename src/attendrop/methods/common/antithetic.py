@@ -44,8 +44,8 @@ class AntitheticPlan(RandomMaskPlan):
 
     def log_odds(self, key: str) -> Tensor:
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
-        assert isinstance(self.keys, Mapping)
-        found: Tensor = self.keys[key]
+        assert isinstance(self.layer_keys, Mapping)
+        found: Tensor = self.layer_keys[key]
         return found
 
     def make(self, call: AttentionCall) -> AttentionEdit:

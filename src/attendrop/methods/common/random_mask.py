@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
@@ -44,13 +43,10 @@ class RandomMaskPlan(Plan):
         self.context = context
         if keys is None:
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
-        self.keys = keys
+        self.layer_keys = keys
         self._make = make
         self._edits: dict[str, tuple[AttentionEdit, tuple[Tensor, tuple[int, ...]] | None]] = {}
         self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
