@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
 from helpers.plans import passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -461,7 +464,7 @@ def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture
     [
         ({"layers": 2}, "Give batches"),
         ({"layers": "auto", "pi": [0.1, 0.2, 0.3]}, "Give batches.*'auto'"),
-        ({"layers": ">=0.5"}, "this model has none"),
+        ({"layers": ">=0.5"}, "there is none here"),
         ({"layers": [3]}, "no layer 3; layers are 0 to 2"),
         ({"layers": 4, "pi": PI}, "only 3 layers"),
         ({"layers": 1, "pi": [0.5]}, "pi has 1 layer, the model 3"),
@@ -494,6 +497,32 @@ def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
     near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
 
 
+def test_what_is_computed_in_float32_stays_so_in_a_model_of_half_precision(tmp_path: Path) -> None:
+    """Rotary frequencies, on which long texts depend."""
+    model = zoo.from_class("ModernBertForSequenceClassification", MODERNBERT).to(torch.bfloat16).eval()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.float() * 1.001)
+    prune(model, [1]).save_pretrained(tmp_path)
+    kept = {name: value.dtype for name, value in load(tmp_path).model.named_buffers() if "inv_freq" in name}
+    assert kept and set(kept.values()) == {torch.float32}
+    stock_form = dict(load(tmp_path).to_stock().named_buffers())
+    assert {stock_form[name].dtype for name in kept} == {torch.float32}
+
+
+def test_a_model_that_a_trainer_prepared_computes_in_its_own_precision() -> None:
+    model = copy.deepcopy(stock("bert"))
+    expected = output(prune(model, [1]), batch_for("bert"))
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    near(output(prune(prepared, [1]), batch_for("bert")), expected, 0)
+
+
+@pytest.mark.parametrize("case", ["bert-mean", "bert-choice"])
+def test_models_of_classes_that_are_made_can_be_pickled(case: str) -> None:
+    for model in (stock(case), prune(stock(case), [1])):
+        near(output(pickle.loads(pickle.dumps(model)), batch_for(case)), output(model, batch_for(case)), 0)
+
+
 def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=r"has no config\.json"):
         load(tmp_path / "nowhere")
@@ -518,6 +547,18 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match="holds another model"):
         prune(stock("bert"), [1]).save_pretrained(tmp_path)
     near(output(load(tmp_path), batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
+
+
+def test_an_ordinary_model_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
+    stock("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["classifier.bias"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(AttendropError, match=r"not whole: classifier\.bias"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(AttendropError, match="cannot be loaded"):
+        load(tmp_path)
 
 
 def test_weights_of_another_model(tmp_path: Path) -> None:

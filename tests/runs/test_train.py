@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.inference import predict
+from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_file import preset
@@ -123,6 +123,13 @@ def test_run_that_was_killed_after_training_only_reports(
 
 
 PAPER = {"p": 0.3, "q": 0.3, "layers": "first", "direction": "high", "cross_tuning": True}
+
+
+def test_scores_of_mixed_precision_are_those_of_the_saved_model(folder: Path, tmp_path: Path) -> None:
+    numbers = str(tiny.write_csv(tmp_path / "numbers.csv", [0.5 + number % 7 for number in range(40)]))
+    config = tiny.config(folder, str(tmp_path / "run"), train_file=numbers, eval_file=numbers, bf16=True, max_steps=4)
+    metrics = train(config)
+    assert evaluate(str(tmp_path / "run"), Source(device="cpu"))["all_scores"] == metrics["all_scores"]["dev"]
 
 
 def test_preset_of_the_paper() -> None:

@@ -52,7 +52,7 @@ def attend(
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )
-        page = attention_page(folder.name, stages, shown, attribution)
+        page = attention_page(folder.absolute().name, stages, shown, attribution)
     with adding(folder, file):
         write_text(file, page)
     found: dict[str, Any] = {

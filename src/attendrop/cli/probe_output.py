@@ -67,13 +67,17 @@ def _plain(result: ProbeResult, score: float) -> dict[str, Any]:
     return about | {"loss": result.loss, "change": result.change, "low": low, "high": high}
 
 
+def _interval(result: ProbeResult) -> str:
+    return f"[{result.low:+.3f}, {result.high:+.3f}]" if finite(result.low) is not None else "(one row)"
+
+
 def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
     shown = min(rates, key=lambda rate: abs(rate - _SHOWN))
     scores = dict(zip(found.probe.by_place, found.scores, strict=True))
     losses, after = [["layer", "with signal", *DIRECTIONS]], [["layer", *DIRECTIONS]]
     for layer in dict.fromkeys(each.layer for each in found.probe.results):
         results = [found.probe.by_place[layer, shown, direction] for direction in DIRECTIONS]
-        changes = [f"{one.change:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in results]
+        changes = [f"{one.change:+.3f} {_interval(one)}" for one in results]
         losses.append([layer, f"{found.probe.rows_with_signal.get(layer, 0):.0%}", *changes])
         after.append([layer, *(f"{scores[layer, shown, direction]:.3f}" for direction in DIRECTIONS)])
     return [

@@ -102,9 +102,10 @@ def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict
     """
     generator = torch.Generator().manual_seed(0)
     if model.main_input_name == PIXELS:
-        size = model.config.image_size
+        config = getattr(model.config, "vision_config", model.config)
+        size = getattr(config, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
-        return {PIXELS: torch.randn(batch, model.config.num_channels, height, width, generator=generator)}
+        return {PIXELS: torch.randn(batch, config.num_channels, height, width, generator=generator)}
     length = min(length, _longest(model) or length)
     shape = (batch, choices, length) if _is_choice(model) else (batch, length)
     tokens = torch.randint(model.config.vocab_size, shape, generator=generator)

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attendrop.attention.interface import leave_masks_unchanged
+from attendrop.attention.isolation import in_full_precision
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import PRUNED_CONFIG
+from attendrop.files.model_files import PRUNED_CONFIG, first_line
 from attendrop.pruning.constant_attention import (
     HeldAttention,
     held_attention,
@@ -27,6 +28,7 @@ from attendrop.pruning.families import encoder_layers, encoder_layers_path, fami
 from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.serialization import (
     WEIGHTS,
+    cast,
     is_adapter,
     is_pruned,
     load_adapter,
@@ -67,7 +69,9 @@ class PrunedModel(nn.Module):
         self.num_layers = len(prunable_layers(masked))
         self.held = held_attention(masked) is not None
         self.fast = has_fast_form(masked) and not self.held
-        self.model: Any = copy.deepcopy(masked)
+        with in_full_precision(masked):  # also if a trainer has prepared it for autocast
+            self.model: Any = copy.deepcopy(masked)
+        vars(self.model).pop("_original_forward", None)
         if self.held:
             HeldAttention(self.model, self.layers)
         if self.fast:
@@ -94,9 +98,14 @@ class PrunedModel(nn.Module):
     def train(self, mode: bool = True) -> PrunedModel:
         """Raise AttendropError for ``mode=True``: a pruned model does not train."""
         if mode:
-            raise AttendropError("A pruned model does not train; train its to_stock(), and prune that.")
+            raise AttendropError(f"A pruned model does not train; {self.train_instead}.")
         super().train(False)
         return self
+
+    @property
+    def train_instead(self) -> str:
+        """What can be trained in its place, the end of a sentence."""
+        return "train the model that it came from" if self.held else "train its to_stock(), and prune that"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -119,7 +128,9 @@ class PrunedModel(nn.Module):
             )
         if not self.fast:
             return copy.deepcopy(self.model)
-        stock = type(self.model)(stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
+        stock = type(self.model)(stock_config(self.model.config))
+        cast(stock, self.model.dtype)
+        stock.to(self.model.device)
         found = self.model.state_dict()
         family, path = family_of(self.model), encoder_layers_path(self.model)
         for number in self.layers:
@@ -143,13 +154,13 @@ class PrunedModel(nn.Module):
         Raises:
             AttendropError: The folder holds another model.
         """
-        if not self.fast and not self.held:
+        folder, stock = Path(folder), not self.fast and not self.held
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / (PRUNED_CONFIG if stock else "config.json")).exists():
+            raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
+        if stock:
             self.model.save_pretrained(folder)
             return
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "config.json").exists():
-            raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
         config = {
             "architecture": type(self.model).__name__,
             "form": "fast" if self.fast else "held",
@@ -180,7 +191,13 @@ def load(folder: str | Path) -> Any:
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
         cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
-        return cls.from_pretrained(folder, use_safetensors=True).eval()
+        try:
+            model, info = cls.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+        except Exception as error:  # safetensors raises its own exception class
+            raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
+        if missing := sorted(info["missing_keys"]):
+            raise AttendropError(f"The weights in '{folder}' are not whole: {missing[0]}.")
+        return model.eval()
     config = read_json(folder / PRUNED_CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))

@@ -98,7 +98,7 @@ def prune(
     """
     selection = parse_selection(layers)
     if isinstance(model, PrunedModel):
-        raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
+        raise AttendropError(f"The model is pruned already; {model.train_instead}.")
     attention_layers = prunable_layers(model)
     batches = None if batches is None else list(batches)
     if selection.auto and score is None:
@@ -283,8 +283,8 @@ def _drop_fractions(
 ) -> list[float]:
     if pi is None:
         raise AttendropError(
-            "A threshold is on pi, the fraction of a layer that a method learnt to drop; this model has none. Prune by "
-            "count, or 'auto'."
+            "A threshold is on pi, the fraction of a layer that a method learnt to drop, and there is none here. Prune "
+            "by count, or 'auto'."
         )
     keys = [layer.key for layer in attention_layers]
     fractions = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))

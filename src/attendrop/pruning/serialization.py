@@ -53,7 +53,7 @@ def load_weights(model: Any, folder: Path) -> None:
     except Exception as error:  # safetensors raises its own exception class
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
     dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
-    model.to(next(iter(dtypes)))
+    cast(model, next(iter(dtypes)))
     found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
     loaded = {here[name].data_ptr() for name in weights if name in here}
@@ -61,6 +61,13 @@ def load_weights(model: Any, folder: Path) -> None:
     wrong += [name for name in weights if name not in here]  # load_state_dict overlooks those of removed projections
     if wrong:
         raise AttendropError(f"The weights in '{folder}' are not whole: {wrong[0]}.")
+
+
+def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert what is saved of a model to a type; what it computes, such as rotary frequencies, keeps its own."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def read_json(path: Path) -> dict[str, Any]:

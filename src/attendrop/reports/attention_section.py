@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -101,7 +102,9 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
             layers = list(texts[0].stages[0].layers)
             texts = [text.with_layers(layers[::-2][::-1]) for text in texts] if len(layers) > 1 else texts[:-1]
         length = page_length(folder.name, stages, [max(every, key=lambda text: text.tokens)])
-        command = f'attendrop attend {folder} "TEXT"{"" if length is None else f" --max-length {length}"}'
+        command = (
+            f'attendrop attend {shlex.quote(str(folder))} "TEXT"{"" if length is None else f" --max-length {length}"}'
+        )
         return _sentence(
             f"The page has no room left for the maps of the kept model. `{command}` makes a page of a text."
         )
@@ -176,7 +179,7 @@ def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: s
     rows = metrics["data"]["rows"]["train"]
     content = render(
         "kept_model.html",
-        folder=folder,
+        folder=shlex.quote(str(folder)),
         trained=f"{method_label(metrics)}, seed {metrics['seed']}, {rows} training rows",
         source=source,
         method=stages.method and method_in_words(stages.method),
@@ -205,11 +208,12 @@ def _how_to_keep(results: Results) -> str:
             continue
         run = tuned.get(setting.answer.use or "", next(iter(tuned.values())))
         if keeps_model(run):
-            command = f'attendrop attend {run} "TEXT"'
+            command = f'attendrop attend {shlex.quote(str(run))} "TEXT"'
             return f"No model was kept beside the runs, but `{command}` shows the attention of a run."
+        run_file = shlex.quote(str(run / RUN_FILE))
         return (
             "The runs kept their scores, not their models, whose attention could be shown; train one with `attendrop "
-            f'train --config {run / RUN_FILE} --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
+            f'train --config {run_file} --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
         )
     return (
         'No model was kept whose attention could be shown; `attendrop attend RUN "TEXT"` shows that of a run that kept '

@@ -111,7 +111,7 @@ def _of_model(name: str, method: Method, seed: int) -> Stages:
         model, tokenizer = loaded.model, loaded.tokenizer
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
-    stage = Stage(Path(name).name, note, model, drops)
+    stage = Stage(Path(name).absolute().name, note, model, drops)
     return Stages((stage,), tokenizer, head_of_model(model.config), None, None)
 
 

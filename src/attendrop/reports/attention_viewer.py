@@ -80,7 +80,7 @@ def show_texts(
             supported, or the method cannot act on it.
     """
     columns = _columns(stages, texts, pairs)
-    wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
+    wanted = max_length if max_length is not None else stages.max_length or DEFAULT_MAX_LENGTH
     limit = stages.head.length_limit(stages.tokenizer, wanted, columns)
     task = files_task(tuple(columns), stages.head).with_long_texts(_cut(stages))
     encoded = encode_columns(columns, task, stages.tokenizer, limit)
@@ -140,6 +140,8 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
     for text in (*texts, *pairs):
         problem = stages.head.text_problem(text)
+        if problem is None and any("\ud800" <= letter <= "\udfff" for letter in text):
+            problem = "it is not in UTF-8"
         if problem is not None:
             raise AttendropError(f"A text cannot be shown: {problem}.")
     given = [texts, *([pairs] if pairs else [])]

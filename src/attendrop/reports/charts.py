@@ -94,11 +94,13 @@ def scores(setting: ReportedSetting) -> Chart | str:
         axes = drawn.axes
         for place, row in enumerate(rows):
             axes.vlines(reference.mean, place - 0.15, place + 0.3, color=MUTED, linewidth=1, linestyle=":")
-            is_used, x = row.label == setting.answer.use, min(max(row.mean, low), high)
+            found = row.difference
+            mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
+            is_used, x = row.label == setting.answer.use, min(max(mean, low), high)
             color, fill, ends = SERIES[0] if is_used else MUTED, "full", ""
-            if x != row.mean:
+            if x != mean:
                 beyond, fill = True, "none"
-            elif (found := row.difference) is not None and math.isfinite(found.known.low):
+            elif found is not None and math.isfinite(found.known.low):
                 span = [reference.mean + end for end in (found.known.low, found.known.high)]
                 axes.plot(np.clip(span, low, high), [place, place], color=color, linewidth=3, alpha=0.5)
                 ends = f"[{number(span[0])}, {number(span[1])}]"

@@ -151,9 +151,10 @@ def picture_file(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[Any]:
     """Draw panels of ``Figure.subplots``, ``(rows, columns)``, and write them as a PNG file of a size in inches."""
-    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
-    yield figure.subplots(rows, columns, squeeze=False, **options)
-    save_figure(figure, path, format="png", dpi=150)
+    with _matplotlib().rc_context({name: _STYLE[name] for name in ("text.parse_math",)}):
+        figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
+        yield figure.subplots(rows, columns, squeeze=False, **options)
+        save_figure(figure, path, format="png", dpi=150)
 
 
 def run_title(metrics: Mapping[str, Any]) -> str:
@@ -243,7 +244,8 @@ def _columns(labels: Collection[str]) -> int:
 def shown(label: str) -> str:
     """Return a name as it can stand in a figure: short, on one line; matplotlib hides names that begin with ``_``."""
     text = clean(" ".join(label.split()))
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if len(text) > _LONGEST:  # names of settings differ at their ends
+        text = f"{text[: _LONGEST // 3]}…{text[_LONGEST // 3 + 1 - _LONGEST :]}"
     return f" {text}" if text.startswith("_") else text
 
 

@@ -121,7 +121,11 @@ def _compared(found: Answer) -> str:
         if labels
     ]
     numbers = sorted({row.n for row in rows})
-    seeds = "" if not numbers else f", with {'-'.join(map(str, numbers))} seed{'s' * (numbers[-1] > 1)} each"
+    seeds = (
+        ""
+        if not numbers
+        else f", with {' to '.join(map(str, numbers[:: len(numbers) - 1 or 1]))} seed{'s' * (numbers[-1] > 1)} each"
+    )
     return f"Compared: {' and '.join(named) or 'nothing'}{seeds}, by their {found.metric} on {found.scored_on}."
 
 
@@ -208,7 +212,7 @@ def _table(titles: Sequence[str], rows: list[list[TableCell]], caption: str, *, 
 def _cells(row: MethodRow) -> list[TableCell]:
     """Return the cells of a row in the order of ``COLUMNS``; an interval stays on one line."""
     found = row.difference
-    gain, low, ahead = (None,) * 3 if found is None else (found.mean.value, found.these_rows.low, found.ahead)
+    gain, low, ahead = (None,) * 3 if found is None else (found.mean.value, finite(found.these_rows.low), found.ahead)
     values = (row.label, row.n, row.mean if row.n else None, gain, low, row.p_holm, ahead, row.cost)
     texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in cells(row)[1:])
     return list(map(TableCell, (row.label, *texts), values))

@@ -231,6 +231,7 @@ class RunConfig:
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
     device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
+    """In training, and to choose an epoch; final scores are those of the saved weights, in their precision."""
     fp16: bool = option(False, "machine", "float16 mixed precision; needs a GPU.")
     on_data: InitVar[Callable[[RunConfig], object] | None] = None
     """Called with the options before the method is made, which loads PyTorch: to look at the data first."""

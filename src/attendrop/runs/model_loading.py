@@ -109,8 +109,8 @@ def refuse_untrainable(name: str) -> None:
         )
     if is_pruned(name):
         raise AttendropError(
-            f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
-            "that."
+            f"The model {name!r} is pruned and does not train; train the model that it came from, or save "
+            f"attendrop.load({name!r}).to_stock(), if it has one, and train that."
         )
 
 

@@ -267,7 +267,7 @@ def _recover(
             callbacks=list(callbacks),
         )
         trainer.train()
-        return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
+        return PrunedModel(masked.eval())
 
 
 def _scores(

@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 
 import attendrop
+from attendrop.attention.isolation import in_full_precision
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import to_device
 from attendrop.runs.data import Parts
@@ -142,8 +143,9 @@ def _score(run: ResolvedRun, trainer: RunTrainer, train: Dataset, rows: Dataset,
 
 
 def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
-    """Compute the outputs of the trained model for encoded rows, and its mean loss."""
-    with replaced_attribute(trainer, "compute_metrics", None):
+    """Compute the outputs of the trained model for encoded rows, and its mean loss, in the precision of its weights."""
+    assert trainer.model is not None
+    with replaced_attribute(trainer, "compute_metrics", None), in_full_precision(trainer.model):
         found = trainer.predict(rows)
     tokenizer: Any = trainer.processing_class
     outputs = task.head.row_outputs(np.asarray(found.predictions), columns_of(rows), tokenizer)

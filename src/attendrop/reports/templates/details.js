@@ -10,5 +10,7 @@
     }
   };
   addEventListener("hashchange", open);
+  // A second click on a link changes no hash.
+  addEventListener("click", (event) => event.target.closest("a[href^='#']") && setTimeout(open));
   if (location.hash) open();
 })();
