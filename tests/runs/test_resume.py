@@ -13,6 +13,7 @@ from helpers import tiny
 from helpers.forked import CONTEXT
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop.runs.config import RunConfig
 from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
 from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
@@ -92,6 +93,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "attendout": {"method": "attendout", "options": {"dropout_step": 7}},
     "patience": {"method": "mixout", "patience": 2, "learning_rate": 1e-4},
 }
+CHANGES_MUCH: dict[str, Any] = {"epochs": 4, "seed": 3, "learning_rate": 3e-2}  # the last epoch is not the best
 
 
 # Checkpoints by the clock, and runs that keep only their scores -------------------------------------------------------
@@ -116,6 +118,25 @@ def test_an_interrupted_run_has_the_same_scores_without_checkpoints_of_epochs(
     assert weights(tmp_path / "timed") == weights(tmp_path / "usual")
 
 
+def test_a_run_that_was_moved_ends_with_its_best_weights(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stopped after its last checkpoint, whose weights are not the best."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def config(output: str) -> RunConfig:
+        return tiny.config(shared, output_dir=str(tmp_path / output), **CHANGES_MUCH)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("attendrop.runs.train.score_model", interrupted)
+        train(config("stopped"))
+    (tmp_path / "stopped").rename(tmp_path / "moved")
+    assert train(config("moved"), resume=True)["best_epoch"] == train(config("whole"))["best_epoch"] < 4
+    assert weights(tmp_path / "moved") == weights(tmp_path / "whole")
+
+
 def test_the_time_before_a_resumption_counts() -> None:
     meter, given = Meter(), (TrainingArguments(use_cpu=True), TrainerState(), TrainerControl())
     meter.seconds_so_far = 1000.0  # as it is restored from a checkpoint
@@ -133,7 +154,7 @@ def test_a_short_run_writes_no_checkpoint_and_keeps_its_scores_only(shared: Path
         def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
             written.extend(os.listdir(str(args.output_dir)))
 
-    config = tiny.config(shared, output_dir=str(tmp_path / "timed"), epochs=4, seed=3, learning_rate=3e-2)
+    config = tiny.config(shared, output_dir=str(tmp_path / "timed"), **CHANGES_MUCH)
     metrics = train(config, keep_model=False, checkpoint_seconds=60, callbacks=[Listing()])
     assert not [name for name in written if name.startswith("checkpoint-")]
     assert sorted(os.listdir(tmp_path / "timed")) == ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
