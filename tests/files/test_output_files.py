@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output, disk_errors, write_text
@@ -19,6 +20,10 @@ def test_a_full_disk_is_told_whichever_library_meets_it(tmp_path: Path) -> None:
             raise OSError(errno.EDQUOT, "quota")
         except OSError as error:
             raise RuntimeError("cannot save") from error
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with pytest.raises(OSError, match=str(tmp_path)) as caught, disk_errors(tmp_path):
+            raise SafetensorError(f"Error while serializing: I/O error: ... (os error {number})")
+        assert caught.value.errno == number
     with pytest.raises(RuntimeError, match="something else"), disk_errors(tmp_path):
         raise RuntimeError("something else")
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,8 +17,8 @@ from typing import Any
 from attendrop.errors import AttendropError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Messages of safetensors, which has the reason, and of PyTorch, which only reports a failed write.
-_TOLD_OF_FULL_DISK = ("os error 28", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
+# Messages of PyTorch, which only reports a failed write.
+_TOLD_OF_FULL_DISK = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -52,7 +53,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """Convert errors of libraries that are due to a full disk to OSError, with a path."""
+    """Convert errors of libraries that are due to the disk, such as a full one, to OSError, with a path."""
     try:
         yield
     except OSError as error:
@@ -60,18 +61,23 @@ def disk_errors(place: Path) -> Iterator[None]:
             raise OSError(error.errno, error.strerror, str(place)) from error
         raise
     except Exception as error:  # safetensors' class has no other base
-        if _tells_of_full_disk(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)) from error
+        number = _disk_error(error)
+        if number is not None:
+            raise OSError(number, os.strerror(number), str(place)) from error
         raise
 
 
-def _tells_of_full_disk(error: BaseException | None) -> bool:
-    """Tell whether an error, or its cause, is due to a full disk."""
+def _disk_error(error: BaseException | None) -> int | None:
+    """Return the error number of the operating system that an error, or its cause, tells of; None: of none."""
     if error is None:
-        return False
-    told = isinstance(error, OSError) and error.errno in DISK_FULL
-    told = told or any(part in str(error) for part in _TOLD_OF_FULL_DISK)
-    return told or _tells_of_full_disk(error.__cause__ or error.__context__)
+        return None
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return error.errno
+    if found := re.search(r"os error (\d+)", str(error)):  # in messages of safetensors
+        return int(found[1])
+    if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
+        return errno.ENOSPC
+    return _disk_error(error.__cause__ or error.__context__)
 
 
 def sha256(path: Path) -> str:
