@@ -210,6 +210,12 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     run_comparison(replace(asked, seeds=2), workers=0)
     assert (best / "README.md").read_text() == "my own" and not (best / NEW_RUN).exists()
 
+    (best / NEW_RUN).mkdir()  # killed while this model was put in the place of another one
+    for name in ("run.json", "metrics.json"):
+        (best / name).rename(best / NEW_RUN / name)
+    run_comparison(replace(asked, seeds=2), workers=0)
+    assert (best / "metrics.json").stat().st_mtime_ns == finished and not (best / NEW_RUN).exists()
+
 
 def scores_in_card(best: Path, found: dict[str, Any]) -> str:
     """Check that the card has the comparison's score of the method that is kept; return of how many seeds it is."""

@@ -15,9 +15,10 @@ from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run
+from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run, replace_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
@@ -171,11 +172,14 @@ def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], fold
     """Train the recommended model on all rows; return the label of its row, and its folder."""
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
     place, rows = Path(wanted.config.output_dir), fingerprint(resolve_run(wanted.config).parts)
-    same = holds_run(place, wanted.config, rows, wanted.baseline)
-    if same and read_metrics(place) is not None:
-        clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
-    overwrite = not same and read_run(place) is not None
     try:
+        if (place / NEW_RUN).is_dir():  # its replacement may have been interrupted
+            with locked(place):
+                replace_run(place)
+        same = holds_run(place, wanted.config, rows, wanted.baseline)
+        if same and read_metrics(place) is not None:
+            clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
+        overwrite = not same and read_run(place) is not None
         if wanted.baseline is None:
             train(wanted.config, resume=same, overwrite=overwrite)
         else:
