@@ -235,6 +235,18 @@ def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: P
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
 
 
+def test_a_folder_in_which_a_run_died_before_its_first_step_is_as_an_empty_one(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "selection").mkdir()
+    for part in ("tensorboard", "selection/tensorboard"):
+        put(f"{part}/events.out.tfevents.1.host.2.0")(tmp_path)
+    config = tiny.config(folder, str(tmp_path), **PLAIN)
+    for resume, overwrite in ((False, False), (True, False), (False, True)):
+        check_folder(tmp_path, config, resume=resume, overwrite=overwrite)
+    put("selection/tensorboard/notes.txt")(tmp_path)
+    with pytest.raises(AttendropError, match="holds other files"):
+        check_folder(tmp_path, config, resume=False, overwrite=True)
+
+
 def test_a_checkpoint_whose_writing_was_cut_off_is_the_runs(folder: Path, run: Path) -> None:
     torn = run / "checkpoint-9"
     shutil.copytree(run / checkpoint(run), torn)

@@ -150,9 +150,15 @@ def foreign(path: Path, run: Mapping[str, Any]) -> list[str]:
     if path.is_dir() and name == SELECTION:
         return [f"{name}/{part}" for each in sorted(path.iterdir()) for part in foreign(each, {})]
     if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        return [f"{name}/{file.relative_to(path)}" for file in files if not file.name.startswith("events.out.tfevents")]
+        return _beside_events(path)
     return [name]
+
+
+def _beside_events(folder: Path) -> list[str]:
+    """List the files in TensorBoard's folder that are not TensorBoard's."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    theirs = [file for file in files if not file.name.startswith("events.out.tfevents")]
+    return [f"{folder.name}/{file.relative_to(folder)}" for file in theirs]
 
 
 def refuse_foreign(folder: Path, run: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -285,7 +291,10 @@ def check_folder(
 
 def _is_left_over(path: Path) -> bool:
     """Tell whether a file or folder may remain from a run that died before its first step."""
-    return path.name == LOCK or (path.name == SELECTION and path.is_dir() and not any(path.iterdir()))
+    if path.name == SELECTION and path.is_dir():
+        return all(_is_left_over(part) for part in path.iterdir())
+    # TensorBoard's files are made when training begins.
+    return path.name == LOCK or (path.name == TENSORBOARD and path.is_dir() and not _beside_events(path))
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
