@@ -228,7 +228,9 @@ def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: P
     record = json.loads((run / "run.json").read_text())
     record["config"]["report_to"] = "tensorboard"
     (run / "run.json").write_text(json.dumps(record))
-    put("tensorboard/events.out.tfevents.1.host.2.0")(run)
+    (run / "selection").mkdir()
+    for part in ("tensorboard", "selection/tensorboard"):
+        put(f"{part}/events.out.tfevents.1.host.2.0")(run)
     check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
     put("tensorboard/notes.txt")(run)
     with pytest.raises(AttendropError, match=r"did not write: tensorboard/notes.txt\."):

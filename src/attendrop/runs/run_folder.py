@@ -148,7 +148,8 @@ def foreign(path: Path, run: Mapping[str, Any]) -> list[str]:
 
         return [f"{name}/{file}" for file in unexpected_files(path)]
     if path.is_dir() and name == SELECTION:
-        return [f"{name}/{part}" for each in sorted(path.iterdir()) for part in foreign(each, {})]
+        own = {"config": run.get("config", {})}  # it holds checkpoints, and reports as the run does
+        return [f"{name}/{part}" for each in sorted(path.iterdir()) for part in foreign(each, own)]
     if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
         return _beside_events(path)
     return [name]
