@@ -34,6 +34,7 @@ from attendrop.runs.run_folder import (
     input_files,
     read_run,
     replace_run,
+    results,
     writable,
 )
 from attendrop.runs.seeds import train_seeds
@@ -239,11 +240,17 @@ def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: P
 
 def test_a_folder_in_which_a_run_died_before_its_first_step_is_as_an_empty_one(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "selection").mkdir()
-    for part in ("tensorboard", "selection/tensorboard"):
-        put(f"{part}/events.out.tfevents.1.host.2.0")(tmp_path)
+    partial = (".run.json.partial", ".run.yaml.partial")
+    events = [f"{part}/events.out.tfevents.1.host.2.0" for part in ("tensorboard", "selection/tensorboard")]
+    for name in (*partial, *events):
+        put(name)(tmp_path)
     config = tiny.config(folder, str(tmp_path), **PLAIN)
     for resume, overwrite in ((False, False), (True, False), (False, True)):
         check_folder(tmp_path, config, resume=resume, overwrite=overwrite)
+    with results(tmp_path):
+        assert (tmp_path / ".run.json.partial").exists()
+    assert not [name for name in partial if (tmp_path / name).exists()]
+    (tmp_path / "run.json").unlink()
     put("selection/tensorboard/notes.txt")(tmp_path)
     with pytest.raises(AttendropError, match="holds other files"):
         check_folder(tmp_path, config, resume=False, overwrite=True)

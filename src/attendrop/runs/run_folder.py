@@ -36,8 +36,9 @@ TENSORBOARD = "tensorboard"
 NEW_RUN = ".new-run"
 _RESULTS = ".results.partial"
 _DELETED = ".deleted"
+_PARTIAL = (f".{RUN}.partial", f".{RUN_FILE}.partial")
 # Files and folders that exist only while a process writes.
-_SCRATCH = (LOCK, NEW_RUN, _RESULTS, _DELETED, f".{RUN}.partial", f".{RUN_FILE}.partial")
+_SCRATCH = (LOCK, NEW_RUN, _RESULTS, _DELETED, *_PARTIAL)
 _FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
@@ -291,11 +292,12 @@ def check_folder(
 
 
 def _is_left_over(path: Path) -> bool:
-    """Tell whether a file or folder may remain from a run that died before its first step."""
+    """Tell whether a file or folder may remain from a run that died before its first step was recorded."""
     if path.name == SELECTION and path.is_dir():
         return all(_is_left_over(part) for part in path.iterdir())
     # TensorBoard's files are made when training begins.
-    return path.name == LOCK or (path.name == TENSORBOARD and path.is_dir() and not _beside_events(path))
+    of_tensorboard = path.name == TENSORBOARD and path.is_dir() and not _beside_events(path)
+    return of_tensorboard or path.name in (LOCK, *_PARTIAL)
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
@@ -369,7 +371,7 @@ def results(place: Path) -> Iterator[Path]:
         run = read_run(place) or {}
         found = digests(partial)
         refuse_foreign(place, run, found)
-        for name in found:  # of results that were moved in part
+        for name in (*found, *_PARTIAL):  # of results that were moved in part, and of a process that was killed
             (place / name).unlink(missing_ok=True)
         write_json(place / RUN, run | {"files": run.get("files", {}) | found})
         _move(partial, place)
