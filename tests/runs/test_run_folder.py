@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import locked
+from attendrop.runs.folder_lock import locked, new_folder
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import (
@@ -157,6 +158,36 @@ def test_the_lock_is_gone_with_a_killed_process(tmp_path: Path) -> None:
         with locked(tmp_path / "run"):
             pass
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+# New folders that appear when complete --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["current directory", "link", "mount", "missing"])
+def test_a_new_folder_may_be_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    place = tmp_path / "place"
+    if kind != "missing":
+        place.mkdir()
+        (place / ".unfinished" / "place").mkdir(parents=True)  # of a process that was killed
+    monkeypatch.chdir(place if kind == "current directory" else tmp_path)
+    if kind == "mount":
+
+        def busy(*_: Any) -> None:
+            raise OSError(errno.EBUSY, "busy")
+
+        monkeypatch.setattr("pathlib.Path.rmdir", busy)
+    (tmp_path / "link").symlink_to(place)
+    target = Path({"current directory": ".", "link": "link"}.get(kind, "place"))
+    with new_folder(target) as folder:
+        (folder / "a.txt").write_text("all")
+    assert content(place) == {"a.txt": b"all"} and target.exists()
+    assert kind == "mount" or os.listdir(place) == ["a.txt"]
+
+
+def test_a_link_to_nothing_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(AttendropError, match="which does not exist"), new_folder(tmp_path / "link"):
+        pytest.fail("the work is done")
 
 
 # Nothing is left of what was refused ----------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import disk_errors, share_permissions
+from attendrop.files.output_files import broken_link, disk_errors, share_permissions
 
 LOCK = ".lock"
+_UNFINISHED = ".unfinished"
 
 
 @contextmanager
@@ -77,12 +78,15 @@ def check_writable(folder: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to ``target`` at the end of the block; only one process may fill it.
 
-    After an exception, nothing is left. The remains of a killed process are deleted when the target is filled again.
+    Files are moved into a target that exists, and is empty: it may be a link, a mount or the current directory. After
+    an exception, nothing is left. The remains of a killed process are deleted when the target is filled again.
     """
     _check_new(target)
-    beside = target.with_name(f".{target.name}.unfinished")
-    with locked(beside):
-        staged = beside / target.name
+    real = target.resolve()
+    exists = real.exists()
+    workspace = real / _UNFINISHED if exists else real.with_name(f".{real.name}{_UNFINISHED}")
+    with locked(workspace):
+        staged = workspace / real.name
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
         try:
@@ -90,16 +94,22 @@ def new_folder(target: Path) -> Iterator[Path]:
                 yield staged
             share_permissions(staged)
             _check_new(target)
-            if target.exists():
-                target.rmdir()
-            staged.rename(target)
+            if exists:
+                for path in list(staged.iterdir()):
+                    path.rename(real / path.name)
+            else:
+                if real.exists():  # made meanwhile, and empty
+                    real.rmdir()
+                staged.rename(real)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     with suppress(OSError):  # the lock deletes only a folder that it made
-        beside.rmdir()
+        workspace.rmdir()
 
 
 def _check_new(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if (link := broken_link(target)) is not None:
+        raise AttendropError(link)
+    if target.exists() and (not target.is_dir() or any(path.name != _UNFINISHED for path in target.iterdir())):
         raise AttendropError(f"The output folder '{target}' is not empty; name a new one.")
     check_writable(target)
