@@ -458,15 +458,30 @@ def test_a_replacement_that_was_killed_at_any_point_is_completed(
 
 
 def test_the_command_line_says_how_to_go_on_with_a_replacement(
-    folder: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Until the new run is begun, --resume would mean the old one; of several seeds, until all are begun."""
+    shutil.copytree(run, run / "seed0")
+    shutil.copytree(run, run / "seed1")
+    begins: list[Path] = []
+
     def interrupted(*_: Any, **__: Any) -> None:
+        for place in begins:
+            (place / ".new-run").mkdir(exist_ok=True)
+            shutil.copyfile(place / "run.json", place / ".new-run" / "run.json")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("attendrop.runs.train.train", interrupted)
+    monkeypatch.setattr("attendrop.runs.seeds.train_seeds", interrupted)
     arguments = ["train", "--task", "rte", "--output-dir", str(run)]
-    assert cli.main([*arguments, "--overwrite"]) == 130
-    assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
+    for seeds, places in (("0", [run]), ("0,1", [run / "seed0", run / "seed1"])):
+        begins[:] = places[:-1]
+        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
+        assert "Run the same command again to replace what is in" in capsys.readouterr().err
+        begins[:] = places
+        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
+        assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
+    begins.clear()
     assert cli.main(arguments) == 130
     assert "with --resume to continue" in capsys.readouterr().err
 

@@ -81,7 +81,7 @@ def compare(
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, quiet=quiet)) as progress,
-        continued_by("Interrupted. The same command goes on where it stopped."),
+        continued_by(lambda: "Interrupted. The same command goes on where it stopped."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"
         outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -49,12 +49,12 @@ def messages(*, quiet: bool) -> Iterator[Console]:
 
 
 @contextmanager
-def continued_by(told: str) -> Iterator[None]:
-    """Let Ctrl-C end the command with a sentence that tells how to continue."""
+def continued_by(told: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C end the command with a sentence that tells how to continue, which depends on what was done."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(told) from None
+        raise Interrupted(told()) from None
 
 
 class _Handler(logging.Handler):

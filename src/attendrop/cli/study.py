@@ -51,7 +51,7 @@ def study(
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
-        continued_by(f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
+        continued_by(lambda: f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"
         report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -85,15 +86,25 @@ def train(
 
     from attendrop.cli.progress import TrainingProgress
     from attendrop.cli.training_summary import run_summary, seeds_summary
-    from attendrop.runs.seeds import train_seeds
+    from attendrop.runs.run_folder import last_begun
+    from attendrop.runs.seeds import seed_folder, train_seeds
     from attendrop.runs.train import train as train_run
 
-    instead = " instead of --overwrite" if overwrite else ""
-    again = f"Run the same command with --resume{instead} to continue from the last checkpoint in {run.output_dir}."
+    folder = Path(run.output_dir)
+    replaced = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
+    before = {each: last_begun(each) for each in replaced} if overwrite else {}
+
+    def again() -> str:
+        if any(began and last_begun(each) <= began for each, began in before.items()):  # --resume is of the old run
+            return f"Interrupted. Run the same command again to replace what is in {run.output_dir}."
+        options = "--resume instead of --overwrite" if overwrite else "--resume"
+        told = f"Interrupted. Run the same command with {options} to continue"
+        return f"{told} from the last checkpoint in {run.output_dir}."
+
     with (
         messages(quiet=quiet) as console,
         closing(TrainingProgress(console)) as progress,
-        continued_by(f"Interrupted. {again}"),
+        continued_by(again),
     ):
         watching = [] if quiet else [progress]
         if len(seeds) == 1:

@@ -112,6 +112,12 @@ def run_options(folder: Path) -> dict[str, Any]:
     return options
 
 
+def last_begun(folder: Path) -> int:
+    """Return when the record of the newest run in a folder was written, or of the one to replace it; 0 without any."""
+    records = [folder / RUN, folder / NEW_RUN / RUN]
+    return max((path.stat().st_mtime_ns for path in records if path.is_file()), default=0)
+
+
 def check_whole(folder: Path) -> None:
     """Raise AttendropError if a file of the run is missing without which its model might load as another one.
 

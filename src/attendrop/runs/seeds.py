@@ -52,7 +52,7 @@ def train_seeds(
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
     folder, writes = Path(config.output_dir), is_main_process()
-    configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
+    configs = [dataclasses.replace(config, seed=seed, output_dir=str(seed_folder(folder, seed))) for seed in seeds]
     with locked(folder) if writes else nullcontext():
         if writes:
             _check_summary(folder, replaces=resume or overwrite)
@@ -70,6 +70,11 @@ def train_seeds(
         if writes:
             _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Return the folder of the run with a seed."""
+    return folder / f"seed{seed}"
 
 
 class _AtTheStart(AfterFirstStep):
