@@ -117,6 +117,16 @@ def test_submission(name: str, logits: list[object], answers: list[str], tmp_pat
     assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
 
 
+def test_two_writers_of_one_file_do_not_mix_their_rows(tmp_path: Path) -> None:
+    path, outputs = tmp_path / "out.tsv", np.array([[0.0, 1.0]])
+    with PredictionWriter(path, get_task("cola")) as last, PredictionWriter(path, get_task("cola")) as first:
+        last.write({"index": [0]}, outputs)
+        first.write({"index": [1]}, outputs)
+        last.write({"index": [2]}, outputs)
+    assert path.read_text() == "index\tprediction\n0\t1\n2\t1\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.tsv"]
+
+
 def test_own_predictions(tmp_path: Path) -> None:
     logits = np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
     write_predictions(tmp_path / "a.csv", OWN_CLASSES, [0, 1], logits)
