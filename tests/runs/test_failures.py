@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from helpers import tiny
 from safetensors import SafetensorError
 
 from attendrop import cli
+from attendrop.cli import interrupts
 from attendrop.runs import export, prune  # noqa: F401 (so that none is first imported while a writer is patched)
 from attendrop.training.checkpoints import is_complete
 
@@ -170,6 +172,15 @@ if "end" in how:
     atexit.register(interrupt)
 sys.exit(main())
 """
+
+
+def test_a_program_that_was_started_to_ignore_interrupts_does() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupts.install()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("moment", "how"), [("typer", "converted"), ("torch", "twice, and at the end")])

@@ -301,6 +301,13 @@ def test_a_summary_of_another_tool_is_left(folder: Path, tmp_path: Path) -> None
     assert content(tmp_path) == {"summary.json": b'{"mine": 1}'}
 
 
+def test_runs_of_several_seeds_are_not_mixed_with_a_single_one(folder: Path, run: Path) -> None:
+    before = content(run)
+    with pytest.raises(AttendropError, match="holds a run of one seed; name another folder"):
+        train_seeds(tiny.config(folder, str(run), **PLAIN), [0, 1], overwrite=True)
+    assert content(run) == before
+
+
 def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Path) -> None:
     with locked(tmp_path / "seeds"), pytest.raises(AttendropError, match="is in use by process"):
         train_seeds(tiny.config(folder, str(tmp_path / "seeds"), **PLAIN), [0, 1])

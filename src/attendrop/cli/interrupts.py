@@ -28,8 +28,9 @@ class Interrupted(Exception):
 
 
 def install() -> None:
-    """End this program immediately on Ctrl-C."""
-    signal.signal(signal.SIGINT, _leave)
+    """End this program immediately on Ctrl-C, unless it was started to ignore it, as in the background of a script."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave)
 
 
 def interruptible() -> None:

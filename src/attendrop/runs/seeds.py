@@ -21,7 +21,7 @@ from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
-from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, refuse_foreign
+from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, read_run, refuse_foreign
 from attendrop.runs.run_trainer import AfterFirstStep
 from attendrop.runs.train import train
 
@@ -120,6 +120,8 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _check_summary(folder: Path, *, replaces: bool) -> None:
+    if read_run(folder) is not None:
+        raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
     found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
     refuse_foreign(folder, {"files": _files(folder)}, [RUN_FILE, SUMMARY])
     if found is not None and not replaces:
