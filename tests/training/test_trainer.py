@@ -398,6 +398,19 @@ def test_rotation_keeps_a_complete_checkpoint_at_every_moment(tmp_path: Path, mo
     ]
 
 
+def test_a_second_training_in_a_folder_keeps_its_own_checkpoints(tmp_path: Path) -> None:
+    """Those of the first have greater numbers."""
+    found = []
+
+    class Look(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            found.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
+
+    trained(tmp_path, max_steps=3, save_total_limit=1, **EVERY_STEP)
+    trained(tmp_path, max_steps=2, save_total_limit=1, callbacks=[Look()], **EVERY_STEP)
+    assert found == [["checkpoint-1"], ["checkpoint-2"]]
+
+
 def test_the_checkpoint_loads_with_stock_code_and_names_the_method(tmp_path: Path) -> None:
     final = trained(tmp_path, max_steps=2, **EVERY_STEP)
     loaded = type(zoo.build("bert")).from_pretrained(tmp_path / "checkpoint-2")

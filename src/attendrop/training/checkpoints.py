@@ -92,6 +92,22 @@ def delete_unfinished(output_dir: Path) -> None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
+def delete_oldest(newest: Path, limit: int | None, best: str | None) -> None:
+    """Delete checkpoints beside the newest so that at most ``limit`` are left, if any; the best one is kept.
+
+    Those with greater numbers than the newest are of an earlier run in the same folder, and the oldest.
+    """
+    if limit is None or limit <= 0:
+        return
+    numbered = _numbered(newest.parent)
+    last = next(number for number, folder in numbered if folder == newest)
+    kept = {newest} if best is None else {newest, Path(best)}
+    oldest_first = sorted(numbered, key=lambda each: (each[0] <= last, each[0]))
+    others = [folder for _, folder in oldest_first if folder not in kept]
+    for folder in others[: max(0, len(numbered) - max(limit, len(kept)))]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def is_complete(checkpoint: Path) -> bool:
     """Tell whether a checkpoint has all its files, as they were written."""
     try:
@@ -112,8 +128,7 @@ def unexpected_files(checkpoint: Path) -> list[str]:
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Find the complete ``OUTPUT_DIR/checkpoint-N`` with the greatest N; others are skipped with a warning."""
-    found = ((re.fullmatch(r"checkpoint-(\d+)", folder.name), folder) for folder in Path(output_dir).glob("*"))
-    numbered = [(int(match[1]), folder) for match, folder in found if match and folder.is_dir()]
+    numbered = _numbered(Path(output_dir))
     for _, folder in sorted(numbered, reverse=True):
         if is_complete(folder):
             return folder
@@ -169,6 +184,12 @@ def _manifest(checkpoint: Path) -> dict[str, Any]:
         return dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
+
+
+def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints in a folder, each with its number."""
+    found = ((re.fullmatch(r"checkpoint-(\d+)", folder.name), folder) for folder in output_dir.glob("*"))
+    return [(int(match[1]), folder) for match, folder in found if match and folder.is_dir()]
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
-from transformers.trainer_utils import EvalPrediction, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import EvalPrediction, TrainOutput
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors
@@ -24,6 +24,7 @@ from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
 from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.checkpoints import (
+    delete_oldest,
     delete_unfinished,
     last_checkpoint,
     load_method_state,
@@ -347,8 +348,7 @@ class RegularizedTrainer(TrainerHooks):
             raise
         if self._regularization is not None and self.args.should_save:
             delete_unfinished(checkpoint.parent)
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(checkpoint.parent), limit, best, use_mtime=False)
+            delete_oldest(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
         """Add the state of the method, the loss since it was last logged, and then the manifest."""
