@@ -12,7 +12,7 @@ from helpers.training import ALWAYS, Gradients, history, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Method, RDrop, RegularizedTrainer
+from attendrop import AttendOut, AttendropError, Method, RDrop, RegularizedTrainer
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -47,6 +47,13 @@ class FromEmbedded(RegularizedTrainer):
 class NotAtAll(RegularizedTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         return next(model.parameters()).square().sum()
+
+
+class OnItsOwn(RegularizedTrainer):
+    """Calls the model that is trained, whichever model it was given."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        return self.model(**inputs).loss
 
 
 class OwnStep(RegularizedTrainer):
@@ -113,6 +120,7 @@ def test_a_mean_over_the_micro_batch_accumulates_to_that_over_the_batch(
     [
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
+        (OnItsOwn, AttendOut(learner="policy_gradient", dropout_step=5), "without a call of the model"),
         (FromEmbedded, ALWAYS, "gives the model 'inputs_embeds', which the batch does not hold"),
         (OwnStep, ALWAYS, r"OwnStep\.training_step took a step without compute_loss"),
     ],

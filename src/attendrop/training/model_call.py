@@ -21,8 +21,8 @@ from attendrop.errors import AttendropError
 class ModelCall:
     """The call of a model within a function, to which a plan is passed, and its ``outputs``.
 
-    Calls without gradients, in a function that runs with gradients, are ignored. With a plan, or ``once``, a second
-    call is refused.
+    Calls without gradients, in a function that runs with gradients, are ignored. With a plan, or ``once``, there must
+    be a call, and no second one.
     """
 
     def __init__(self, plan: Plan | None, *, once: bool) -> None:
@@ -34,7 +34,7 @@ class ModelCall:
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
-        """Watch for the call within the block; raise AttendropError if there is a plan and none, or are several."""
+        """Watch for the call within the block; raise AttendropError if one is needed and there is none, or several."""
         hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave),
@@ -44,7 +44,7 @@ class ModelCall:
         finally:
             for hook in hooks:
                 hook.remove()
-        if self.plan is not None and not self._calls:
+        if self.once and not self._calls:
             raise AttendropError(_NOT_CALLED)
 
     def _enter(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
