@@ -97,15 +97,18 @@ def test_a_function_may_be_put_in_the_place_of_compute_loss(tmp_path: Path) -> N
     assert trainer.compute_loss is own
 
 
-@pytest.mark.parametrize(("method", "scaled"), [(RDrop(), None), (ALWAYS, False)])
+@pytest.mark.parametrize(("method", "scaled", "noise"), [(RDrop(), None, 0), (ALWAYS, False, 0), (None, None, 1e-10)])
 def test_a_mean_over_the_micro_batch_accumulates_to_that_over_the_batch(
-    method: Method | None, scaled: bool | None, tmp_path: Path
+    method: Method | None, scaled: bool | None, noise: float, tmp_path: Path
 ) -> None:
+    """Also one with noise, which differs from call to call."""
+
     class Mean(RegularizedTrainer):
         loss_is_scaled_for_ga = scaled
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
-            return weighted(model(inputs["input_ids"], inputs["attention_mask"]).logits, inputs["labels"] * 0)
+            logits = model(inputs["input_ids"], inputs["attention_mask"]).logits
+            return weighted(logits + noise * torch.randn_like(logits), inputs["labels"] * 0)
 
     found = []
     for size, micro in ((8, 1), (2, 4)):

@@ -120,12 +120,11 @@ class TrainerLoss:
             return False
         if self._ignores_num_items is None:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            with torch.no_grad(), forked_rng(model), evaluating(model):
-                counts = (torch.tensor(count, device=trainer.args.device) for count in (1, 2))
-                losses = [
-                    self.compute_loss(model, self._without_extra_columns(inputs), num_items_in_batch=count)
-                    for count in counts
-                ]
+            losses = []
+            for count in (1, 2):
+                with torch.no_grad(), forked_rng(model), evaluating(model):  # a random loss draws the same in both
+                    batch, number = self._without_extra_columns(inputs), torch.tensor(count, device=trainer.args.device)
+                    losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
             if not losses[0].isfinite() or losses[0] == 0:  # no label counts
                 return False
             self._ignores_num_items = torch.equal(losses[0], losses[1])
