@@ -12,7 +12,7 @@ from helpers.training import ALWAYS, Gradients, history, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, Method, RDrop, RegularizedTrainer
+from attendrop import AttendOut, AttendropError, ChildTuning, Method, RDrop, RegularizedTrainer
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -116,6 +116,20 @@ def test_a_mean_over_the_micro_batch_accumulates_to_that_over_the_batch(
         model = zoo.build("bert", dtype=torch.float64)
         found.append(step_of(Mean, tmp_path, method, model=model, max_grad_norm=0.0, **cut))
     zoo.assert_same(*found, 1e-8)
+
+
+@pytest.mark.parametrize("method", [AttendOut(dropout_step=1), ChildTuning(variant="D")])
+def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Method, tmp_path: Path) -> None:
+    found = []
+
+    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    for own in ({}, {"compute_loss_func": summed}):
+        trainer = made(RegularizedTrainer, tmp_path, method, max_steps=2, optim="sgd", **own)
+        trainer.train()
+        found.append(history(trainer, "loss") + history(trainer, "attendout/reward"))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class TrainerLoss:
 
     def evaluate(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Any]:
         """Compute the mean loss of a model on a batch outside of training, and its outputs."""
-        return self._loss_and_outputs(model, inputs, None, None)
+        return self._loss_and_outputs(model, inputs, None, self._number_of_items(inputs))
 
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
@@ -134,11 +134,33 @@ class TrainerLoss:
         """Copy a batch without the columns that the model does not read."""
         return {name: value for name, value in model_inputs(inputs).items() if name not in self.method.columns}
 
+    def _number_of_items(self, batch: Batch) -> Tensor | None:
+        """Count the items of a batch outside of training; None for a loss that needs no number, or cannot have one.
+
+        The stock trainer counts those of all processes, which evaluate as many batches each; here they need not.
+        """
+        trainer = self.trainer
+        is_passed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        if not is_passed or not isinstance(batch.get("labels"), Tensor) or self._is_mean(dict(batch)):
+            return None
+        return self._labels(batch).ne(-100).sum() * self._processes_averaged
+
+    @property
+    def _processes_averaged(self) -> int:
+        """The processes over which the loss of a step is averaged after it was divided by the items of all."""
+        args = self.trainer.args
+        return args.world_size if args.average_tokens_across_devices else 1
+
+    def _labels(self, batch: Batch) -> Tensor:
+        """The labels that count: language models predict none at the first token."""
+        labels: Tensor = batch["labels"]
+        return labels[..., 1:] if self.trainer.loss_shifts_labels else labels
+
     def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
-        labels = batch["labels"][..., 1:] if self.trainer.loss_shifts_labels else batch["labels"]
-        processes = self.trainer.args.world_size if self.trainer.args.average_tokens_across_devices else 1
+        assert num_items_in_batch is not None
+        labels = self._labels(batch)
         if isinstance(num_items_in_batch, Tensor):  # a second model may be on another device
             num_items_in_batch = num_items_in_batch.to(labels.device)
-        weight: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
+        weight: Tensor = labels.ne(-100).sum().double() * self._processes_averaged / num_items_in_batch
         return weight
