@@ -252,6 +252,19 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, RECORDED, train_dataset=Stream(), max_steps=2, kind=RegularizedTrainer)
 
 
+@pytest.mark.parametrize(
+    ("collate", "rows"),
+    [
+        (lambda rows: zoo.collate(rows[1:]), "3 rows of 4"),
+        (lambda rows: {name: torch.cat([value] * 2) for name, value in zoo.collate(rows).items()}, "8 rows of 4"),
+    ],
+    ids=["fewer", "more"],
+)
+def test_a_collator_that_changes_the_number_of_rows_is_refused(collate: Any, rows: str, tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=f"The data collator made {rows}.*use attribution='gradient'"):
+        trainer_of(tmp_path, RECORDED, data_collator=collate).train()
+
+
 def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))
     assert len(mask.bits) == 32 < mask.size

@@ -18,7 +18,7 @@ from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
-from attendrop.model_support.batches import ROW_INDEX
+from attendrop.model_support.batches import ROW_INDEX, number_of_rows
 from attendrop.randomness.candidates import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -187,11 +187,17 @@ class Recorder:
         self._new, self._kept = [], 0
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
-        """Begin a training pass over ``context.batch``; raises AttendropError if its rows are not known."""
+        """Begin a training pass over ``context.batch``; raise AttendropError if its rows are not known."""
         if ROW_INDEX not in context.batch:
             raise AttendropError(
                 "Recorded attributions need to know the rows of a batch: compute the loss by reg.loss(batch, "
                 "rows=indices), with the index of each row in the training data."
+            )
+        rows: list[int] = context.batch[ROW_INDEX].tolist()
+        if number_of_rows(context.batch) != len(rows):
+            raise AttendropError(
+                f"The data collator made {number_of_rows(context.batch)} rows of {len(rows)}, so it is not known which "
+                "row each recorded attribution is of; have it keep the number of rows, or use attribution='gradient'."
             )
         step = (context.key.step, context.key.first)
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
@@ -206,7 +212,7 @@ class Recorder:
             self.epoch = context.epoch
             if self.processes.world_size > 1:
                 self._exchange()
-        return RowPass(self, context.batch[ROW_INDEX].tolist(), units)
+        return RowPass(self, rows, units)
 
     def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
         """Add the candidates of a layer, ``(batch, heads, query, key)``; they stay on their device until the step ends.
