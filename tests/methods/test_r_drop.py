@@ -138,6 +138,13 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     )
 
 
+def test_texts_are_repeated_as_their_rows_are() -> None:
+    batch = {"input_ids": torch.tensor([[1], [2]]), "texts": ["a", "b"], "names": ("x", "y", "z")}
+    found = repeat_rows(batch, 2)
+    assert (found["texts"], found["names"]) == (["a", "a", "b", "b"], ("x", "y", "z"))
+    assert found["input_ids"].tolist() == [[1], [1], [2], [2]]
+
+
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()

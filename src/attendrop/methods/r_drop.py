@@ -138,11 +138,14 @@ class _TwoPasses(MethodState):
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
-    """Repeat each row of a batch, with adjacent copies."""
+    """Repeat each row of a batch, with adjacent copies; also in lists of as many values, such as texts."""
     rows = number_of_rows(batch)
-    return {
-        name: value.repeat_interleave(copies, 0)
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows
-        else value
-        for name, value in batch.items()
-    }
+
+    def repeated(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows:
+            return value.repeat_interleave(copies, 0)
+        if isinstance(value, list | tuple) and len(value) == rows:
+            return [each for each in value for _ in range(copies)]
+        return value
+
+    return {name: repeated(value) for name, value in batch.items()}
