@@ -30,7 +30,9 @@ def checkpoint(folder: Path, step: int = 1, method: Method = METHOD) -> Path:
     (made / "model.safetensors").write_bytes(b"weights")
     (made / "sub/file").write_bytes(b"x")
     (made / "empty").write_bytes(b"")
+    (made / "checkpoint-is-incomplete.txt").write_bytes(b"by enable_jit_checkpoint")
     seal(made, method, STATE)
+    (made / "checkpoint-is-incomplete.txt").unlink()
     return made
 
 

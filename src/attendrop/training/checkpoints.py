@@ -28,6 +28,8 @@ from attendrop.training.model_call import replaced_attribute
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
 METHOD_STATE = "attendrop_session.pt"
+# What transformers adds while it writes a checkpoint on SIGTERM, and then deletes.
+_IN_PROGRESS = "checkpoint-is-incomplete.txt"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 logger = logging.get_logger(__name__)
 
@@ -193,4 +195,5 @@ def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]
+    passing = (MANIFEST, _IN_PROGRESS)
+    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name not in passing]
