@@ -345,6 +345,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: str, tmp_path: Pat
 
 
 def test_early_stopping_counts_on(tmp_path: Path) -> None:
+    """Up to the patience that it has now."""
     options = BEST | {
         "num_train_epochs": 5,
         "learning_rate": 0.0,
@@ -353,7 +354,7 @@ def test_early_stopping_counts_on(tmp_path: Path) -> None:
         "compute_metrics": accuracy,
     }
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(tmp_path, callbacks=[EarlyStoppingCallback(3), Stop(2)], **options).train()
+        trainer_of(tmp_path, callbacks=[EarlyStoppingCallback(4), Stop(2)], **options).train()
     trainer = trainer_of(tmp_path, callbacks=[EarlyStoppingCallback(3)], **options)
     trainer.train(resume_from_checkpoint=True)
     assert len(history(trainer, "eval_accuracy")) == 4  # the first is the best; then patience runs out

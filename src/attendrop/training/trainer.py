@@ -120,8 +120,6 @@ class RegularizedTrainer(TrainerHooks):
         self._resumed = None
         if checkpoint:
             self._resumed = load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
-            # Early stopping keeps its count of epochs without improvement.
-            self.args.restore_callback_states_from_checkpoint = True
         try:
             return super().train(checkpoint or None, *args, **kwargs)
         finally:

@@ -95,8 +95,9 @@ class TrainerHooks(Trainer):
         return rows, self._get_collator_with_removed_columns(self.data_collator, description="method")
 
     # Where a resumed run begins is a local variable of the training loop, which takes all steps of data without a
-    # length for those of the first epoch. The best checkpoint is recorded by its path: where the folder was moved, or
-    # the path is relative to another one, it would be forgotten, and the last weights be kept.
+    # length for those of the first epoch. Callbacks keep no counts, as of epochs without improvement, unless arguments
+    # are restored, too. The best checkpoint is recorded by its path: where the folder was moved, or the path is relative
+    # to another one, it would be forgotten, and the last weights be kept.
 
     def _init_training_state(
         self, max_steps: Any, num_update_steps_per_epoch: Any, num_train_epochs: Any, resume_from_checkpoint: Any,
@@ -105,11 +106,21 @@ class TrainerHooks(Trainer):
         found: tuple[int, int] = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
-        if resume_from_checkpoint is not None and self.state.best_global_step:
+        if resume_from_checkpoint is not None:
+            self._restore_counts()
             best = Path(resume_from_checkpoint).parent / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-            if best.is_dir():
+            if self.state.best_global_step and best.is_dir():
                 self.state.best_model_checkpoint = str(best)
         return (self.place_in_stream() or found) if num_train_epochs == sys.maxsize else found
+
+    def _restore_counts(self) -> None:
+        """Restore what callbacks counted until the checkpoint; their arguments are those that they have now."""
+        states: Any = self.state.stateful_callbacks
+        for name, saved in states.items():
+            callbacks = [each for each in self.callback_handler.callbacks if type(each).__name__ == name]
+            for callback, state in zip(callbacks, saved if isinstance(saved, list) else [saved], strict=False):
+                for attribute, value in state.get("attributes", {}).items():
+                    setattr(callback, attribute, value)
 
     # A callback sees neither the moment before a checkpoint is written, nor that before older ones are deleted.
 
