@@ -144,6 +144,56 @@ def test_the_metric_of_the_task_may_be_the_score(tmp_path: Path) -> None:
     assert rewards[1] == pytest.approx(rewards[0])
 
 
+def of_labels(found: Any, compute_result: bool = False) -> dict[str, float]:
+    """The mean logit of the labels; compute_result comes with batch_eval_metrics."""
+    assert compute_result == torch.is_tensor(found.predictions)
+    return {"eval_logit": float(found.predictions[range(len(found.label_ids)), found.label_ids].mean())}
+
+
+def of_inputs(found: Any) -> dict[str, float]:
+    assert found.inputs.shape[0] == len(found.label_ids)
+    return of_labels(found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "compute_metrics": lambda found: {"logit": float(found.predictions.mean())},
+            "preprocess_logits_for_metrics": lambda logits, labels: logits.gather(1, labels[:, None]),
+        },
+        {"compute_metrics": of_labels, "batch_eval_metrics": True},
+        {"compute_metrics": of_inputs, "include_for_metrics": ["inputs"]},
+        {
+            "compute_metrics": of_labels,
+            "eval_dataset": {"one": examples(count=2), "two": examples(count=3)},
+            "metric_for_best_model": "eval_two_logit",
+        },
+    ],
+    ids=["preprocessed", "by batch", "with inputs", "of one of several sets"],
+)
+def test_the_metric_is_computed_as_the_trainer_does(options: dict[str, Any], tmp_path: Path) -> None:
+    rewards = []
+    for given in ({"compute_metrics": of_labels}, options):
+        method = AttendOut(score="metric", dropout_step=1, reward_batch_size=3)
+        trainer = trainer_of(tmp_path, method, max_steps=4, **{"metric_for_best_model": "eval_logit"} | given)
+        trainer.train()
+        rewards.append(history(trainer, "attendout/reward"))
+    assert any(rewards[0])
+    assert rewards[1] == pytest.approx(rewards[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("loss", "needs a trainer with compute_metrics and a metric"), ("f1", "'f1' is none of the metrics.*: logit;")],
+)
+def test_a_metric_that_is_not_computed_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    method = AttendOut(score="metric", dropout_step=1)
+    trainer = trainer_of(tmp_path, method, compute_metrics=of_labels, metric_for_best_model=name, max_steps=4)
+    with pytest.raises(AttendropError, match=message):
+        trainer.train()
+
+
 def test_rows_without_columns_of_a_method_are_left_to_the_collator() -> None:
     """Rows may be tuples, and what loads them in other processes must be picklable."""
     collate = ColumnCollator(default_collate, ["answer_mask"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
+from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
 
 from attendrop.errors import AttendropError
@@ -21,7 +22,7 @@ from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
-from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
+from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX, Batch
 from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.checkpoints import (
     delete_oldest,
@@ -71,7 +72,7 @@ class RegularizedTrainer(TrainerHooks):
         reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
             By default the method sets a fraction of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         compute_reward_metrics: Metrics of batches of these rows, for methods that reward them; by default
-            ``compute_metrics``.
+            ``compute_metrics``, and called as that is.
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
@@ -88,13 +89,14 @@ class RegularizedTrainer(TrainerHooks):
         *args: Any,
         regularizer: Method | None = None,
         reward_dataset: Any = None,
-        compute_reward_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
+        compute_reward_metrics: Callable[..., dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
         self.reward_dataset = reward_dataset
-        self.compute_reward_metrics = compute_reward_metrics or self.compute_metrics
+        metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
+        self.compute_reward_metrics = metrics
         self._regularization: Regularization | None = None
         self._regularized_loss: Callable[..., Any] | None = None
         self.method_state: MethodState | None = None
@@ -232,7 +234,7 @@ class RegularizedTrainer(TrainerHooks):
             scaler=self.accelerator.scaler,
             reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
             train_data=self._labelled(self.train_dataset),
-            metric=self._metric if self.compute_reward_metrics and self.args.metric_for_best_model else None,
+            metric=self._metric if self.compute_reward_metrics and self._metric_name() else None,
             **tokens_of(self.processing_class),
         )
 
@@ -286,11 +288,37 @@ class RegularizedTrainer(TrainerHooks):
             return None
         return LabelledRows(*self.readable(rows), self.args.device)
 
-    def _metric(self, logits: Any, labels: Any) -> float:
-        """Compute the metric that selects the best model, with a sign such that more is better."""
+    def _metric_name(self) -> str:
+        """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
+        name = str(self.args.metric_for_best_model or "").removeprefix("eval_")
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
+        return "" if name == "loss" else name
+
+    def _metric(self, logits: Tensor, batch: Batch) -> float:
+        """Compute the metric that selects the best model, with a sign such that more is better.
+
+        It is computed of one batch, from what ``compute_metrics`` is given when ``transformers.Trainer`` evaluates.
+        """
         assert self.compute_reward_metrics is not None
-        found = self.compute_reward_metrics(EvalPrediction(predictions=logits, label_ids=labels))
-        value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
+        by_batch, given = self.args.batch_eval_metrics, {"predictions": logits, "label_ids": batch["labels"]}
+        if self.preprocess_logits_for_metrics is not None:
+            given["predictions"] = self.preprocess_logits_for_metrics(logits, batch["labels"])
+        if "inputs" in self.args.include_for_metrics:
+            given["inputs"] = batch if by_batch else batch[getattr(self.model, "main_input_name", "input_ids")]
+        if by_batch:
+            metrics = self.compute_reward_metrics(EvalPrediction(**given), compute_result=True)
+        else:
+            arrays = nested_numpify(given)  # type: ignore[no-untyped-call]
+            metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
+        found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        name = self._metric_name()
+        if name not in found:
+            raise AttendropError(
+                f"metric_for_best_model={self.args.metric_for_best_model!r} is none of the metrics that were computed: "
+                f"{', '.join(found)}; name one of these."
+            )
+        value = float(found[name])
         return value if self.args.greater_is_better in (None, True) else -value
 
     def _log_metrics(self) -> None:

@@ -66,7 +66,7 @@ def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Modu
         raise AttendropError("score='metric' compares logits with 'labels', which the batch lacks; use score='loss'.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
-        return training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+        return training.metric(outputs.logits.float(), batch)
 
 
 def check(method: AttendOutOptions, training: TrainingContext) -> None:
@@ -87,8 +87,8 @@ def check(method: AttendOutOptions, training: TrainingContext) -> None:
         )
     if method.score == "metric" and training.metric is None:
         raise AttendropError(
-            "score='metric' needs a trainer with compute_metrics and metric_for_best_model, whose outputs are not "
-            "generated; use score='loss'."
+            "score='metric' needs a trainer with compute_metrics and a metric_for_best_model that it returns, which "
+            "the loss is not, and outputs that are not generated; use score='loss'."
         )
     if method.score_on == "noisy_train" and training.mask_token is None:
         raise AttendropError(

@@ -82,7 +82,7 @@ class TrainingContext:
         train_data: The training rows, if known.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
             unless within :func:`attendrop.attention.isolation.in_full_precision`.
-        metric: Computes a score (higher is better) from logits and labels, if any.
+        metric: Computes a score (higher is better) from logits and the labelled batch that they are of, if any.
         mask_token: Id of the mask token, if any.
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this one trains. Returns
@@ -101,7 +101,7 @@ class TrainingContext:
     scaler: torch.amp.GradScaler | None = None
     reward_data: LabelledData | None = None
     train_data: LabelledData | None = None
-    metric: Callable[[Any, Any], float] | None = None
+    metric: Callable[[Tensor, Batch], float] | None = None
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
     act_on_second_model: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
