@@ -96,7 +96,7 @@ class TrainerHooks(Trainer):
 
     # Where a resumed run begins is a local variable of the training loop, which takes all steps of data without a
     # length for those of the first epoch. Callbacks keep no counts, as of epochs without improvement, unless arguments
-    # are restored, too. The best checkpoint is recorded by its path: where the folder was moved, or the path is relative
+    # are restored, too. The best checkpoint is recorded by its path: where the folder was moved, or it is relative
     # to another one, it would be forgotten, and the last weights be kept.
 
     def _init_training_state(
