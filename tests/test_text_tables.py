@@ -27,6 +27,7 @@ def test_markdown_keeps_bars_within_their_cells() -> None:
 def test_latex_is_a_booktabs_table_of_escaped_texts() -> None:
     table = latex_table(("x", "y"), [("a", in_latex("50 %  & more"))], "About")
     assert r"\begin{tabular}{lr}" in table and r"a & 50 \% \& more \\" in table
+    assert in_latex("[ours] p") == "{}[ours] p"  # otherwise a length behind the row above
 
 
 def test_csv_reads_back_with_all_columns() -> None:

@@ -67,7 +67,9 @@ def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: s
 
 def in_latex(text: str) -> str:
     """Escape a text for LaTeX; white space becomes single spaces."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    # At the beginning of a row, these would belong to the end of the row before.
+    return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
 def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attendrop.model_support.batches import Batch
 from attendrop.reports.drops import LayerDrops, PassDrops
-from attendrop.reports.figures import picture_file
+from attendrop.reports.figures import picture_file, wrapped
 from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
 from attendrop.text_tables import csv_table
 
@@ -187,7 +187,7 @@ _MOST_LABELS = 16
 def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
     """Draw dropped shares, with 95 % intervals, by layer, layer and distance, and type of the tokens, as a PNG file."""
     with picture_file(path, (10, 7.5), 2, 2) as grid:
-        grid[0, 0].figure.suptitle(title, fontsize="medium")
+        grid[0, 0].figure.suptitle("\n".join(wrapped(title, 10)), fontsize="medium")
         _by_layer(grid[0, 0], patterns)
         _by_layer_and_distance(grid[0, 1], patterns)
         top = max(_bars(axes, patterns, grouping) for axes, grouping in zip(grid[1], ("to", "from"), strict=True))

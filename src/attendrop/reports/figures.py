@@ -122,7 +122,7 @@ class Chart:
     @contextmanager
     def _titled(self) -> Iterator[None]:
         """Have the title and the setting above the figure, which is higher by their lines."""
-        lines = [*_wrapped(self.title), *_wrapped(self.setting)]
+        lines = [*wrapped(self.title), *wrapped(self.setting)]
         width, height = self.figure.get_size_inches()
         with styled():
             title = self.figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize="medium")
@@ -249,10 +249,10 @@ def shown(label: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str, inches: float = WIDTH) -> list[str]:
     """Break a text into a few lines that fit the width of a figure."""
     is_wide = any(unicodedata.east_asian_width(character) in "FW" for character in text)
-    width = _TITLE_WIDTH // (2 if is_wide else 1)
+    width = int(_TITLE_WIDTH * inches / WIDTH) // (2 if is_wide else 1)
     return textwrap.wrap(clean(text), width, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
 
 

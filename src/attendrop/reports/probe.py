@@ -28,7 +28,7 @@ from attendrop.model_support.batches import Batch, number_of_rows, to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.randomness.candidates import candidate_region
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.reports.figures import picture_file, run_title
+from attendrop.reports.figures import picture_file, run_title, wrapped
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.studies.statistics import mean_interval
@@ -279,7 +279,7 @@ def plot_probe(found: RunProbe, path: Path) -> None:
     lines = -(-len(layers) // columns)
     with picture_file(path, (3.6 * columns, 2.7 * lines + 0.6), lines, columns, sharex=True, sharey=True) as grid:
         figure = grid[0, 0].figure
-        figure.suptitle(f"Probe of {found.run}: {found.sample}", fontsize="medium")
+        figure.suptitle("\n".join(wrapped(f"Probe of {found.run}: {found.sample}", 3.6 * columns)), fontsize="medium")
         for axes, layer in zip(grid.flat, layers, strict=False):
             for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):
                 each = [found.probe.by_place[layer, rate, direction] for rate in rates]
