@@ -117,6 +117,16 @@ def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> N
     assert len(drawn(charts[0])) == len(labels)
 
 
+def test_a_score_stands_on_its_interval_where_methods_have_other_seeds(tmp_path: Path) -> None:
+    """The bar is of common seeds, the mean of all."""
+    write_runs(tmp_path, "finetune", (0.50, 0.51, 0.52, 0.53, 0.80, 0.81))
+    write_runs(tmp_path, "r-drop", (0.51, 0.52, 0.53, 0.541))
+    chart = made(tmp_path)["scores"]
+    (mark,) = [mark for mark in chart.marks if mark.text.startswith("r-drop")]
+    low, high = map(float, values(chart, "95 % interval beside the reference")[1][0].strip("[]").split(", "))
+    assert low < mark.x < high
+
+
 def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
         write_runs(tmp_path, method, scores)

@@ -28,6 +28,7 @@ def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
 
 BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
     (LABELS, {"x": "a", "label": None}, "column 'label': the labels are missing; write an empty list"),
+    (LABELS, {"x": "a", "label": "nan"}, "column 'label': the labels are missing; write an empty list"),
     (LABELS, {"x": "a", "label": 0.5}, "0.5 is no list of labels"),
     (LABELS, {"x": "a", "label": ["art", ""]}, "label 2 of \"['art', '']\" is empty"),
     (TAGS, {"x": ["a"], "label": ["O", "O"]}, ": 1 words, but 2 tags; give one for each word"),
