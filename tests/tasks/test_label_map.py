@@ -9,6 +9,7 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.label_map import label_variants, read_label_map, write_label_map
 from attendrop.tasks.table import BadRows
 
@@ -68,6 +69,15 @@ def test_labels_are_merged_at_reading(tmp_path: Path) -> None:
     options = {"text_columns": ["text"], "label_column": "label", "label_map": tmp_path / "map.csv"}
     (chunk,) = stream_file(tmp_path / "a.csv", **options, head=data.task.head, size=9, bad=BadRows())
     assert chunk.columns["label"] == [1, 1, 0, 0]
+
+
+def test_a_draft_is_for_whole_numbers_as_pandas_writes_them_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,1.0\ntwo,2.0\n")
+    write_label_map(tmp_path / "map.csv", inspect_files(tmp_path / "a.csv").labels)
+    draft = (tmp_path / "map.csv").read_text()
+    (tmp_path / "map.csv").write_text(draft.replace("1,1,", "1,bad,").replace("2,2,", "2,good,"))
+    options = {"text_columns": ["text"], "label_column": "label", "label_map": tmp_path / "map.csv"}
+    assert load_files(train_file=tmp_path / "a.csv", **options).task.label_names == ("bad", "good")
 
 
 def test_a_label_without_a_meaning_is_missing(tmp_path: Path) -> None:

@@ -17,7 +17,16 @@ from attendrop.files.output_files import check_output, write_text
 from attendrop.tasks.heads.builtin import NUMBER, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, number_form, plain, written, yes_or_no
+from attendrop.tasks.values import (
+    LABEL_SEPARATORS,
+    class_name,
+    is_missing,
+    json_list,
+    number_form,
+    plain,
+    written,
+    yes_or_no,
+)
 
 LABEL, MEANING = "label", "meaning"
 # How much rarer a misspelling is, at least.
@@ -139,8 +148,9 @@ def _yes_or_no_problem(value: Any) -> str | None:
 def _meaning(meanings: Mapping[str, str], several: bool, value: Any) -> Any:
     if isinstance(value, list):
         return [_meaning(meanings, False, each) for each in value]
-    if (label := _text(value)) in meanings:
-        return meanings[label]
+    for label in (text := _text(value), class_name(text)):  # drafts have 1 for 1.0
+        if label in meanings:
+            return meanings[label]
     if isinstance(value, str) and (found := json_list(value)) is not None:
         return [_meaning(meanings, False, each) for each in found]
     if several and isinstance(value, str) and (listed := labels_in(value)):
