@@ -268,6 +268,14 @@ def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None
         assert found.use == "finetune" and says in " ".join(found.sentences)
 
 
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_scores_that_never_differ_do_not_say_what_would_have_shown(seeds: int) -> None:
+    equal, other = right_on(37, 0.3)[:seeds], right_on(37, 0.27, noise=0.05)[:seeds]
+    found = answer(of_rows("finetune", equal) + of_rows("ad-drop", equal) + of_rows("mixout", other))
+    assert found.verdict.challenger == "ad-drop"
+    assert found.verdict.plan is None and "would probably" not in found.sentences[0]
+
+
 def sentences(*more: list[Run]) -> tuple[str, ...]:
     return answer([*FINETUNE, *(run for each in more for run in each)]).sentences
 

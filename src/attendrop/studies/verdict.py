@@ -270,7 +270,8 @@ class _Judging:
         if all((each := row.versus(incumbent)) is not None and each.is_equal for row in unclear):
             return replace(found, limit="equal")
         effect = max(abs(lead.mean.value) if incumbent.is_baseline else lead.mean.value, self.margin)
-        if why == "negligible" or lead.components is None or effect <= 0:
+        is_spread = lead.mean.low < lead.mean.high  # without, nothing is known of what would be seen on other rows
+        if why == "negligible" or lead.components is None or effect <= 0 or not is_spread:
             return found
         alpha = ALPHA if challenger.is_reference else ALPHA / max(1, len(self.tuned) - 1)  # as they are tested
         return replace(found, plan=lead.components.plan(effect, alpha, MIN_SEEDS))
