@@ -152,6 +152,9 @@ def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     found = answer(runs("ad-drop", AHEAD))
     assert (found.verdict.kind, found.use) == ("no reference", None)
     assert row(found, "ad-drop").difference is None
+    nothing = "Nothing is compared with the reference: there are no intervals."
+    assert found.holds_for == answer(FINETUNE).holds_for == nothing
+    assert answer([*FINETUNE, *runs("ad-drop", AHEAD[:1])]).holds_for == "One seed gives no intervals."
 
 
 def test_a_p_value_that_does_not_survive_the_correction_recommends_nothing() -> None:

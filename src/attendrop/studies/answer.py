@@ -203,7 +203,9 @@ def answer(
         notes=tuple(_notes(metrics, failed, rows, verdict)),
         holds_for=holds_for(first, new_rows=any(found.components for found in differences))
         if any(found.n > 1 for found in differences)
-        else "One seed gives no intervals.",
+        else "One seed gives no intervals."
+        if differences
+        else "Nothing is compared with the reference: there are no intervals.",
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, margin))
 
