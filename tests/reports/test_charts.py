@@ -138,7 +138,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert (marks["finetune"].x, marks["finetune"].y) == (1, 0)
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
-    assert "An open marker at an edge is further away." in chart.caption
+    assert "Bars: 95 % intervals on new rows. An open marker at an edge is further away." in chart.caption
     chart = found["scores"]
     assert [mark.x for mark in chart.marks][:2] == pytest.approx([0.515, 0.615])
     assert chart.marks[2].x > 0.4  # far away, at the edge

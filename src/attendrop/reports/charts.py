@@ -115,10 +115,9 @@ def scores(setting: ReportedSetting) -> Chart | str:
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
         label_axes(axes, metric, "")
-    where = "on new rows" if any(row.difference and row.difference.components for row in rows) else "on these rows"
     caption = (
-        f"Points: mean scores. Bars: 95 % intervals {where} of the difference from {reference.label} (dotted line). "
-        "Where a bar crosses the line, the difference may be chance."
+        f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
+        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
     )
     caption += " An open point at an edge is further away." if beyond else ""
     header = ("method", metric, "95 % interval beside the reference", "seeds")
@@ -156,7 +155,7 @@ def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
         axes.set_ylim(low - space, high + space)
         _scale_costs(axes)
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
-    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
+    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
     caption += " An open marker at an edge is further away." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
     return drawn.chart("cost_gain", setting.name, "Cost against gain", caption + left_out, header)
@@ -184,6 +183,11 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
     space = 0.08 * (high - low) or 0.01
     return low - space, high + space
+
+
+def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
+    """Say of which rows the intervals of differences hold."""
+    return "on new rows" if any(row.difference and row.difference.components for row in rows) else "on these rows"
 
 
 def _finite_ends(known: Estimate) -> tuple[float, float]:
