@@ -64,6 +64,16 @@ def test_the_separator_is_the_one_that_divides_the_header(lines: list[str], usua
     assert delimiter_of([f"{line}\n" for line in lines], usual) == found
 
 
+@pytest.mark.parametrize("said", ["sep=;", "SEP=;\r"])
+def test_the_line_that_tells_excel_the_separator_is_no_header(tmp_path: Path, said: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f"{said}\ntext, in words;label\none, two;1\n".encode("utf-8-sig"))
+    table = read_table(tmp_path / "a.csv")
+    assert (table.columns, table.rows, table.places) == (["text, in words", "label"], [["one, two", "1"]], ["line 3"])
+    (tmp_path / "a.csv").write_text(f"{said}\n")
+    with pytest.raises(AttendropError, match=r"a\.csv has no rows"):
+        read_table(tmp_path / "a.csv")
+
+
 def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n,,,,,\n\ntwo,1,2,3,4,5\n")
     with pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"):

@@ -25,6 +25,8 @@ from attendrop.wording import counted
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n|\r|\n")
+# Line before the header that tells Excel how columns are separated.
+_SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
 # Number of places that a warning names, and of lines by which the separator is found.
 _SHOWN, _SNIFFED = 5, 50
@@ -54,10 +56,10 @@ def read_chunks(
 
     Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl and .parquet files. Text may be packed by gzip,
     with ``.gz`` after the extension; see :mod:`attendrop.tasks.dialect` for its encoding. CSV and TSV files have a
-    header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header.
-    No string is read as a missing value. The columns of JSON lines are those of the rows read so far. A row of a
-    column file (.conll, .conllu) is a sentence, and of plain text (.txt) a line, see
-    :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see :mod:`attendrop.tasks.images`.
+    header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header,
+    or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of JSON lines are those
+    of the rows read so far. A row of a column file (.conll, .conllu) is a sentence, and of plain text (.txt) a line,
+    see :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see :mod:`attendrop.tasks.images`.
 
     Args:
         path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
@@ -104,9 +106,11 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
     csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
     with text_lines(path, "") as lines:
         first = list(islice(lines, _SNIFFED))
-        delimiter = delimiter_of(first, usual)
+        if said := _SEPARATOR_LINE.fullmatch(first[0]):
+            first[0] = "\n"  # no header, but a line to count
+        delimiter = said[1] if said else delimiter_of(first, usual)
         records = _records(path, chain(first, lines), delimiter)
-        header = _own_names(path, next(records)[1])
+        header = _own_names(path, next(records, (0, []))[1])
         for table in in_chunks(path, header, _fitting(path, header, records, bad), size):
             _warn_of_joined_rows(table, delimiter)
             yield replace(table, delimiter=delimiter)
