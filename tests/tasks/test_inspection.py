@@ -1,5 +1,6 @@
 """What inspection counts, beside what `tests/cli/test_inspect.py` shows of a whole report."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,12 @@ def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
     assert "All rows have the same label, '0.5'." in inspect_files(file).doubts()["one_label"]
     with pytest.raises(AttendropError, match=r"has only one number, '0.5'"):
         check_files(str(file), None)
+
+
+def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\na cat sees a dog,yes\nthe bird sees it,no\nnobody sees this,N/A\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (note,) = inspect_files(file).notes
+    assert note.startswith(f"column 'label': the labels 'N/A' ({file}, line 4) are read as classes")

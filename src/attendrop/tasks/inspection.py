@@ -73,7 +73,7 @@ class Inspection:
     other_label_columns: tuple[str, ...]  # that might as well be, where it was not given
     label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
     labels: dict[str, int]  # rows of each label; none if there are no classes
-    notes: tuple[str, ...]  # what the readers warn of, such as rows between stray quotes
+    notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
     unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
     bad: BadRows  # that cannot be read
 
@@ -188,10 +188,12 @@ def inspect_files(
         kind = _label_type(table, texts, label_column)
     table, *evaluated = (as_meant(each, label_column, meanings, kind, bad) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
-    notes = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     read = next(iter(evaluated), None)
     is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
-    unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
+    with warnings.catch_warnings(record=True) as doubted:
+        warnings.simplefilter("always")
+        unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
+    notes = tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted)))
     return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, unclear, bad)
 
 
