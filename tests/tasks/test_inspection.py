@@ -1,5 +1,6 @@
 """What inspection counts, beside what `tests/cli/test_inspect.py` shows of a whole report."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -53,3 +54,13 @@ def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         (note,) = inspect_files(file).notes
     assert note.startswith(f"column 'label': the labels 'N/A' ({file}, line 4) are read as classes")
+
+
+def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
+    texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
+    lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert inspect_files(tmp_path / "a.jsonl").doubts() == {
+        "without_text": "3 rows without a text.",
+        "not_text": "2 rows with something other than a text, such as {'en': 'a dog'}.",
+    }

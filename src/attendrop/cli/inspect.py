@@ -169,7 +169,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
     words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
-    words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "without_label"} else []
+    words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "not_text", "without_label"} else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):

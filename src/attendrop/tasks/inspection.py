@@ -265,6 +265,8 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     there = all if found.label_type in ONE_CLASS + SEVERAL_CLASSES + NUMBER else any
     if missing := sum(not there(row) for row in texts):
         yield "without_text", f"{counted(missing, 'row')} without a text."
+    if there is all and (strange := list(filter(None, map(_no_text, found.table.values(found.text_columns))))):
+        yield "not_text", f"{counted(len(strange), 'row')} with something other than a text, such as {strange[0][:60]}."
     if found.label_type in SEVERAL_CLASSES and found.label_column is not None:  # an empty text says that none applies
         missing = sum(map(is_missing, found.table.column(found.label_column)))
     else:
@@ -332,7 +334,12 @@ def _texts_of(table: Table, name: str) -> list[str]:
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the texts of each row, without differences of case and spaces."""
-    return [tuple(plain(str(text or "")) for text in row) for row in table.values(columns)]
+    return [tuple("" if is_missing(text) else plain(str(text or "")) for text in row) for row in table.values(columns)]
+
+
+def _no_text(row: Sequence[Any]) -> str:
+    """Return what a row has in place of a text, such as a number; empty if its texts are texts, or missing."""
+    return next((repr(value) for value in row if not is_missing(value) and not isinstance(value, str)), "")
 
 
 def _words(values: Sequence[str]) -> float:
