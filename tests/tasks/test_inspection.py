@@ -64,3 +64,12 @@ def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
         "without_text": "3 rows without a text.",
         "not_text": "2 rows with something other than a text, such as {'en': 'a dog'}.",
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [("text2 text1", ("text1", "text2")), ("choice1 choice2 choice3", ("choice1",))]
+)
+def test_two_columns_are_a_pair_and_more_are_not(tmp_path: Path, names: str, found: tuple[str, ...]) -> None:
+    rows = [",".join(f"{name} is {n}" for name in [*names.split(), f"{n % 2}"]) for n in range(9)]
+    (tmp_path / "a.csv").write_text("\n".join([",".join([*names.split(), "label"]), *rows]))
+    assert inspect_files(tmp_path / "a.csv", label_column="label").text_columns == found

@@ -390,7 +390,8 @@ def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...
     texts = [name for name in words if _role(name, _texts_of(table, name)) == TEXT]
     for first in texts:
         for second in texts:
-            numbered = first != second and first[:-1] == second[:-1] and first[-1] in "1aA"
+            alike = [name for name in texts if name[:-1] == first[:-1]]  # more than two may be choices
+            numbered = sorted(alike) == sorted((first, second)) and first[-1] in "1aA"
             if numbered or (first.lower(), second.lower()) in _PAIRS:
                 return [(first, second)]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
