@@ -7,18 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers as hf
+from datasets import Dataset
 from helpers import tiny
 
 from attendrop import ADDrop, Compose, Method, RDrop
 from attendrop.reports.run_drops import RowSource, record_run_drops
+from attendrop.runs import run_metrics
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import check_folder, note_in_run, read_run
 from attendrop.runs.small_data_recipe import learning_rate, steps
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.method_rows import method_label
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -228,6 +233,15 @@ def test_a_model_that_has_not_fitted_is_pointed_out(folder: Path, caplog: pytest
     assert not caplog.messages
     announce_scores({}, fit | {"fitted": False})
     assert "the model has not fitted its training rows; raise max-steps" in caplog.text
+
+
+def test_the_fit_is_measured_on_all_classes_also_where_they_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Dataset.from_dict({"labels": [0, 1, 2] * 833})
+    task = files_task(("text",), Classification(("a", "b", "c")))
+    of_first = lambda trainer, task, sample: (np.tile([1.0, 0.0, 0.0], (len(sample), 1)), 0.0)  # noqa: E731
+    monkeypatch.setattr(run_metrics, "_outputs", of_first)
+    fit = run_metrics.training_fit(None, task, rows)  # type: ignore[arg-type]
+    assert fit["score"] == pytest.approx(1 / 3, abs=0.05) and fit["rows"] == 1000
 
 
 def test_what_is_left_of_a_selection_before_its_first_step_is_no_run(folder: Path) -> None:

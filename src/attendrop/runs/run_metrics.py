@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -206,7 +207,9 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
         ``Head.fitted_at``.
     """
     texts = texts_of(rows)
-    kept = texts[:: math.ceil(len(texts) / task.head.most_fit_rows)]
+    # At random: of classes that take turns, a step through the rows may see one alone.
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), task.head.most_fit_rows))
+    kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
     metric, least = task.head.fitted_at or (task.metric, -math.inf)
