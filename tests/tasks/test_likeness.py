@@ -9,7 +9,7 @@ from attendrop import AttendropError
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
-from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values
+from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values, likeness
 
 TASK = files_task(("text",), Classification(("card", "loan")))
 # Of each class, three ways to say it in the same words, and one in others.
@@ -110,3 +110,8 @@ def test_likeness_within_classes_and_between() -> None:
     assert alike.within > varied.within > varied.between
     assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
+
+
+def test_likeness_of_many_rows_is_that_of_all_classes_also_where_they_are_sorted() -> None:
+    found = likeness(["my card"] * 2100 + ["a loan"] * 400, ["card"] * 2100 + ["loan"] * 400)
+    assert found is not None and (found.within, found.between) == (pytest.approx(1.0), 0.0)

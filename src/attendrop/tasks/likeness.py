@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -168,13 +169,14 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
     """Measure how alike texts of the same class are; None where there are no words or no classes of several rows.
 
-    The first 2,000 texts are looked at.
+    Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
     """
+    rows = sorted(random.Random(0).sample(range(len(texts)), min(len(texts), _SAMPLE)))
     try:
-        vectors = _tfidf(texts[:_SAMPLE])
+        vectors = _tfidf([texts[row] for row in rows])
     except AttendropError:
         return None
-    labels = np.unique(names[:_SAMPLE], return_inverse=True)[1]
+    labels = np.unique([names[row] for row in rows], return_inverse=True)[1]
     cosines = (vectors @ vectors.T).toarray()
     same = labels[:, None] == labels[None, :]
     np.fill_diagonal(same, False)
