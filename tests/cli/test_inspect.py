@@ -16,6 +16,7 @@ from helpers.command_line import Captured, assert_refused
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
+from attendrop.runs.model_source import Source, file_columns
 from attendrop.tasks.inspection import check_files, inspect_files
 
 TOPICS = {
@@ -176,6 +177,14 @@ def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
         RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="message")
     number = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune", label_column="hours")
     assert number.text_columns == ("message",)
+
+
+def test_the_column_of_labels_may_have_no_name(tmp_path: Path) -> None:
+    rows = [f"message {n} of a customer,{'xyz'[n % 3]},{'ab'[n % 2]}" for n in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label,", *rows]))
+    run = RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.csv"), method="finetune", label_column="")
+    assert run.label_column == inspect_files(tmp_path / "a.csv", label_column="").label_column == ""
+    assert file_columns(Source(file="b.csv"), "b.csv", run.as_dict(), "dev") == (("text",), "")
 
 
 @pytest.mark.parametrize(

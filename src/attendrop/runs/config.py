@@ -241,7 +241,7 @@ class RunConfig:
         self._read_kind_of_task()
         texts, label = default_columns(self.train_file)
         object.__setattr__(self, "text_columns", self.text_columns or texts)
-        object.__setattr__(self, "label_column", self.label_column or label)
+        object.__setattr__(self, "label_column", label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
             object.__setattr__(self, "label_type", default_label_type(self.train_file))
         self._check_data()

@@ -77,7 +77,8 @@ def file_columns(
     columns = source.text_columns or as_trained or texts
     if not columns:
         raise AttendropError(f"No text-columns are given; give some, comma-separated{names_of_columns(file)}.")
-    return columns, (source.label_column or trained_label or label) if split == "dev" else None
+    named = (name for name in (source.label_column, trained_label, label) if name is not None)  # "" is a name, too
+    return columns, next(named, None) if split == "dev" else None
 
 
 def names_of_columns(file: str) -> str:

@@ -235,7 +235,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
         options.get("eval_file"),
         skip_bad_rows=options.get("skip_bad_rows", False),
         text_columns=options.get("text_columns") or texts,
-        label_column=options.get("label_column") or label,
+        label_column=options.get("label_column", label),
         label_type=options.get("label_type", "auto"),
         label_map=options.get("label_map"),
     )

@@ -173,7 +173,8 @@ def inspect_files(
         table, *evaluated = (read_table(path, bad, MOST_ROWS) for path in (train_file, eval_file) if path is not None)
         meanings = {} if label_map is None else read_label_map(label_map)
     usual_texts, usual_label = default_columns(str(train_file))
-    label_column, texts = label_column or usual_label, tuple(text_columns) or usual_texts
+    label_column = usual_label if label_column is None else label_column  # which may be ""
+    texts = tuple(text_columns) or usual_texts
     candidates: list[str] = []
     guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
     if label_column is None and label_type not in UNLABELLED and (label_type in guessed or not texts):
