@@ -148,6 +148,17 @@ def test_the_gradient_is_that_at_the_perturbed_weights(name: str) -> None:
     assert loss > model(**batch).loss
 
 
+def test_what_is_frozen_or_unfrozen_later_is_perturbed_accordingly() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    model.bert.requires_grad_(False)
+    with regularize(model, SAM(rho=0.02)) as reg:
+        for frozen in (model.classifier, model.bert.embeddings):
+            model.requires_grad_(True)
+            frozen.requires_grad_(False)
+            loss = reg.loss(batch).detach()
+            torch.testing.assert_close(loss, perturbed_gradients(model, batch, 0.02)[1])
+
+
 def test_both_passes_have_the_same_dropout() -> None:
     """And what follows a step sees the random state that plain fine-tuning leaves."""
     model, batch = zoo.build("bert", dropout=0.3, dtype=torch.float64), zoo.batch_of("bert")

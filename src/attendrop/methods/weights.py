@@ -201,7 +201,6 @@ class _SAMState(MethodState):
     def __init__(self, method: SAM, training: TrainingContext) -> None:
         super().__init__(method)
         self.perturbation: dict[nn.Parameter, Tensor] = {}
-        self.weights = {name: weight for name, weight in training.model.named_parameters() if weight.requires_grad}
         names = [name for name, weight in training.model.named_parameters(remove_duplicate=False)]
         self._override = ParameterOverride(training.model, names, self._perturbed, throughout=True)
 
@@ -224,10 +223,11 @@ class _SAMState(MethodState):
 
     def _ascent(self, model: nn.Module, loss: Tensor) -> dict[nn.Parameter, Tensor]:
         """Compute the perturbation of each parameter."""
-        gradients = loss_gradients(loss, self.weights, model)
+        weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        gradients = loss_gradients(loss, weights, model)
         norms = torch.stack([gradient.norm() for gradient in gradients.values()])
         scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
-        return {self.weights[name]: (scale * g).to(self.weights[name].dtype) for name, g in gradients.items()}
+        return {weights[name]: (scale * g).to(weights[name].dtype) for name, g in gradients.items()}
 
     def _perturbed(self, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter + self.perturbation[parameter] if parameter in self.perturbation else parameter
