@@ -193,6 +193,25 @@ def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
     assert report["l2_sp"]["distance"] == pytest.approx(distance.item() ** 0.5)
 
 
+def test_what_is_unfrozen_later_is_pulled_to_where_it_began() -> None:
+    """Also after an interruption: the checkpoint knows more weights than the state that loads it."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    model.bert.requires_grad_(False)
+    weight, optimizer = model.bert.pooler.dense.weight, torch.optim.SGD(model.parameters(), lr=0.1)
+    start = weight.detach().clone()
+    with regularize(model, L2SP(alpha=0.3, beta=0.7), optimizer=optimizer) as reg:
+        model.bert.requires_grad_(True)
+        take_step(reg, batch)
+        reg.loss(batch).backward()
+        expected = weight.grad + 0.3 * (weight.detach() - start)
+        optimizer.step()
+        torch.testing.assert_close(weight.grad, expected)
+        model.bert.requires_grad_(False)
+        resumed = Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state
+        resumed.load_state_dict(reg.method_state.state_dict(), {})
+    assert torch.equal(resumed.state_dict()["start"]["bert.pooler.dense.weight"], start)
+
+
 def test_it_pulls_to_where_an_interrupted_run_began() -> None:
     """A resumed run starts from the weights of its checkpoint, which are not the pre-trained ones."""
     states = []

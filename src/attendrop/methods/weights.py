@@ -280,6 +280,7 @@ class _L2SPState(MethodState):
         super().__init__(method)
         self.model = training.model
         weights = {name: self.model.get_parameter(name) for name in pretrained_parameters(self.model)}
+        self.pretrained = weights.keys()
         self.start = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
 
     @torch.no_grad()
@@ -291,7 +292,9 @@ class _L2SPState(MethodState):
                 raise AttendropError(
                     "L2-SP does not support sparse gradients; create the embeddings with sparse=False."
                 )
-            if name in self.start:
+            if name in self.pretrained:
+                if name not in self.start:  # frozen until now, and so still as at the start
+                    self.start[name] = weight.detach().clone()
                 weight.grad.add_(weight - self.start[name].to(weight.device), alpha=self.method.alpha)
             else:
                 weight.grad.add_(weight, alpha=self.method.beta)
@@ -301,7 +304,7 @@ class _L2SPState(MethodState):
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         found: Mapping[str, Tensor] = state["start"]
-        self.start = {name: value.to(self.start[name].device) for name, value in found.items()}
+        self.start = {name: value.to(self.model.get_parameter(name).device) for name, value in found.items()}
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Report how far training has moved the pre-trained weights."""
