@@ -243,6 +243,19 @@ def test_a_fraction_that_prunes_nothing_is_refused_at_the_first_step() -> None:
     reg.close()
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_weights_that_are_frozen_or_unfrozen_in_the_search_are_refused(trained: bool) -> None:
+    """Their initial values are not known, or they would not start again from them."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    model.bert.embeddings.requires_grad_(trained)
+    reg = at_work(model, SuperT(fraction=0.5, search=0.5), steps=4)
+    take_step(reg, batch)
+    model.bert.embeddings.requires_grad_(not trained)
+    with pytest.raises(AttendropError, match=r"'bert\.embeddings.*' was (un)?frozen since"):
+        take_step(reg, batch)
+    reg.close()
+
+
 @pytest.mark.parametrize(
     ("fraction", "messages"),
     [(0.3, [r"fraction=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),

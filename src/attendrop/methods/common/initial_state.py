@@ -40,8 +40,19 @@ class InitialState:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Restore the initial weights and optimizer state. Learning rates are unchanged."""
-        for name, value in trained_tensors(self.model).items():
+        """Restore the initial weights and optimizer state. Learning rates are unchanged.
+
+        Raises:
+            AttendropError: Other parameters are trainable than at the start.
+        """
+        tensors = trained_tensors(self.model)
+        if changed := tensors.keys() ^ self.weights.keys():
+            name = min(changed)
+            raise AttendropError(
+                f"'{name}' was {'unfrozen' if name in tensors else 'frozen'} since training began, which cannot start "
+                "again from such weights; freeze and unfreeze before training, or after it has started again."
+            )
+        for name, value in tensors.items():
             value.copy_(self.weights[name])
         self.optimizer.state.clear()
         if self.optimizer_state:
