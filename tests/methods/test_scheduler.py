@@ -112,11 +112,12 @@ def test_what_does_not_fit_the_run_is_refused_when_it_starts(
 )
 def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end: float, progress: float) -> None:
     model, batch = zoo.build("bert", num_hidden_layers=6), zoo.batch_of("bert", (30, 30, 30, 30))
-    with regularize(model, Scheduler(shape=shape), total_steps=2) as reg:
-        reg.begin_step(int(progress * 2))
-        reg.loss(batch)
-        share = reg.logs()[f"scheduler/dropped/encoder.{layer}"]
-    assert share == pytest.approx(0.6 + (end - 0.6) * progress, abs=0.02)
+    for layers in ("all", (layer,)):
+        with regularize(model, Scheduler(shape=shape, layers=layers), total_steps=2) as reg:
+            reg.begin_step(int(progress * 2))
+            reg.loss(batch)
+            share = reg.logs()[f"scheduler/dropped/encoder.{layer}"]
+        assert share == pytest.approx(0.6 + (end - 0.6) * progress, abs=0.02)
 
 
 def test_a_shape_goes_with_no_lists() -> None:

@@ -116,7 +116,7 @@ class Scheduler(Method):
     def plan(self, context: StepContext) -> Plan:
         attention_layers, progress = self.selected_layers(context.adapter.attention_layers), context.planned_progress()
         if self.shape != OWN:
-            found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(attention_layers))]
+            found = [_START + (_ENDS[self.shape](layer.index) - _START) * progress for layer in attention_layers]
         else:
             found = self.probabilities_at(progress)
             found = found if len(found) > 1 else found * len(attention_layers)
