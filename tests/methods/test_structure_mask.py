@@ -111,6 +111,17 @@ def test_the_hard_mask_of_a_window(name: str, window: int) -> None:
 # --- What is dropped
 
 
+def test_layers_with_their_own_windows_of_patches_have_their_own_mask() -> None:
+    """Those of Swin attend within windows, of which the second stage has fewer."""
+    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+    model = zoo.from_class("SwinForImageClassification", sizes | {"drop_path_rate": 0.0}).train()
+    batch = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+    with regularize(model, StructureMask(p=1, window=2)) as reg:
+        reg.loss(batch).backward()
+        dropped = reg.logs()
+    assert dropped["structure_mask/dropped/encoder.0"] == dropped["structure_mask/dropped/encoder.1"] > 0.5
+
+
 @pytest.mark.parametrize(("name", "p"), [("llama-class", 0.6), ("bart-class", 0.6)])
 def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> None:
     model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))

@@ -87,7 +87,7 @@ class StructureMask(Method):
 
     def plan(self, context: StepContext) -> Plan:
         outside = None if self.structure == "window" else self._outside(context)
-        placed: list[Tensor] = []  # shared by all layers
+        placed: dict[tuple[int, int], Tensor] = {}  # shared by all layers of as many sequences and tokens
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             batch, _, queries, keys = call.shape
@@ -95,14 +95,14 @@ class StructureMask(Method):
                 raise AttendropError(
                     f"Attention of {queries} queries to {keys} keys has no structure; choose other layers."
                 )
-            if not placed:
+            if (batch, keys) not in placed:
                 number = torch.arange(keys, device=call.device) - plan.origins(call)[:, 1:]  # from the first token
                 if outside is None:
                     far = (number[:, :, None] - number[:, None, :]).abs() > self.window
-                    placed.append((far & (number != 0)[:, None, :])[:, None])
+                    placed[batch, keys] = (far & (number != 0)[:, None, :])[:, None]
                 else:
-                    placed.append(self._moved(outside, number, batch))
-            return plan.drop_scores(call, placed[0] & plan.sample(self.p, call))
+                    placed[batch, keys] = self._moved(outside, number, batch)
+            return plan.drop_scores(call, placed[batch, keys] & plan.sample(self.p, call))
 
         return RandomMaskPlan(self, context, make)
 
