@@ -29,6 +29,7 @@ from attendrop import (
     RDrop,
     Regularization,
     RegularizedTrainer,
+    SuperT,
     UniDrop,
     regularize,
 )
@@ -375,6 +376,17 @@ def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
             reg.loss(zoo.batch_of("bert", (6, 4)), rows=[0, 1])
         reg.warn_of_no_effect()
     assert "reg.step() was never called: to method ad-drop all losses were of one optimizer step." in caplog.text
+
+
+@pytest.mark.parametrize("method", [L2SP(), SuperT()])
+def test_several_optimizers_are_refused_in_words(method: Any) -> None:
+    model = zoo.build("bert")
+    optimizers: Any = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.bert, model.classifier)]
+    with (
+        pytest.raises(AttendropError, match="takes one optimizer, not 2"),
+        regularize(model, method, optimizer=optimizers, total_steps=8),
+    ):
+        pass
 
 
 def test_records_that_no_row_has_are_no_effect(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,8 @@ def regularize(
         method: The method, such as ``ADDrop()``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
-        optimizer: The model's optimizer. Methods that act on gradients need it, and those that train a second model
-            with another like it.
+        optimizer: The model's optimizer. Methods that act on gradients need it, of several the one that steps first;
+            and so do those that restart training, or train a second model with another like it.
         max_grad_norm: Norm to which you clip the model's gradients; those of a method's second model are clipped alike.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
         reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
@@ -75,6 +75,11 @@ def regularize(
     check_method(method)
     run, model = model, getattr(model, "_orig_mod", model)
     _refuse_wrapper(model)
+    if isinstance(optimizer, Sequence):
+        raise AttendropError(
+            f"regularize takes one optimizer, not {len(optimizer)}: pass one with all parameters that are trained; a "
+            "method that only edits gradients can do with the one that steps first."
+        )
     device = next(model.parameters()).device
 
     def evaluate(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
