@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from helpers import zoo
 from helpers.checkpointing import checkpoint_activations
+from helpers.training import take_step
 from torch.optim.swa_utils import AveragedModel
 
 from attendrop import (
@@ -18,6 +19,7 @@ from attendrop import (
     ADDrop,
     AttendOut,
     AttendropError,
+    AutoDropout,
     ChildTuning,
     Compose,
     DropConnect,
@@ -376,6 +378,19 @@ def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
             reg.loss(zoo.batch_of("bert", (6, 4)), rows=[0, 1])
         reg.warn_of_no_effect()
     assert "reg.step() was never called: to method ad-drop all losses were of one optimizer step." in caplog.text
+
+
+@pytest.mark.parametrize("total", [4, 40])
+@pytest.mark.parametrize("method", [SuperT(fraction=0.5), Compose(L2SP(), AutoDropout(trials=1))])
+def test_a_search_that_never_ended_is_told(total: int, method: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As where micro-batches were counted for total_steps."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "reward_data": [batch]}
+    with regularize(model, method, total_steps=total, **options) as reg:
+        for _ in range(4):
+            take_step(reg, batch)
+    told = f"ended after 4 of 40 planned steps, within the search of method {method.parts[-1].name}" in caplog.text
+    assert told == (total == 40)
 
 
 @pytest.mark.parametrize("method", [L2SP(), SuperT()])

@@ -124,7 +124,7 @@ class Regularization:
             self._effects.warn_before(self.method.parts, num_epochs)
 
     def warn_of_no_effect(self) -> None:
-        """Warn after training of methods that never acted, or never dropped anything."""
+        """Warn after training of methods that never acted, or never dropped anything, or are still searching."""
         self._effects.update(self.method.parts, self._statistics)
         if self.idle or self.training.processes.rank:
             return
@@ -143,6 +143,13 @@ class Regularization:
             )
         if self._called:
             self._effects.warn_after(self.method.parts)
+        for state in self.method_state.parts:
+            if self._called and state.searching():
+                logger.warning(
+                    "Training ended after %d of %s planned steps, within the search of method %s: the weights are of "
+                    "the search, which it would have discarded. Plan as many optimizer steps as you take.",
+                    self.steps_taken, self.training.total_steps, state.method.name,
+                )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of single steps since the last call. :meth:`logs` includes them."""
