@@ -11,7 +11,17 @@ from datasets import Dataset
 from helpers import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
-from attendrop import L2SP, ADDrop, AttendropError, DropAttention, RDrop, RegularizedTrainer, regularized
+from attendrop import (
+    L2SP,
+    ADDrop,
+    AttendropError,
+    ChildTuning,
+    DropAttention,
+    RDrop,
+    RegularizedTrainer,
+    UniDrop,
+    regularized,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ARGUMENTS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
@@ -64,7 +74,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
         [{"a": tiny.sentence(number), "b": tiny.sentence(number + 3), "label": number % 2} for number in range(8)]
     )
 
-    def weights(regularizer: Any) -> torch.Tensor:
+    def weights(regularizer: Any, rows: Any = rows) -> torch.Tensor:
         words = Transformer(str(tmp_path / "model"))
         body = library.SentenceTransformer(
             modules=[words, Pooling(words.get_embedding_dimension(), pooling_mode="mean")], device="cpu"
@@ -78,7 +88,13 @@ def test_sentence_transformers(tmp_path: Path) -> None:
         trainer.train()
         return words.auto_model.get_input_embeddings().weight.detach()
 
-    assert not torch.equal(weights(None), weights(L2SP(alpha=0.5)))
+    plain = weights(None)
+    for method in (L2SP(alpha=0.5), ChildTuning(variant="D")):
+        assert not torch.equal(plain, weights(method))
+    several = {"one": rows, "other": rows.select(range(4))}
+    assert not torch.equal(weights(None, several), weights(L2SP(alpha=0.5), several))
+    with pytest.raises(AttendropError, match="pass train_data"):
+        weights(ChildTuning(variant="D"), several)
     for method, reason in (
         (DropAttention(), "all of a text in one argument"),
         (ADDrop(attribution="recorded"), "makes its own batches"),

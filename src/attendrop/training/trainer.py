@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -284,7 +284,7 @@ class RegularizedTrainer(TrainerHooks):
         return any(part.needs_rows and not (given and part.rewarded_on()) for part in self.regularizer.parts)
 
     def _labelled(self, rows: Any) -> LabelledData | None:
-        if rows is None or is_stream(rows):
+        if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
             return None
         return LabelledRows(*self.readable(rows), self.args.device)
 

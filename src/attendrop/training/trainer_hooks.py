@@ -89,8 +89,15 @@ class TrainerHooks(Trainer):
             yield
 
     def readable(self, rows: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """Return the rows, and a collator, so that batches have only the columns that the model reads."""
+        """Return the rows, and a collator, so that batches have only the columns that the model reads.
+
+        Where it reads none but labels, the collator makes what it reads of the others.
+        """
         if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
+            self._set_signature_columns_if_needed()
+            labels = {"label", "label_ids", *self.label_names}
+            if not ({*self._signature_columns} - labels) & {*rows.column_names}:
+                return rows, self.data_collator
             return self._remove_unused_columns(rows, description="method"), self.data_collator
         return rows, self._get_collator_with_removed_columns(self.data_collator, description="method")
 
