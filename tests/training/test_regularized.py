@@ -61,6 +61,8 @@ def test_supervised_fine_tuning_of_trl(tmp_path: Path) -> None:
     assert len(found) == 4 and found != plain and found[:2] == plain[:2]  # the first epoch records
     with pytest.raises(AttendropError, match="returns no logits"):  # their loss builds none to compare
         losses(RDrop())
+    with pytest.raises(AttendropError, match="never ran its last projection"):  # nor does it call the head
+        losses(UniDrop(token=0))
 
 
 def test_sentence_transformers(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class UniDrop(Method):
 
     Raises:
         AttendropError: All parts are disabled; or, in training, the model lacks the components of a part: blocks that
-            can be skipped, a feed-forward, tokens (for images, set ``token=0``).
+            can be skipped, a feed-forward, tokens (for images, set ``token=0``), a last projection that its loss runs
+            (that of ``trl.SFTTrainer`` does not).
 
     Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
@@ -105,7 +106,7 @@ class UniDrop(Method):
         """Whether tokens are dropped."""
         return self.token > 0 and self.data < 1
 
-    def plan(self, context: StepContext) -> Plan | None:
+    def plan(self, context: StepContext) -> _Features | None:
         if not (self.places or self.structure):
             return None
         if 2 in self.places and not any(block.feed_forward for block in context.adapter.blocks):
@@ -137,7 +138,20 @@ class _State(MethodState):
     def __init__(self, method: UniDrop, training: TrainingContext) -> None:
         super().__init__(method)
         self.special = training.special_tokens
+        self._latest: _Features | None = None
         self.counts_by_mask = getattr(training.model.config, "model_type", None) in _POSITIONS_BY_MASK
+
+    def plan(self, context: StepContext) -> Plan | None:
+        self._latest = self.method.plan(context)
+        return self._latest
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if 4 in self.method.places and self._latest is not None and not self._latest.head_ran:
+            raise AttendropError(
+                f"features={self.method.features!r}: the model never ran its last projection (its loss is computed "
+                "without), so nothing is dropped in 4; leave it out."
+            )
+        return {}
 
     def batch(self, context: StepContext) -> Batch:
         if not self.method.drops_tokens:
@@ -179,6 +193,7 @@ class _Features(RandomMaskPlan):
         # The first tokens of sequences are only known at attention, so all layers are edited.
         super().__init__(method, context, keys=None if method.places else ())
         self.p, self.places, self.skipped = method.feature, method.places, skipped
+        self.head_ran = False
         self._last: Tensor | None = None
 
     def make(self, call: AttentionCall) -> AttentionEdit:
@@ -214,6 +229,7 @@ class _Features(RandomMaskPlan):
         return BlockEdit(activations=dropped)
 
     def features(self, features: Tensor) -> Tensor:
+        self.head_ran = True
         origins = self._last if features.ndim == 3 else None
         return self._drop_states("features", origins, features) if 4 in self.places else features
 
