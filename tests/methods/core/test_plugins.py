@@ -82,6 +82,18 @@ def test_a_broken_package_is_left_out_with_a_warning(
 
 
 @pytest.mark.usefixtures("_own_registry")
+def test_a_class_that_is_defined_again_takes_the_place_of_the_earlier_one() -> None:
+    """As where a cell of a notebook runs again."""
+    for _ in range(2):
+
+        @dataclass(frozen=True)
+        class Again(Own):
+            info = MethodInfo("again")
+
+        assert register_method(Again) is get_method("again") is Again
+
+
+@pytest.mark.usefixtures("_own_registry")
 @pytest.mark.parametrize("spelling", ["own_method", "own-method"])
 def test_names_with_an_underscore_compose(spelling: str) -> None:
     register_method(Own)

@@ -32,7 +32,8 @@ def register_method(method: type[Method]) -> type[Method]:
 
     Raises:
         AttendropError: It is not a :class:`Method` subclass, or lacks its ``info``; the name has other characters than
-            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent).
+            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent), and not by an
+            earlier definition of the class, as where a cell of a notebook runs again.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise AttendropError(f"{method!r} is not a method; derive the class from attendrop.extend.Method.")
@@ -42,7 +43,7 @@ def register_method(method: type[Method]) -> type[Method]:
     if not re.fullmatch(r"[\w-]+", info.name):
         raise AttendropError(f"A method cannot be named {info.name!r}; use letters, digits, '-' and '_'.")
     taken = next((known for known in _METHODS.values() if _spelling(known.info.name) == _spelling(info.name)), method)
-    if taken is not method:
+    if (taken.__module__, taken.__qualname__) != (method.__module__, method.__qualname__):
         raise AttendropError(f"A method named '{taken.info.name}' is registered already: {taken.__name__}.")
     _METHODS[info.name] = method
     _OF_PROGRAM.add(info.name)
