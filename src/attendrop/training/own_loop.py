@@ -64,7 +64,7 @@ def regularize(
         max_grad_norm: Norm to which you clip the model's gradients; those of a method's second model are clipped alike.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
         reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
-            not trained on, or a list of batches.
+            not trained on, or a list of batches, which are used as they are, whatever batch size a method would take.
         train_data: The training rows, in the same forms, for methods that look at them beforehand.
         tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
 
