@@ -9,10 +9,12 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import tiny
+from helpers.training import history
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from attendrop import (
     L2SP,
+    SAM,
     ADDrop,
     AttendropError,
     ChildTuning,
@@ -38,24 +40,29 @@ def test_which_class_it_is() -> None:
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
 
+def fine_tuned(folder: Path, regularizer: Any, **options: Any) -> Any:
+    """A trainer of TRL that has trained on eight sentences."""
+    trl = pytest.importorskip("trl")
+    tiny.save_tiny_llama(folder / "model")
+    trainer = regularized(trl.SFTTrainer)(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model"),
+        args=trl.SFTConfig(
+            **ARGUMENTS, output_dir=str(folder / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
+            save_strategy="no", **options,
+        ),
+        train_dataset=Dataset.from_list([{"text": tiny.sentence(number)} for number in range(8)]),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        regularizer=regularizer,
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
 def test_supervised_fine_tuning_of_trl(tmp_path: Path) -> None:
-    trl, method = pytest.importorskip("trl"), ADDrop(attribution="recorded", layers="all")
-    tiny.save_tiny_llama(tmp_path / "model")
-    rows = Dataset.from_list([{"text": tiny.sentence(number)} for number in range(8)])
+    method = ADDrop(attribution="recorded", layers="all")
 
     def losses(regularizer: Any) -> list[float]:
-        trainer = regularized(trl.SFTTrainer)(
-            model=AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
-            args=trl.SFTConfig(
-                **ARGUMENTS, output_dir=str(tmp_path / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
-                save_strategy="no",
-            ),
-            train_dataset=rows,
-            processing_class=AutoTokenizer.from_pretrained(tmp_path / "model"),
-            regularizer=regularizer,
-        )  # fmt: skip
-        trainer.train()
-        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        return history(fine_tuned(tmp_path, regularizer), "loss")
 
     plain, found = losses(None), losses(method)
     assert len(found) == 4 and found != plain and found[:2] == plain[:2]  # the first epoch records
@@ -63,6 +70,13 @@ def test_supervised_fine_tuning_of_trl(tmp_path: Path) -> None:
         losses(RDrop())
     with pytest.raises(AttendropError, match="never ran its last projection"):  # nor does it call the head
         losses(UniDrop(token=0))
+
+
+@pytest.mark.parametrize("method", [SAM(), ChildTuning(variant="D")])
+def test_passes_of_a_method_are_not_in_the_metrics_of_trl(method: Any, tmp_path: Path) -> None:
+    plain, found = (fine_tuned(tmp_path, each, gradient_accumulation_steps=2) for each in (None, method))
+    assert history(found, "num_tokens") == history(plain, "num_tokens")
+    assert not found._metrics["eval"]  # which would be logged at the next evaluation
 
 
 def test_sentence_transformers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from attendrop.model_support.models import transformers_model
 from attendrop.training.model_call import replaced_attribute
+
+# What trainers of TRL record in each call of compute_loss, and log as means or sums.
+_RECORDS = ("_metrics", "_total_train_tokens")
+
+
+@contextmanager
+def unrecorded(trainer: Trainer) -> Iterator[None]:
+    """Undo what a trainer records within the block, of a pass that it would not have run itself."""
+    kept = {name: deepcopy(value) for name, value in vars(trainer).items() if name in _RECORDS}
+    try:
+        yield
+    finally:
+        vars(trainer).update(kept)
 
 
 def _is_stock(method: Any) -> bool:

@@ -19,7 +19,7 @@ from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
 from attendrop.training.model_call import ModelCall, model_arguments
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import TrainerHooks
+from attendrop.training.trainer_hooks import TrainerHooks, unrecorded
 
 
 class TrainerLoss:
@@ -48,14 +48,17 @@ class TrainerLoss:
         if not regularization.idle and regularization.model_columns is None:
             regularization.model_columns = self._model_columns(model, inputs)
         is_mean = num_items_in_batch is not None and self._is_mean(inputs)
+        is_first = True
 
         def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
+            nonlocal is_first
+            records, is_first = nullcontext() if is_first else unrecorded(self.trainer), False
             # Of a batch whose rows a method repeats, each copy counts for its part.
             copies = number_of_rows(batch) // number_of_rows(inputs)
             num_items = None if num_items_in_batch is None else num_items_in_batch * copies
             passed = None if is_mean else num_items
             # The trained model alone is prepared for autocast.
-            with nullcontext() if other is None else self.trainer.accelerator.autocast():
+            with records, nullcontext() if other is None else self.trainer.accelerator.autocast():
                 loss, outputs = self._loss_and_outputs(model if other is None else other, batch, plan, passed)
             if is_mean:
                 loss = loss * self._weight(batch, num_items).to(loss.dtype)
@@ -71,7 +74,8 @@ class TrainerLoss:
 
     def evaluate(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Any]:
         """Compute the mean loss of a model on a batch outside of training, and its outputs."""
-        return self._loss_and_outputs(model, inputs, None, self._number_of_items(inputs))
+        with unrecorded(self.trainer):
+            return self._loss_and_outputs(model, inputs, None, self._number_of_items(inputs))
 
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
@@ -122,7 +126,8 @@ class TrainerLoss:
             model = trainer.accelerator.unwrap_model(trainer.model)
             losses = []
             for count in (1, 2):
-                with torch.no_grad(), forked_rng(model), evaluating(model):  # a random loss draws the same in both
+                # A random loss draws the same in both.
+                with torch.no_grad(), forked_rng(model), evaluating(model), unrecorded(trainer):
                     batch, number = self._without_extra_columns(inputs), torch.tensor(count, device=trainer.args.device)
                     losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
             if not losses[0].isfinite() or losses[0] == 0:  # no label counts
