@@ -151,7 +151,7 @@ def test_a_module_that_computes_in_another_way_is_refused() -> None:
     model = zoo.build("mpnet")
     for module in ModelAdapter(model)._cache.attention:
         module.dropout = torch.nn.Identity()
-    with pytest.raises(AttendropError, match=r"is not supported as transformers .* has it: softmax of scores"):
+    with pytest.raises(AttendropError, match=r"is not supported in transformers .*: softmax of scores"):
         ModelAdapter(model).trace(zoo.batch_of("mpnet"))
 
 

@@ -74,7 +74,7 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
     assert cli.main(["inspect", ugly, "--write-label-map", "map.csv", "--model", "nowhere/model"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("tickets.csv: 119 rows, Windows-1252 (a guess), separated by semicolons, quoted\n")
-    assert "Length in words: " in out and "Likeness of texts" in out
+    assert "Length in words: " in out and "Similarity of texts" in out
     data = "tickets.csv --text-columns message --label-column category"
     assert f"  attendrop compare {data} --label-map map.csv --skip-bad-rows\n" in out
     assert "Refnud,Refund,1\n" in Path("map.csv").read_text()

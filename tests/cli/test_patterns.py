@@ -92,7 +92,7 @@ def test_what_a_run_drops_is_shown_by_layer_distance_and_type(
 
 def test_layers_in_which_nothing_is_dropped_do_not_count(folder: Path, capsys: Captured, undrawn: None) -> None:
     out = shown(capsys, str(run(folder, "first")), "--rows", "32")
-    assert " of the positions of attention in encoder.0, and nothing in the other 1 layer." in out
+    assert " of the attention positions in encoder.0, and nothing in the other 1 layer." in out
     shares = {line.split()[0]: line.split()[2] for line in out.splitlines() if line.startswith("encoder.")}
     assert shares["encoder.1"] == "0.0%" and f"steps drop {shares['encoder.0']} (" in out
     trained = tiny.read_metrics(folder / "first")["history"][-1]["dropped"]["ad-drop"]
@@ -103,7 +103,7 @@ def test_layers_in_which_nothing_is_dropped_do_not_count(folder: Path, capsys: C
     ("method", "because"),
     [
         ("finetune", "finetune drops nothing in attention: it regularises nothing."),
-        ("alpha-dropout", "alpha-dropout dropped no position of attention in 2 steps that were repeated on 16"),
+        ("alpha-dropout", "alpha-dropout dropped no attention position in 2 repeated steps on 16"),
     ],
 )
 def test_a_method_that_drops_nothing_in_attention_is_said_to(

@@ -97,7 +97,7 @@ def test_rows_are_those_nearest_to_a_length_with_a_share_for_each_label(tmp_path
 def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
     section = part(folder).section
-    assert "The kept model was trained on all rows, these among them." in section.content
+    assert "The kept model was trained on all rows, including these." in section.content
     assert "Its own method drops nothing in attention. Crossed out is what ad-drop with" in section.content
     training = (tmp_path / "train.csv").read_text(encoding="utf-8")
     shown = re.findall(r'<option value="\d">(.*?) ‖', section.content)

@@ -69,7 +69,7 @@ def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     (setting,) = results.settings
     assert setting.answer.sentences == ("Own words.",)
     assert len(setting.runs) == 8
-    assert results.notes == ("1 other finished runs, such as those of a search, are no part of the answer.",)
+    assert results.notes == ("1 other finished runs, such as those of a search, are not part of the answer.",)
 
 
 def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_p
     shutil.rmtree(own[0])
     assert read_results(tmp_path).notes == (
         "1 of 8 runs of the answer are not in the folder: figures lack their curves.",
-        "The answer is without 1 other finished runs of its methods and settings: if they are no older ones, of other "
-        "data or seeds, run the study again, or the comparison.",
-        "1 other finished runs, such as those of a search, are no part of the answer.",
+        "The answer does not include 1 other finished runs of its methods and settings: unless they are older ones, of "
+        "other data or seeds, run the study or the comparison again.",
+        "1 other finished runs, such as those of a search, are not part of the answer.",
     )
 
 
@@ -117,7 +117,7 @@ def test_of_an_answer_only_its_runs_are_compared_anew_by_their_names(tmp_path: P
     (setting,) = results.settings
     assert (setting.name, [row.label for row in setting.answer.rows]) == ("mine", ["R-DROP", "FINETUNE"])
     assert [row.n for row in setting.answer.rows] == [4, 4]
-    assert results.notes == ("Computed from the 8 runs of the answer, which has not the reference R-DROP.",)
+    assert results.notes == ("Computed from the 8 runs of the answer, which lacks the reference R-DROP.",)
 
 
 def test_data_of_the_same_name_are_told_apart(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_scores_chosen_on_the_reported_rows_are_marked(tmp_path: Path) -> None:
     data = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
     found = table(tmp_path, {"finetune": PLAIN}, data=data)
     assert r"**51.5 ± 1.3**\*" in found.markdown()
-    assert "flatters" in found.caption
+    assert "optimistic" in found.caption
 
 
 def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
     assert started(folder, **options)[1] is None
     with pytest.raises(AttendropError, match="'frozen' is not possible: its layer score has no bias; use 'random'"):
         started(folder, **options, head_start="frozen")
-    with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, and gpt2 is none"):
+    with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, which gpt2 is not"):
         started(folder, model=str(tmp_path))
 
 

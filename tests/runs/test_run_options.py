@@ -92,7 +92,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, cap
     assert "--unknown-labels wrong" in capsys.readouterr().err
     options += ["--unknown-labels", "wrong", *(["--class-weights", "balanced"] if protocol == "honest" else [])]
     assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 0
-    assert "3 labels of dev that train lacks count as wrong: 'maybe' (2), 'never' (1)." in capsys.readouterr().err
+    assert "3 labels of dev not in train count as wrong: 'maybe' (2), 'never' (1)." in capsys.readouterr().err
     metrics = tiny.read_metrics(folder / f"more-{protocol}")
     assert metrics["data"]["report"]["parts"]["dev"]["unknown_labels"] == {"maybe": 2, "never": 1}
     scores = metrics["all_scores"]["dev"]

@@ -87,7 +87,7 @@ def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(
     caplog.set_level("INFO", "attendrop")
     announce_run(resolve_run(tiny.config(folder, "unused", epochs=4, options={"cross_tuning": True})), 36)
     assert "ad-drop will regularise epochs 2, 4 of 4" in caplog.text
-    assert f"Measured of ad-drop: {ADDrop.info.evidence}" in caplog.text
+    assert f"Measured for ad-drop: {ADDrop.info.evidence}" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["train", "selection"])

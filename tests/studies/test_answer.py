@@ -461,7 +461,7 @@ def test_runs_that_cannot_be_compared_are_refused(more: list[Run], says: str) ->
 
 def test_the_score_of_the_best_of_several_is_said_to_flatter() -> None:
     several = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("mixout", BEHIND)])
-    assert several.notes == ("The best of 3 on the same rows flatters itself: expect slightly less on new data.",)
+    assert several.notes == ("The best score of 3 on the same rows is optimistic: expect slightly less on new data.",)
 
 
 @pytest.mark.parametrize("name", ["selected_on", "rewarded_on"])

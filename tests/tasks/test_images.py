@@ -84,7 +84,7 @@ def broken(photos: Path) -> Path:
 PROBLEMS = {
     "right/cut.png": "the image cannot be read",
     "right/gone.png": "the file cannot be read (No such file or directory)",
-    "right/page.jpg": "the image cannot be read (it is no image of a known format)",
+    "right/page.jpg": "the image cannot be read (it is not an image of a known format)",
     r"right/\udcff.png": "the name of the file is not in UTF-8",
     "stray.png": "the image has no class, by a label or by its folder",
 }
@@ -116,7 +116,7 @@ def test_folders_that_are_no_classes_are_refused(folders: tuple[str, ...], tmp_p
     for name in folders:
         (tmp_path / "photos" / name).mkdir()
         draw(1, "left").save(tmp_path / "photos" / name / "1.png")
-    message = {0: "photos has no image", 1: "photos has only one class, 'left'", 2: "dev, train, which are no classes"}
+    message = {0: "photos has no image", 1: "photos has only one class, 'left'", 2: "dev, train, which are not classes"}
     with pytest.raises(AttendropError, match=message[len(folders)]):
         load(tmp_path / "photos")
 

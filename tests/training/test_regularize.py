@@ -377,7 +377,7 @@ def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
             reg.set_epoch(epoch)
             reg.loss(zoo.batch_of("bert", (6, 4)), rows=[0, 1])
         reg.warn_of_no_effect()
-    assert "reg.step() was never called: to method ad-drop all losses were of one optimizer step." in caplog.text
+    assert "reg.step() was never called, so method ad-drop took all losses as one optimizer step." in caplog.text
 
 
 @pytest.mark.parametrize("total", [4, 40])

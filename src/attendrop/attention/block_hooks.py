@@ -108,8 +108,8 @@ def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Siz
         return edit(states)
     if states.shape[:-1].numel() != shape.numel():
         raise AttendropError(
-            "The model's feed-forward takes some of the tokens at a time (in chunks, or each by an expert of its own), "
-            "so nothing can be changed there; where that is an option of the model, such as chunk_size_feed_forward, "
-            "switch it off."
+            "The model's feed-forward processes some of the tokens at a time (in chunks, or by separate experts), so "
+            "nothing can be changed there; if that is an option of the model, such as chunk_size_feed_forward, switch "
+            "it off."
         )
     return edit(states.reshape(*shape, -1)).view_as(states)

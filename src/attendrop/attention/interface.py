@@ -51,8 +51,8 @@ def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     if not found:
         raise AttendropError(
             f"{type(model).__name__} is not supported: it does not route its attention through transformers' "
-            "AttentionInterface, so attention masks would be lost without a word. The project's docs/models.md "
-            "lists the models that work; `attendrop doctor` tells for any."
+            "AttentionInterface, so attention masks would be silently ignored. The project's docs/models.md "
+            "lists the models that work; `attendrop doctor` checks any model."
         )
     return found
 

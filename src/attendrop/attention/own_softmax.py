@@ -136,9 +136,9 @@ class _SoftmaxWatch(TorchFunctionMode):
         """Raise AttendropError if the module did not do what is watched for."""
         if self._expected or self._unread:
             raise AttendropError(
-                f"{type(module).__name__} is not supported as transformers {transformers.__version__} has it: softmax "
+                f"{type(module).__name__} is not supported in transformers {transformers.__version__}: softmax "
                 f"of scores {self.call.shape}, dropout and the product with the values do not follow one another, so "
-                "nothing could be dropped there. The project's docs/models.md names the version that was tried."
+                "nothing could be dropped there. The project's docs/models.md names the tested version."
             )
 
     def _read(self, module: nn.Module, name: str, states: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ class Plan:
         """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""
         if module not in self._layers_by_module:
             raise AttendropError(
-                f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "
-                "batch with the same columns has shown, so nothing could be dropped there."
+                f"A {type(module).__name__} ran that is not among the attention layers found in an earlier pass over a "
+                "batch with the same columns, so nothing could be dropped there."
             )
         return self._find(self._layers_by_module, module)
 

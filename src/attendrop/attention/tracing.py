@@ -231,7 +231,7 @@ def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         return {name: torch.zeros(shape, device=model.device, dtype=model.dtype)}
     if name != "input_ids":
         raise AttendropError(
-            f"{type(model).__name__} takes '{name}', for which no example input can be made up; pass a batch."
+            f"{type(model).__name__} takes '{name}', for which no example input can be generated; pass a batch."
         )
     # Eight different tokens: BART's classifier wants an end-of-sequence token in each row.
     tokens = torch.arange(8, device=model.device)[None] % config.get_text_config().vocab_size

@@ -106,7 +106,7 @@ def head_importance(
         with isolated_pass(adapter.model), torch.enable_grad():
             loss: Tensor | None = getattr(adapter.forward(batch, plan), "loss", None)
             if loss is None:
-                raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
+                raise AttendropError("Head importance is computed from the loss, and the batch has no 'labels'.")
             return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
 
     found = finite_gradients(gradients, adapter.model)

@@ -47,9 +47,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 DataDir = Annotated[str | None, run_option("data_dir")]
 Device = Annotated[str, run_option("device")]
 Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
-TextPair = Annotated[
-    list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
-]
+TextPair = Annotated[list[str] | None, typer.Option(help="Second text of a pair; give one for each text.")]
 MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
 Workers = Annotated[
     int | None,

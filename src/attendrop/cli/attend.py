@@ -30,7 +30,7 @@ def attend(
     attribution: Annotated[str, typer.Option(help="gradient or integrated_gradient.")] = "gradient",
     layers: Annotated[str, typer.Option(help="Layers to show: all, first, or numbers such as 0,5.")] = "all",
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="that of the run, or 128")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of what is dropped at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random drops.")] = 0,
     output: Annotated[str | None, typer.Option(help="The page, HTML.", show_default=f"RUN/{_FILE}, or {_FILE}")] = None,
     overwrite: Overwrite = False,
     device: Device = "auto",

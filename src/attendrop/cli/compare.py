@@ -23,8 +23,8 @@ from attendrop.studies.units import REFERENCE
 
 _DATA = Groups(
     *DATA,
-    eval_file=("Evaluation data. Default: a part of the training data is set aside.", ""),
-    test_fraction=("Instead of --eval-file: the part to set aside.", "0.25"),
+    eval_file=("Evaluation data. Default: part of the training data is held out.", ""),
+    test_fraction=("Instead of --eval-file: the fraction to hold out.", "0.25"),
 )
 
 
@@ -40,7 +40,7 @@ def compare(
         typer.Option(
             "--set",
             metavar="METHOD.NAME=VALUE",
-            help="Option of a method; it is then not searched. Given again with another value: both are compared.",
+            help="Option of a method, which is then not tuned. Repeat it with another value to compare both.",
         ),
     ] = None,
     search: Annotated[Mapping[str, Any], Groups("search", of=Comparison)],
@@ -81,7 +81,7 @@ def compare(
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, quiet=quiet)) as progress,
-        continued_by(lambda: "Interrupted. The same command goes on where it stopped."),
+        continued_by(lambda: "Interrupted. Run the same command again to continue."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"
         outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)

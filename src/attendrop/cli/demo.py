@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 @app.command()
 def demo(
     output_dir: Annotated[
-        str, typer.Option(help="Folder of the data and the answer; finished runs are not run again.")
+        str, typer.Option(help="Folder of the data and the answer; finished runs are not repeated.")
     ] = "attendrop-demo",
     model: Annotated[str, run_option("model")] = "minilm",
     seeds: Annotated[int, run_option("seeds", of=Comparison)] = 5,

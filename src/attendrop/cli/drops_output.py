@@ -77,8 +77,8 @@ def _because_of(run: str, found: RecordedDrops) -> str:
         return f"{method.name} drops nothing in attention: {what}."
     units = sorted({part.info.units for part in found.method.parts})
     return (
-        f"{found.method.name} dropped no position of attention in {found.patterns.batches} steps that were repeated on "
-        f"{_rows(found)}; what it drops are {', '.join(units)}."
+        f"{found.method.name} dropped no attention position in {found.patterns.batches} repeated steps on "
+        f"{_rows(found)}; it drops {', '.join(units)}."
     )
 
 
@@ -87,8 +87,8 @@ def _text(found: RecordedDrops) -> list[str]:
     overall = patterns.share("layer", ALL)
     share = "–" if overall is None else f"{overall.share:.1%} ({_interval(overall)})"
     lines = [
-        f"{patterns.batches} repeated steps drop {share} of the positions of attention{_where(patterns)}.",
-        *([] if found.acted else ["The run was too short for it: the method was active in none of its epochs."]),
+        f"{patterns.batches} repeated steps drop {share} of the attention positions{_where(patterns)}.",
+        *([] if found.acted else ["The run was too short: the method was active in none of its epochs."]),
         "",
         "By layer:",
         *_table([(layer, patterns.share("layer", ALL, layer)) for layer in patterns.layers]),

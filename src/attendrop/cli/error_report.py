@@ -37,7 +37,7 @@ def _classes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _errors(errors: list[dict[str, Any]]) -> list[str]:
-    lines = ["wrong, and sure of it"]
+    lines = ["most confident errors"]
     for error in errors[:_ERRORS]:
         lines.append(f"  row {error['row'] + 1}: {_short(error['text'])}")
         lines.append(f"    is {error['class']}, predicted {error['predicted']} ({error['probability']:.2f})")

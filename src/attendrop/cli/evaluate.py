@@ -32,7 +32,7 @@ def evaluate(
         ),
     ],
     report: Annotated[
-        bool, typer.Option("--report", help="Also say what goes wrong: classes, confusions, calibration, errors.")
+        bool, typer.Option("--report", help="Also analyse errors: classes, confusions, calibration, examples.")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -19,7 +19,7 @@ def export(
     ],
     format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
     quantize: Annotated[
-        str | None, typer.Option(help="int8: a quarter of the size; the loss of score is measured.")
+        str | None, typer.Option(help="int8: a quarter of the size; the loss in score is measured.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file, and the files saved with it.")

@@ -45,7 +45,7 @@ def inspect(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Tell how a file is written, what is in it and doubtful in it, and how to train on it."""
+    """Describe a file: format, contents, likely mistakes, and how to train on it."""
     found = inspect_files(
         file,
         eval_file,
@@ -135,7 +135,7 @@ def _rows(found: Inspection, model: str) -> list[str]:
         texts = [" ".join(map(str, row)) for row in zip(*map(found.table.column, found.text_columns), strict=True)]
         if (alike := likeness(texts, found.written_labels())) is not None:
             lines.append(
-                f"Likeness of texts (mean cosine of TF-IDF): {alike.within:.2f} within a class, {alike.between:.2f} "
+                f"Similarity of texts (mean cosine of TF-IDF): {alike.within:.2f} within a class, {alike.between:.2f} "
                 f"between classes, {alike.nearest:.2f} to the nearest of the class."
             )
     return lines

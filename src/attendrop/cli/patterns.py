@@ -27,22 +27,24 @@ def patterns(
     text_columns: Annotated[str | None, run_option("text_columns", of=Source)] = None,
     table: Annotated[
         str | None,
-        typer.Option("--csv", help="The table; its figure stands beside it, PNG.", show_default="RUN/drops.csv"),
+        typer.Option("--csv", help="The table; its PNG figure is written beside it.", show_default="RUN/drops.csv"),
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Instead: loss and score without positions of high, low or random attribution."),
+        typer.Option(
+            "--probe", help="Measure loss and score without positions of high, low or random attribution instead."
+        ),
     ] = False,
-    rates: Annotated[str, typer.Option(help="Of --probe: fractions to drop.")] = "0.1,0.3,0.5,0.7,0.9",
+    rates: Annotated[str, typer.Option(help="With --probe: fractions to drop.")] = "0.1,0.3,0.5,0.7,0.9",
     fit: Annotated[
         int | None,
-        typer.Option(help="Of attendout: least number of linear pieces of a schedule to fit.", show_default="none"),
+        typer.Option(help="For attendout: least number of linear pieces of a fitted schedule.", show_default="none"),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="Of attendout: picture of what it learnt, PNG.", show_default="RUN/patterns.png")
+        str | None, typer.Option(help="For attendout: PNG figure of what it learnt.", show_default="RUN/patterns.png")
     ] = None,
     options: Annotated[
-        str | None, typer.Option(help="Of attendout: where to write the fit, JSON.", show_default="RUN/scheduler.json")
+        str | None, typer.Option(help="For attendout: JSON file of the fit.", show_default="RUN/scheduler.json")
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",

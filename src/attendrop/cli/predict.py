@@ -40,7 +40,7 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
     ] = False,
-    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Write the columns of the file, too.")] = False,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Also write the columns of the file.")] = False,
     rows: Annotated[Mapping[str, Any], Groups("rows", of=Source)],
     quiet: Quiet = False,
     as_json: Json = False,

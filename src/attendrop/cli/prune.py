@@ -27,7 +27,7 @@ def prune(
             "the method learnt can be told from noise."
         ),
     ] = "auto",
-    tolerance: Annotated[float, typer.Option(help="With auto: allowed loss of selection score.")] = 0.0,
+    tolerance: Annotated[float, typer.Option(help="With auto: allowed loss in selection score.")] = 0.0,
     recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
     data_dir: DataDir = None,
     device: Device = "auto",

@@ -15,7 +15,7 @@ from attendrop.wording import counted
 def push(
     run: RunFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/model.")],
-    public: Annotated[bool, typer.Option("--public", help="Let everybody read a repository that is created.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ def report(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="Text whose attention is shown with the model in DIR/best; several times for several.",
+            help="Text whose attention is shown with the model in DIR/best; may be repeated.",
             show_default="three evaluation rows",
         ),
     ] = None,

@@ -116,8 +116,8 @@ class RowRecords:
             self._since_exchange.pop(oldest, None)
             if not self.forgotten:
                 logger.warning(
-                    "The records of training rows take more than their limit of %.0f MiB: those recorded longest ago "
-                    "are forgotten, and nothing is dropped from such rows; raise record_limit.",
+                    "The records of training rows exceed their limit of %.0f MiB: the oldest are discarded, and "
+                    "nothing is dropped from those rows; raise record_limit.",
                     self.limit / 2**20,
                 )
             self.forgotten += 1
@@ -196,8 +196,8 @@ class Recorder:
         rows: list[int] = context.batch[ROW_INDEX].tolist()
         if number_of_rows(context.batch) != len(rows):
             raise AttendropError(
-                f"The data collator made {number_of_rows(context.batch)} rows of {len(rows)}, so it is not known which "
-                "row each recorded attribution is of; have it keep the number of rows, or use attribution='gradient'."
+                f"The data collator made {number_of_rows(context.batch)} rows of {len(rows)}, so recorded attributions "
+                "cannot be assigned to rows; have it keep the number of rows, or use attribution='gradient'."
             )
         step = (context.key.step, context.key.first)
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):

@@ -92,7 +92,7 @@ class PrunedModel(nn.Module):
         """
         for name in ("output_attentions", "output_hidden_states"):
             if self.fast and kwargs.get(name, getattr(self.config, name, False)):
-                raise AttendropError(f"A pruned model has nothing to give for {name}; its to_stock() has.")
+                raise AttendropError(f"A pruned model does not return {name}; its to_stock() does.")
         return self.model(*args, **kwargs)
 
     def train(self, mode: bool = True) -> PrunedModel:
@@ -196,7 +196,7 @@ def load(folder: str | Path) -> Any:
         except Exception as error:  # safetensors raises its own exception class
             raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
         if missing := sorted(info["missing_keys"]):
-            raise AttendropError(f"The weights in '{folder}' are not whole: {missing[0]}.")
+            raise AttendropError(f"The weights in '{folder}' are incomplete: {missing[0]}.")
         return model.eval()
     config = read_json(folder / PRUNED_CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])

@@ -298,5 +298,5 @@ def _drop_fractions(
 
 def _require_batches(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
     if not batches:
-        raise AttendropError(f"Give batches, labelled and not trained on: {purpose} is measured on them.")
+        raise AttendropError(f"Pass labelled batches that were not trained on: {purpose} is measured on them.")
     return batches

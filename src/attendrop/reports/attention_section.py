@@ -129,9 +129,7 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
         data = load_data(config)
         rows = divide(config, data).report.get("dev")
         if rows is None:
-            raise AttendropError(
-                "The runs, which tell what the evaluation rows were, are gone; give texts with --text."
-            )
+            raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
         chosen = rows.select(typical_rows(rows, data.task, stages.tokenizer, config.max_length))
         texts, *others = zip(*data.task.head.texts(chosen), strict=True)
         pairs = others[0] if others else ()
@@ -169,8 +167,8 @@ def _source(count: int, rows: int, task: Task, config: RunConfig) -> str:
     if not config.test_fraction:
         return found
     if config.shots is None and config.max_train_samples is None:
-        return f"{found} The kept model was trained on all rows, these among them."
-    return f"{found} The kept model was trained on a sample of all rows, which may hold these."
+        return f"{found} The kept model was trained on all rows, including these."
+    return f"{found} The kept model was trained on a sample of all rows, which may include these."
 
 
 def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: str, left_out: str) -> Section:

@@ -146,7 +146,7 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
             notes += _failures(runs_folder(folder))
         else:
             settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
-            notes = [f"Computed from the {len(own)} runs of the answer, which has not the reference {reference}."]
+            notes = [f"Computed from the {len(own)} runs of the answer, which lacks the reference {reference}."]
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
@@ -202,11 +202,11 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     newer = [run for run in others if has_score(run.metrics) and (run.setting, run.label) in settings]
     if newer:
         notes.append(
-            f"The answer is without {len(newer)} other finished runs of its methods and settings: if they are no older "
-            "ones, of other data or seeds, run the study again, or the comparison."
+            f"The answer does not include {len(newer)} other finished runs of its methods and settings: unless they "
+            "are older ones, of other data or seeds, run the study or the comparison again."
         )
     if more := len(others) - len(newer):
-        notes.append(f"{more} other finished runs, such as those of a search, are no part of the answer.")
+        notes.append(f"{more} other finished runs, such as those of a search, are not part of the answer.")
     return notes
 
 

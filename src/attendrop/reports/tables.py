@@ -177,7 +177,7 @@ def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> st
     if AHEAD in marks or BEHIND in marks:
         parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
     if FLATTERED in marks:
-        parts.append(f"{FLATTERED} chosen on the rows of the score, which flatters it")
+        parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
     return f"{'. '.join(parts)}."
 
 

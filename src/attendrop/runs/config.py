@@ -92,7 +92,7 @@ class RunConfig:
     unknown_labels: str | None = option(
         None,
         "rows",
-        "Labels of the eval file that training lacks: error, or count as wrong.",
+        "Labels of the eval file not in training: error, or count as wrong.",
         choice(*UNKNOWN_LABELS),
         shown="error",
     )
@@ -104,7 +104,7 @@ class RunConfig:
     shift: bool | None = option(
         None,
         "held_out",
-        "Also score on rows unlike the training rows: whole groups of like texts, held out.",
+        "Also score on rows unlike the training rows: whole groups of similar texts, held out.",
         flags=["--shift"],
     )
     """In each class, one group, of about as many rows as ``test_fraction`` (a quarter, where that is 0); see
@@ -130,7 +130,7 @@ class RunConfig:
     head_start: str = option(
         "auto",
         "start",
-        "Start of a new head: random, frozen (a linear model), contrastive (after SetFit's stage) or auto.",
+        "Start of a new head: random, frozen (linear model), contrastive (SetFit, then frozen) or auto.",
         choice("auto", "random", "frozen", "contrastive"),
     )
     """``"frozen"`` is a linear model fitted to the frozen encoder's features of the training rows; ``"auto"`` the same,
@@ -202,7 +202,7 @@ class RunConfig:
     )
     """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``,
     ``calibrate`` or the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
-    refit: bool | None = option(None, "selection", "Train again, also on the rows held out.", shown="if any are")
+    refit: bool | None = option(None, "selection", "Train again, including the held-out rows.", shown="if any are")
     """For as many steps as were best with a part held out. None: wherever a part was held out, but for rewards."""
     patience: int | None = option(
         None,

@@ -97,7 +97,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     yield from head.label_warnings(parts["train"])
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
-            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} that train lacks"
+            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
             yield f"{lacking} count as wrong: {counts_of(unknown)}."
         if part.get("in_train"):
             percent = 100 * part["in_train"] / part["rows"]
@@ -118,7 +118,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
         yield (
             f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
-            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift scores it on such."
+            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift measures this."
         )
     for name, part in parts.items():
         if part.get("unknown"):

@@ -162,7 +162,7 @@ def tune_contrastively(
             of a class.
     """
     if not is_encoder(model.config):
-        raise AttendropError(f"SetFit is for encoders, and {type(model).__name__} is none.")
+        raise AttendropError(f"SetFit is for encoders, which {type(model).__name__} is not.")
     if any(len(parts) != 1 for parts in texts):
         raise AttendropError("SetFit is for single texts, and these rows have two.")
     if len(set(labels)) == len(labels) or len(set(labels)) < 2:

@@ -62,7 +62,7 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     except LocalTokenNotFoundError:
         raise AttendropError("nobody is logged in to the hub; run `hf auth login`, or set HF_TOKEN.") from None
     except (HFValidationError, HfUriError) as error:
-        raise AttendropError(f"{name!r} is no name of a repository: {error}") from None
+        raise AttendropError(f"{name!r} is not a repository name: {error}") from None
     except HfHubHTTPError as error:
         said = error.server_message or str(error).splitlines()[0]
         hint = "; log in with `hf auth login`, or set HF_TOKEN" if error.response.status_code == 401 else ""

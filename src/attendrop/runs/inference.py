@@ -125,7 +125,7 @@ def _report(model: _Model, task: Task, outputs: Array, labels: Array, loaded: li
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
     found = error_analysis(task, outputs, labels, concatenate_datasets(loaded), train)
     if found is None:
-        raise AttendropError(f"report says what is wrong of classes and labels; omit it for {task.head.labels_are}.")
+        raise AttendropError(f"report analyses errors on classes and labels; omit it for {task.head.labels_are}.")
     return found
 
 

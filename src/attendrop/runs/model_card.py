@@ -107,7 +107,7 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
         + (_SCORED_ONCE if scored_once(metrics) else "")
         + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
         "## Scores\n\n" + _scores(metrics),
-        f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
+        f"## Method\n\n`{metrics['method']}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
         f"## How to load it\n\n```python\n{usage}\n```" + _with_peft(metrics, head, stock),

@@ -154,7 +154,7 @@ def _check_folder(name: str) -> None:
     check_whole(Path(name).expanduser())
     if is_baseline(name):
         raise AttendropError(
-            f"The model in '{name}' is no transformer but a baseline, without attention; `attendrop predict`, "
+            f"The model in '{name}' is a baseline without attention, not a transformer; `attendrop predict`, "
             "`attendrop evaluate` and `attendrop export` read it."
         )
 
@@ -187,12 +187,12 @@ def _report_loading(
         raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
     if in_body:
         logger.warning(
-            "%d weights of %s are not in its files and start at random, among them %s.", len(in_body), name, in_body[0]
+            "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
     if has_head and in_head:
         logger.warning(
-            "%s has no trained head of this kind: %d of the head's weights start at random, among them %s.",
+            "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,
             len(in_head),
             in_head[0],

@@ -127,7 +127,7 @@ def check_whole(folder: Path) -> None:
     lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
     if lost:
         raise AttendropError(
-            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the folder again, whole."
+            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
         )
 
 

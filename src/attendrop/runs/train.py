@@ -232,7 +232,7 @@ def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: 
     else:
         temperature = float(selected["temperature"])
     divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
-    logger.info("Logits are divided by %.2f, which fits rows held out.", temperature)
+    logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
     return temperature
 
 
@@ -330,7 +330,7 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         elif epochs:  # if there are none, the trainer warns
             logger.info("Method %s will regularise %s.", part.name, _listed(epochs, total))
         if part.info.evidence:
-            logger.info("Measured of %s: %s", part.name, part.info.evidence)
+            logger.info("Measured for %s: %s", part.name, part.info.evidence)
 
 
 def _training(run: ResolvedRun) -> str:

@@ -270,11 +270,11 @@ def _notes(
             yield f"{row.label} and {rows[0].label} have {counted(row.pairs, 'seed')} in common{few}."
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
-        yield f"Without scores by row on the rows of the reference, and so on new rows: {', '.join(unknown)}."
+        yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."
     if verdict.kind in ("method", "baseline") and len(rows) > 2:
-        yield f"The best of {len(rows)} on the same rows flatters itself: expect slightly less on new data."
+        yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
-        yield "*: a model was chosen on the rows that it is scored on, which flatters the score."
+        yield "*: a model was chosen on the rows that it is scored on, so its score is optimistic."
 
 
 # Tables --------------------------------------------------------------------------------------------------------------

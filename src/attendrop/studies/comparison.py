@@ -107,14 +107,14 @@ class Comparison:
     )
     """Names, methods with options, or settings, one or several of each method; an option that is not the default is not
     searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
-    seeds: int = option(5, "search", "Number of seeds of each method.")
+    seeds: int = option(5, "search", "Number of seeds per method.")
     budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
     """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time is left goes
     into the search of settings."""
     trials: int | None = option(
         None,
         "search",
-        "Settings to try of each method, learning rates among them.",
+        "Settings to try for each method, including learning rates.",
         shown="what fits into the budget",
     )
     """The default setting is one of them. None: as many as fit into the budget, and only the default without one."""

@@ -110,8 +110,8 @@ class Runner:
         if self._digests.setdefault(source := json.dumps(of), digest) != digest:
             changed = config.train_file or config.task
             raise AttendropError(
-                f"The data of {changed}, or the model '{config.model}', changed meanwhile: earlier runs are of what "
-                "they were. Start again, and all runs are of the same."
+                f"The data of {changed}, or the model '{config.model}', changed meanwhile, so earlier runs used other "
+                "ones. Start again, so that all runs use the same."
             )
         return Job(unit, self.folder / RUNS / unit.folder_name(self._digests[source]))
 

@@ -229,7 +229,7 @@ HOLDS_FOR_SHIFTED = (
 def scored_unlike(run: Metrics) -> str:
     """Name the rows of a run that are unlike the training rows, and how many they are."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
-    held = "whole groups of like texts" if column is None else f"whole values of '{column}'"
+    held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
     return f"rows unlike the training rows ({rows}, {held}, held out)"
 
 

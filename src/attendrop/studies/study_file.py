@@ -149,7 +149,7 @@ class _Reader:
         reference = content.get("reference", default)
         if "reference" in content and (not isinstance(reference, str) or reference not in labels):
             told = suggestion(str(reference), tuple(labels))
-            raise self.error(f"has a reference that is none of its methods, {reference!r}.{told}")
+            raise self.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
         settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
         return Study(tuple(settings), reference)
 
@@ -189,7 +189,7 @@ class _Reader:
     def models(self, content: Mapping[str, Any]) -> list[str]:
         given = _listed(content.get("models") or "minilm")
         if wrong := next((name for name in given if not isinstance(name, str)), None):
-            raise self.error(f"has a model that is no name: {wrong!r}.")
+            raise self.error(f"has a model that is not a name: {wrong!r}.")
         models = map(self.expanded, given)
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
 
@@ -215,10 +215,10 @@ class _Reader:
         if "name" not in given:
             raise self.error("has a method without a name.")
         if not isinstance(given["name"], str):
-            raise self.error(f"has a method whose name is no text: {given['name']!r}; write an entry for each method.")
+            raise self.error(f"has a method whose name is not text: {given['name']!r}; write an entry for each method.")
         label = given.get("label", "")
         if not isinstance(label, str):
-            raise self.error(f"has a label that is no text: {label!r}; quote it.")
+            raise self.error(f"has a label that is not text: {label!r}; quote it.")
         options = self.mapping("options", given.get("options") or {})
         for point, varied in _grid(options):
             check_declared(given["name"], point)

@@ -177,7 +177,7 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
             temperature = calibrated["temperature"]
             side = "less" if temperature > 1 else "more"
             found.append(
-                f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} sure."
+                f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} confident."
             )
     if doubtful := suspicious_labels(analysis):
         found.append(

@@ -103,7 +103,7 @@ def _unreadable(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"the file cannot be read ({error.strerror})"
     # Pillow's message of an unknown format has the file's path, or the place of a buffer in memory.
-    reason = "it is no image of a known format" if "cannot identify" in str(error) else str(error).splitlines()[0]
+    reason = "it is not an image of a known format" if "cannot identify" in str(error) else str(error).splitlines()[0]
     return f"the image cannot be read ({reason})"
 
 

@@ -299,7 +299,7 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.evaluated is not None:
         evaluated, rows = found.evaluated, _plain_texts(found.evaluated, found.text_columns)
         if known := sum(all(row) and row in labels_of for row in rows):
-            yield "in_both", f"{known} of {len(rows)} rows of {evaluated.path} have a text that is here, too."
+            yield "in_both", f"{known} of {len(rows)} rows of {evaluated.path} have a text that is also here."
         theirs = _labels(evaluated, found.label_column, found.label_type)
         if unknown := {label: count for label, count in theirs.items() if label not in found.labels}:
             yield "unknown_labels", f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."

@@ -60,8 +60,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     if len(enough) < max(1, len(members) / 2):
         of = f"only {len(enough)} of {len(members)} classes have" if len(members) > 1 else "there are not"
         raise AttendropError(
-            f"shift holds out whole groups of like rows, which takes {groups} different texts or more in most classes, "
-            f"and {of} so many; leave it out, or name a column whose values tell rows apart with shift-column."
+            f"shift holds out whole groups of similar rows, which needs {groups} different texts or more in most "
+            f"classes, but {of} so many; omit it, or name a column to hold out by with shift-column."
         )
     vectors = text_vectors(texts)
     held = {row for found in enough.values() for row in _farthest_group(vectors, found, fraction, groups, seed)}
@@ -218,7 +218,7 @@ def _tfidf(texts: Sequence[str]) -> Any:
     try:
         return _vectorizer().fit_transform(texts)
     except ValueError:  # of scikit-learn: an empty vocabulary
-        raise AttendropError("the texts have no words by which they could be like others.") from None
+        raise AttendropError("the texts have no words to compare them by.") from None
 
 
 def _joined(rows: Dataset, task: Task) -> list[str]:

@@ -149,7 +149,7 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
         raise AttendropError(
             f"column {column!r}: the labels mix numbers, such as {_examples(numeric, 1)}, with text, such as "
             f"{_examples(text, 1)}; correct them, or set --label-type class if they are classes, or --label-type "
-            "number with --skip-bad-rows to leave out what is no number."
+            "number with --skip-bad-rows to leave out what is not a number."
         )
     if unread:
         warnings.warn(

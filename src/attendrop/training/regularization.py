@@ -137,7 +137,7 @@ class Regularization:
             return
         if self._called > 1 and not self._stepped:
             logger.warning(
-                "reg.step() was never called: to method %s all losses were of one optimizer step. Call it after each "
+                "reg.step() was never called, so method %s took all losses as one optimizer step. Call it after each "
                 "optimizer.step().",
                 self.method.name,
             )

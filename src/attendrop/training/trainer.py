@@ -435,7 +435,9 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         AttendropError: It is none.
     """
     if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
-        raise AttendropError(f"{trainer!r} is no subclass of transformers.Trainer; pass the class, such as SFTTrainer.")
+        raise AttendropError(
+            f"{trainer!r} is not a subclass of transformers.Trainer; pass the class, such as SFTTrainer."
+        )
     if issubclass(RegularizedTrainer, trainer):
         return RegularizedTrainer
     if issubclass(trainer, RegularizedTrainer):

@@ -29,7 +29,7 @@ def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
 BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
     (LABELS, {"x": "a", "label": None}, "column 'label': the labels are missing; write an empty list"),
     (LABELS, {"x": "a", "label": "nan"}, "column 'label': the labels are missing; write an empty list"),
-    (LABELS, {"x": "a", "label": 0.5}, "0.5 is no list of labels"),
+    (LABELS, {"x": "a", "label": 0.5}, "0.5 is not a list of labels"),
     (LABELS, {"x": "a", "label": ["art", ""]}, "label 2 of \"['art', '']\" is empty"),
     (TAGS, {"x": ["a"], "label": ["O", "O"]}, ": 1 words, but 2 tags; give one for each word"),
     (TAGS, {"x": [], "label": []}, ", column 'x': there is no word; give a list of words"),
@@ -47,7 +47,7 @@ BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
     (COMPLETIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
     (COMPLETIONS, {"x": [USER], "label": "a"}, "the last message is the completion; omit the label column"),
     (CHATS, {"x": "a"}, "there is no completion; name its column as label column"),
-    (CHATS, {"x": [USER]}, "no message of the assistant ends the messages"),
+    (CHATS, {"x": [USER]}, "the messages do not end with a reply of the assistant"),
     (CHATS, {"x": [{"role": "user"}]}, "message 1 of 1 is not an object with"),
     (TEXTS, {"x": 3}, "3 is not text"),
 ]  # fmt: skip

@@ -86,7 +86,7 @@ def test_an_architecture_with_the_option_keeps_its_class() -> None:
 @pytest.mark.parametrize("config", [hf.GPT2Config(), hf.BartConfig()])
 def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
     configure_pooling(config, "cls")
-    with pytest.raises(AttendropError, match=f"pooling 'mean' is for encoders, and {config.model_type} is none"):
+    with pytest.raises(AttendropError, match=f"pooling 'mean' is for encoders, which {config.model_type} is not"):
         configure_pooling(config, "mean")
 
 

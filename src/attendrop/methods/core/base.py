@@ -365,7 +365,7 @@ def refuse_with_adapter(method: Method) -> None:
     for part in method.parts:
         if part.info.edits_pretrained_weights:
             raise AttendropError(
-                f"Method '{part.name}' changes weights of the model itself, which an adapter is not saved with; train "
+                f"Method '{part.name}' changes weights of the model itself, which are not saved with an adapter; train "
                 "without an adapter, or with another method."
             )
 

@@ -151,7 +151,7 @@ logits = model(**inputs).logits"""
             folders, found = class_folders(source.path), {path.parts[0] for path in paths}
             if found <= _SPLITS and len(found) > 1:
                 raise AttendropError(
-                    f"{source.path} has the folders {', '.join(folders)}, which are no classes; give them one by one, "
+                    f"{source.path} has the folders {', '.join(folders)}, which are not classes; give them one by one, "
                     f"such as --train-file {source.path}/{folders[-1]}."
                 )
             empty = [name for name in folders if name not in found]

@@ -130,8 +130,8 @@ def _has_option(config: PreTrainedConfig) -> bool:
 def _encoder_class(config: PreTrainedConfig) -> Any:
     if not is_encoder(config):
         raise AttendropError(
-            f"pooling 'mean' is for encoders, and {config.model_type} is none; with pooling 'cls' its classifier reads "
-            "what it was made to read."
+            f"pooling 'mean' is for encoders, which {config.model_type} is not; with pooling 'cls' its classifier "
+            "reads what it was designed to read."
         )
     found = MODEL_MAPPING[type(config)]
     return found[0] if isinstance(found, tuple) else found

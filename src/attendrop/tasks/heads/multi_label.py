@@ -94,7 +94,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         if is_missing(value) or written(value).strip().lower() == "nan":
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
-            return f"{value!r} is no list of labels"
+            return f"{value!r} is not a list of labels"
         empty = [number for number, name in enumerate(_items(value), start=1) if not name]
         return f"label {empty[0]} of {written(value)!r} is empty" if empty else None
 

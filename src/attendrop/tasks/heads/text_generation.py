@@ -90,7 +90,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         if label is not None:
             return "the last message is the completion; omit the label column (chats to classify are each one text)"
         before, reply = _without_reply(prompt)
-        return "no message of the assistant ends the messages" if reply is None or not before else None
+        return "the messages do not end with a reply of the assistant" if reply is None or not before else None
 
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         return {**super().without_answers(columns), "prompt": [prompt for prompt, _ in _pairs(columns)]}
