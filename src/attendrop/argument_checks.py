@@ -1,4 +1,4 @@
-"""Checks of arguments, without imports beyond the standard library."""
+"""Argument checks that import only the standard library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attendrop.errors import AttendropError
 
 
 def defines(thing: object, base: type, name: str) -> bool:
-    """Tell whether ``thing``, or its class, overrides a function of ``base``."""
+    """Return whether ``thing``, or its class, overrides a function of ``base``."""
     function = getattr(thing, name)
     return getattr(function, "__func__", function) is not getattr(base, name)
 
@@ -29,7 +29,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_least(name: str, value: int, least: int = 1, bits: int = 31) -> None:
-    """Raise unless an option is at least ``least``, and below ``2**bits``, so that it fits into integers of C."""
+    """Raise unless an option is at least ``least``, and below ``2**bits``, so that it fits into a C integer."""
     if value < least:
         raise AttendropError(f"{name.replace('_', '-')} must be at least {least}, not {value}.")
     if value >= 2**bits:

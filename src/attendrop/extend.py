@@ -1,4 +1,4 @@
-"""What methods are made of: the public names for a method of one's own, and those that the library's methods use.
+"""Building blocks of methods: the public names for custom methods and the library's own.
 
 ``docs/own_method.md`` has a worked example and an overview; any file of ``attendrop/methods`` is another. A
 :class:`Method` holds options and defines one training pass. A :class:`MethodState` is a method attached to a model, if

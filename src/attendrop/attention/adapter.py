@@ -92,7 +92,7 @@ class ModelAdapter:
         self._attached = False
 
     def __enter__(self) -> Self:
-        """Attach for a block."""
+        """Attach within a ``with`` block."""
         self.attach()
         return self
 
@@ -206,5 +206,5 @@ def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | Non
 
 
 def attention_module_names(model: nn.Module) -> list[str]:
-    """List the modules that call transformers' attention interface, by name, also those that no batch reaches."""
+    """List by name the modules that call transformers' attention interface, even if no batch reaches them."""
     return list(find_attention_modules(model).values())

@@ -103,7 +103,7 @@ class BlockHooks:
 
 
 def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:
-    """Call ``edit`` with ``(batch, n, width)``, also where a model puts all tokens of the batch in one dimension."""
+    """Call ``edit`` with ``(batch, n, width)``, even if a model flattens all tokens of the batch."""
     if states.shape[:-1] == shape:
         return edit(states)
     if states.shape[:-1].numel() != shape.numel():

@@ -1,4 +1,4 @@
-"""Structure of a model around its attention, as one traced pass shows: blocks, projections, embedding and head."""
+"""Structure of a model around its attention, found by tracing one pass: blocks, projections, embedding, head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 
 @dataclass(eq=False)
 class Block:
-    """One block of a model (attention, feed-forward, norms), as one forward pass meets it.
+    """One block of a model (attention, feed-forward, norms) in one forward pass.
 
     Attributes:
         module: The module; of a model that shares its layers (ALBERT), that of several blocks.

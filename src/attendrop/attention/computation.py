@@ -20,7 +20,7 @@ _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
 
 class AttentionComputation:
-    """One call of an attention layer, with the model's masks and biases brought to one form.
+    """One call of an attention layer, with the model's masks and biases in a uniform format.
 
     Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
     models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.

@@ -1,4 +1,4 @@
-"""One call of an attention layer, and its edits and those of one block: how several combine, and how they act.
+"""Calls of attention layers, and edits of attention and blocks: how they combine, and how they act.
 
 A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what the two ways of
 computing attention (``computation`` and ``own_softmax``) make of it.
@@ -98,7 +98,7 @@ def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 class _Edit:
-    """Base class of edits, whose fields have the default where nothing is changed.
+    """Base class of edits; a field with its default changes nothing.
 
     Attributes:
         combine: How the values of several edits become one, by field; of other fields, only one edit can have a value.

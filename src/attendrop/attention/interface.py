@@ -23,7 +23,7 @@ from attendrop.errors import AttendropError
 
 
 class _RegisteredName(str):
-    """Registered name in a configuration, of which copies and pickles hold the original implementation."""
+    """Registered name in a configuration; copies and pickles hold the original implementation instead."""
 
     original: str
 
@@ -65,7 +65,7 @@ def attention_configs(model: nn.Module, modules: Iterable[nn.Module]) -> list[An
 
 
 def implementation_of(config: Any) -> str:
-    """Return the attention implementation that a configuration was given, also while it is routed to this library."""
+    """Return the original attention implementation of a configuration, even while routed to this library."""
     name: str = config._attn_implementation
     return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
 
@@ -86,7 +86,7 @@ def restore(config: Any) -> None:
 
 
 def leave_masks_unchanged(config: Any) -> None:
-    """Pass the attention mask, ``(batch, length)``, through unchanged, to an encoder that replaces the model's own."""
+    """Pass the attention mask, ``(batch, length)``, unchanged to an encoder that replaces the model's own."""
     config._attn_implementation_internal = _UNCHANGED_MASK
 
 
@@ -161,7 +161,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
 def _follow(
     plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer as the plan says, from queries, keys, values and the mask.
+    """Compute one attention layer under the plan, from queries, keys, values and the mask.
 
     None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python, another
     one in each pass.

@@ -13,7 +13,7 @@ KINDS = ("encoder", "decoder", "cross")
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One attention layer of a model, as one forward pass meets it.
+    """One attention layer of a model in one forward pass.
 
     Attributes:
         name: Qualified name of the module; ``name#k`` for the ``k``-th call of a module that is called repeatedly

@@ -22,13 +22,13 @@ _HOOKS = {
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether a model or a part of it was compiled in place, by ``model.compile()``."""
+    """Return whether a model or a part of it was compiled in place, by ``model.compile()``."""
     return any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
 
 
 @contextmanager
 def hooks_are_guarded() -> Iterator[None]:
-    """Let compiled code notice hooks that come and go, which by default it does not; what was compiled is forgotten."""
+    """Let compiled code notice added and removed hooks, which it ignores by default; discard what was compiled."""
     import torch._dynamo
 
     with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
@@ -87,7 +87,7 @@ def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def recomputed_within(module: nn.Module, context: Callable[[], ContextDecorator]) -> Iterator[None]:
-    """Let what the module itself checkpoints in this block run again within another ``context()``."""
+    """Recompute what the module itself checkpoints in this block within another ``context()``."""
     stock: Callable[..., Any] | None = vars(module).get(_CHECKPOINT)
     if stock is None:
         yield

@@ -73,7 +73,7 @@ class SoftmaxHooks:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run an attention module as the plan says."""
+    """Run an attention module under the plan."""
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return stock(*args, **kwargs)
@@ -133,7 +133,7 @@ class _SoftmaxWatch(TorchFunctionMode):
                 del vars(module)[name]
 
     def check_complete(self, module: nn.Module) -> None:
-        """Raise AttendropError if the module did not do what is watched for."""
+        """Raise AttendropError if the module did not perform the expected operations."""
         if self._expected or self._unread:
             raise AttendropError(
                 f"{type(module).__name__} is not supported in transformers {transformers.__version__}: softmax "
@@ -146,7 +146,7 @@ class _SoftmaxWatch(TorchFunctionMode):
         return self._unread.pop(name)
 
     def _on_weights(self, tensor: Any = None, *_: Any) -> bool:
-        """Tell whether a function is called on the scores, or on the weights that the last step made."""
+        """Return whether a function is called on the scores, or on the weights from the last step."""
         if not isinstance(tensor, Tensor):
             return False
         if self._weights is None:

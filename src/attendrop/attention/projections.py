@@ -54,7 +54,7 @@ def factors(projection: nn.Module) -> list[Tensor]:
 
 
 def refuse_quantized(layer: nn.Module) -> None:
-    """Raise AttendropError if the weight of a linear layer is no matrix of numbers, but packed ones."""
+    """Raise AttendropError if the weight of a linear layer is packed (quantized) instead of a matrix of numbers."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     packed = isinstance(layer, nn.Linear) and weight.shape != (layer.out_features, layer.in_features)
     if packed or not weight.is_floating_point():
@@ -65,12 +65,12 @@ def refuse_quantized(layer: nn.Module) -> None:
 
 
 def input_dim(projection: nn.Module) -> int:
-    """Return the dimension of a weight that holds inputs: that of ``Conv1D`` is the transpose of a linear layer's."""
+    """Return the input dimension of a weight: a ``Conv1D`` weight is the transpose of a linear layer's."""
     return 0 if isinstance(base_layer(projection), Conv1D) else 1
 
 
 def effective_weight(projection: nn.Module) -> Tensor:
-    """Return the weight with what an adapter adds; raise AttendropError if it is quantized, or that is not known."""
+    """Return the weight including an adapter's part; raise AttendropError if it is quantized or unknown."""
     layer: Any = projection
     refuse_quantized(base_layer(projection))
     weight: Tensor = base_layer(projection).weight  # type: ignore[assignment]
@@ -92,7 +92,7 @@ def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
 
 
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
-    """List the parameters of an attention module that make queries and keys, each with the part of it that does.
+    """List the parameters of an attention module that produce queries and keys, each with the relevant part.
 
     Of a fused projection that is taken to be the first two thirds. Empty if the module has none that are known here.
 

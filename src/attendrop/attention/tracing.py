@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trace:
-    """Result of one traced pass: the layers of attention modules, in the order of first runs, and what is around."""
+    """Result of one traced pass: the layers of attention modules, in the order of first runs, and the structure."""
 
     layers_by_module: Mapping[nn.Module, tuple[AttentionLayer, ...]]
     structure: ModelStructure
@@ -50,7 +50,7 @@ _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDicti
 
 
 def forget_traces(model: nn.Module) -> None:
-    """Remove a model from the cache, which would keep alive a model whose modules refer to it."""
+    """Remove a model from the cache, which would keep it alive if its modules refer to it."""
     _CACHES.pop(model, None)
 
 
@@ -198,7 +198,7 @@ def _keyword_lost(model: nn.Module, where: str) -> AttendropError:
 def _number_layers(
     called: list[nn.Module], modules: Mapping[nn.Module, str]
 ) -> dict[nn.Module, tuple[AttentionLayer, ...]]:
-    """Make an attention layer of each call of a module, numbered within its kind, in the order of execution."""
+    """Create an attention layer for each call of a module, numbered within its kind, in the order of execution."""
     per_kind: Counter[str] = Counter()
     total = Counter(called)
     layers: dict[nn.Module, list[AttentionLayer]] = {module: [] for module in called}
@@ -220,7 +220,7 @@ def _kind(name: str, module: nn.Module) -> str:
 
 
 def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make the smallest input of a text, image or video model; raise AttendropError for one that takes another kind."""
+    """Make the smallest input of a text, image or video model; raise AttendropError for other models."""
     name, config = model.main_input_name, model.config
     if name in ("pixel_values", "pixel_values_videos"):
         config = getattr(config, "vision_config", config)

@@ -23,7 +23,7 @@ _Found = TypeVar("_Found")
 
 
 def first_finite(attempt: Callable[[float], _Found | None], model: nn.Module) -> _Found:
-    """Return what is computed with the largest factor for which it is finite.
+    """Return the result computed with the largest factor for which it is finite.
 
     Args:
         attempt: Function of a factor, by which it multiplies what it differentiates; returns None if a gradient is not
@@ -73,7 +73,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 
 def is_finite(values: Tensor) -> Tensor:
-    """Tell whether no element is infinite or NaN, as a boolean scalar on the device of the elements."""
+    """Return whether no element is infinite or NaN, as a boolean scalar on the device of the elements."""
     # A tenth of the time that isfinite().all() takes on a CPU; aminmax hands on NaN.
     return torch.stack(values.aminmax()).isfinite().all()
 

@@ -43,7 +43,7 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
 
 
 def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return the first or last tokens of answers, ``(batch,)``, as the losses of transformers take them.
+    """Return the first or last tokens of answers, ``(batch,)``, as transformers' losses expect them.
 
     They are 0 to ``n``, for start or end logits ``(batch, n)``, and ``n`` is ignored.
     """

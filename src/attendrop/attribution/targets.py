@@ -1,4 +1,4 @@
-"""Targets of attribution: the logits or likelihoods that a prediction rests on."""
+"""Targets of attribution: the logits or likelihoods behind a prediction."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def messages(*, quiet: bool) -> Iterator[Console]:
 
 @contextmanager
 def continued_by(told: Callable[[], str]) -> Iterator[None]:
-    """Let Ctrl-C end the command with a sentence that tells how to continue, which depends on what was done."""
+    """Let Ctrl-C end the command with a sentence on how to continue, which depends on what was done."""
     try:
         yield
     except KeyboardInterrupt:

@@ -29,7 +29,7 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Ask `attendrop compare` whether AD-DROP helps on generated messages of customers: minutes on two cores."""
+    """Run `attendrop compare` with AD-DROP on generated customer messages: minutes on two cores."""
     seeds = checked(Comparison, "seeds", seeds)
 
     import torch

@@ -68,7 +68,7 @@ def show_drops(
 
 
 def _because_of(run: str, found: RecordedDrops) -> str:
-    """Say why nothing was dropped."""
+    """Explain why nothing was dropped."""
     if found.method is None:
         metrics = read_metrics(Path(run)) or {}
         method = build_method(metrics["config"]["method"], metrics["config"]["options"])
@@ -101,7 +101,7 @@ def _text(found: RecordedDrops) -> list[str]:
 
 
 def _where(patterns: DropPatterns) -> str:
-    """Name the layers that the figures are of, if nothing is dropped in others."""
+    """Name the layers that the figures cover, if nothing is dropped in others."""
     active, others = patterns.active_layers, len(patterns.layers) - len(patterns.active_layers)
     return f" in {', '.join(active)}, and nothing in the other {others} layer{'s' * (others > 1)}" if others else ""
 

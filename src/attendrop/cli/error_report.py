@@ -14,7 +14,7 @@ _WIDTH = 100
 
 
 def error_report(report: Mapping[str, Any]) -> str:
-    """Word an :func:`attendrop.tasks.error_analysis.error_analysis`: classes, the worst ones first, then its parts."""
+    """Format an :func:`attendrop.tasks.error_analysis.error_analysis`: worst classes first, then its parts."""
     parts = [_classes(report)]
     if report.get("confusions"):
         confused = [(c["class"], "->", c["predicted"], str(c["rows"])) for c in report["confusions"][:_CONFUSIONS]]

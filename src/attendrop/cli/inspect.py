@@ -68,7 +68,7 @@ def inspect(
 
 
 def announce_files(config: RunConfig, *, quiet: bool) -> None:
-    """Tell shortly how the files of a run are read, before PyTorch is loaded; refuse them as :func:`check_files`."""
+    """Describe briefly how the files of a run are read, before loading PyTorch; refuse them as :func:`check_files`."""
     if config.train_file is None:
         return
     options = {name: getattr(config, name) for name in ("text_columns", "label_column", "label_type", "label_map")}
@@ -89,7 +89,7 @@ def _head(found: Inspection) -> str:
 
 
 def _reading(found: Inspection) -> str:
-    """Tell what is read as what."""
+    """Describe how each column is read."""
     texts = f"{'texts' if len(found.text_columns) > 1 else 'text'} {', '.join(map(repr, found.text_columns))}"
     if found.label_column is None:
         return f"{texts}, no label"
@@ -148,7 +148,7 @@ def _columns_named(found: Inspection) -> list[str]:
 
 
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
-    """Tell what attendrop makes of the file, and the commands for it."""
+    """Describe how attendrop interprets the file, and list the commands for it."""
     if found.are_chats and not typed:
         chats = shlex.join([str(found.table.path), *_columns_named(replace(found, label_column=None))])
         return [

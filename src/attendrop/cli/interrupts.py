@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C: one sentence and exit code 130, at any moment, also if it is pressed repeatedly.
+"""Handling of Ctrl-C: one sentence and exit code 130, at any time, even if pressed repeatedly.
 
 During startup, Ctrl-C ends the program immediately: there is nothing to clean up, and libraries that are interrupted
 while they are imported raise exceptions of many types, or abort. While a command runs, the first Ctrl-C raises
@@ -41,7 +41,7 @@ def interruptible() -> None:
 
 
 def was_interrupted() -> bool:
-    """Tell whether a running command was interrupted."""
+    """Return whether a running command was interrupted."""
     return signal.getsignal(signal.SIGINT) in (_leave_at_once, _exit)
 
 
@@ -67,7 +67,7 @@ def end() -> NoReturn:
 
 
 def is_first_process() -> bool:
-    """Tell whether this is the process of a distributed run that prints."""
+    """Return whether this is the process of a distributed run that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -97,7 +97,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Tell whether a module is being imported."""
+    """Return whether a module is being imported."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None

@@ -25,7 +25,7 @@ _ROWS = 12
 
 
 def learns_patterns(run: str) -> bool:
-    """Tell whether the run in a folder is one of a method that learns dropout patterns."""
+    """Return whether the run in a folder is one of a method that learns dropout patterns."""
     metrics = read_metrics(Path(run))
     return metrics is not None and AttendOut.name in metrics["method"].split("+")
 
@@ -100,7 +100,7 @@ def _table(found: Patterns) -> str:
 def _show_effects(
     run: str, metrics: Mapping[str, Any], pieces: int | None, output: str | None, *, overwrite: bool
 ) -> tuple[dict[str, Any], str]:
-    """Plot the effect of each layer, and tell what was learnt."""
+    """Plot the effect of each layer, and describe what was learnt."""
     if pieces is not None:
         raise AttendropError(
             "The run learnt effects of whole layers, not probabilities that a schedule could follow; leave --fit out, "

@@ -17,7 +17,7 @@ _SHOWN = 0.3
 
 
 def parse_rates(text: str) -> list[float]:
-    """Parse ``"0.1,0.3"``; raise AttendropError if it is no list of numbers."""
+    """Parse ``"0.1,0.3"``; raise AttendropError if it is not a list of numbers."""
     try:
         return sorted({float(part) for part in text.split(",")})
     except ValueError:

@@ -92,7 +92,7 @@ class TrainingProgress(TrainerCallback):
 def row_progress(
     console: Console, *, quiet: bool, what: str = "rows"
 ) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show the number of processed rows, or of other things: a bar on a terminal, otherwise an occasional line.
+    """Show the number of processed rows or other items: a bar on a terminal, otherwise an occasional line.
 
     Yields a function of the number of rows done and of all rows (None if unknown); None if ``quiet``.
     """

@@ -64,7 +64,7 @@ DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
 
 
 class Groups:
-    """Annotation of a parameter in whose place a command has all options of some groups.
+    """Annotation of a parameter that stands for all options of some groups.
 
     Args:
         groups: Names of the groups, in the order of the help.
@@ -145,7 +145,7 @@ def _read_pairs(kind: Any, name: str, value: Any) -> Any:
 def run_option(
     name: str, help: str | None = None, shown: str | None = None, flag: str | None = None, *, of: Any = RunConfig
 ) -> Any:
-    """Declare an option of a class for typer, if need be with another help, shown default and flag."""
+    """Declare an option of a class for typer, optionally with another help, shown default and flag."""
     about = declared(of)[name]
     return typer.Option(
         *(about["flags"] if flag is None else [flag]),
@@ -156,7 +156,7 @@ def run_option(
 
 
 def _type(kind: Any, name: str) -> Any:
-    """Return the type of an option on the command line; all are optional there, as files and presets may give them."""
+    """Return the type of an option on the command line; all are optional, since files and presets may set them."""
     about = declared(kind)[name]
     if about["example"]:
         return list[str] | None

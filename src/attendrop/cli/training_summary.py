@@ -74,7 +74,7 @@ def _moments(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _baseline(found: Mapping[str, Any]) -> str:
-    """Format the scores of a model that always gives one answer."""
+    """Format the scores of a constant prediction."""
     answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
     return f"{_scores(found['scores'])} (always {answer})"
 

@@ -1,1 +1,1 @@
-"""Files that are read and written: those of pre-trained models, and outputs that replace nothing of the user's."""
+"""Files of pre-trained models, and outputs that never replace the user's files."""

@@ -68,7 +68,7 @@ def disk_errors(place: Path) -> Iterator[None]:
 
 
 def _disk_error(error: BaseException | None) -> int | None:
-    """Return the error number of the operating system that an error, or its cause, tells of; None: of none."""
+    """Return the operating system's error number in an error or its cause; None if there is none."""
     if error is None:
         return None
     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -87,7 +87,7 @@ def sha256(path: Path) -> str:
 
 
 def known_sha256(path: Path) -> str:
-    """Compute the SHA-256 of a file, once for a process unless its size or its time changes."""
+    """Compute the SHA-256 of a file, once per process unless its size or time changes."""
     state = path.stat()
     return _sha256(path, state.st_size, state.st_mtime_ns)
 

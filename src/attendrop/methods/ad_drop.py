@@ -161,7 +161,7 @@ class ADDrop(Method):
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
     def for_data(self, classes: int, rows: int) -> ADDrop:
-        """Record attributions, and act in all layers, where classes are many and their rows few.
+        """Record attributions, and act in all layers, if there are many classes with few rows.
 
         That is, unless ``p``, ``attribution``, ``layers`` or the gold label is given. There it gives more than a pass
         of its own in the first layer, and costs less; with few classes, all layers do harm (docs/does-it-help.md).
@@ -173,7 +173,7 @@ class ADDrop(Method):
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """Return the layers of the paper and its cross-tuning; 0.3 stands for its ``p`` and ``q``, which are tuned."""
+        """Return the paper's layers and cross-tuning; 0.3 stands for its ``p`` and ``q``, which it tunes."""
         options: dict[str, Any] = {"p": 0.3, "q": 0.3, "direction": "high", "cross_tuning": True}
         return Preset(options=options | {"layers": _PAPER_LAYERS.get(task or "", "all")})
 

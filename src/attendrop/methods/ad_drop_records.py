@@ -277,7 +277,7 @@ class Recorder:
 
 
 def _places(rows: Sequence[int], layer: str, sequences: int) -> list[tuple[int, str]]:
-    """Return the row of each sequence of a call, and the name of its mask: a row may be several, as many as choices."""
+    """Return the row of each sequence of a call, and the name of its mask: a row has one for each choice."""
     each = sequences // len(rows)
     return [(row, layer if each == 1 else f"{layer}#{part}") for row in rows for part in range(each)]
 

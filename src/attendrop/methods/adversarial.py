@@ -65,7 +65,7 @@ class AdversarialDropout(Method):
 
     info = MethodInfo(
         "adversarial-dropout",
-        "drops attention weights also so as to raise the loss",
+        "drops attention weights, also to raise the loss",
         "Park et al. (2018), Adversarial Dropout for Supervised and Semi-Supervised Learning",
         acts_on=("weights", "loss"),
         forward="2",

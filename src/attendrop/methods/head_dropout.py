@@ -232,7 +232,7 @@ class EDropout(Method):
 
     info = MethodInfo(
         "edropout",
-        "drops the heads that the best of an evolving population of states drops",
+        "drops the heads chosen by the best of an evolving population of states",
         "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks",
         acts_on=("heads",),
         forward="1 + 2 population",

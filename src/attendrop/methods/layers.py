@@ -58,7 +58,7 @@ class LayerDrop(Method):
 
     info = MethodInfo(
         "layerdrop",
-        "leaves out whole blocks at random",
+        "skips whole blocks at random",
         "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout",
         acts_on=("layers",),
         forward="1 - p",
@@ -122,7 +122,7 @@ class AttentionLayerDrop(Method):
 
     info = MethodInfo(
         "attention-layerdrop",
-        "makes the attention of layers chosen at random constant",
+        "makes the attention of random layers constant",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1",
         acts_on=("layers",),
         units="layers",

@@ -1,4 +1,4 @@
-"""Attention dropout with a probability or variance per layer that is learnt beside the model."""
+"""Attention dropout with a learnt probability or variance per layer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ConcreteDropout(Method):
 
     info = MethodInfo(
         "concrete-dropout",
-        "learns with which probability each layer drops attention weights",
+        "learns the probability with which each layer drops attention weights",
         "Gal, Hron, Kendall (2017), Concrete Dropout",
         acts_on=("weights", "loss"),
         state="a probability for each layer, and its optimizer",
@@ -145,7 +145,7 @@ class LearnableBernoulli(Method):
 
     info = MethodInfo(
         "learnable-bernoulli",
-        "learns, from pairs of opposite samples, with which probability each layer drops attention",
+        "learns each layer's attention dropout probability from pairs of opposite samples",
         "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning",
         acts_on=("weights", "loss"),
         forward="2",

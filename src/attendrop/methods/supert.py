@@ -75,7 +75,7 @@ class SuperT(Method):
 
     info = MethodInfo(
         "supert",
-        "prunes heads and feed-forwards of least importance, and trains the rest from the start",
+        "prunes the least important heads and feed-forwards, and trains the rest from the start",
         "Liang et al. (2021), Super Tickets in Pre-Trained Language Models",
         acts_on=("heads", "layers", "gradients"),
         state="the weights of the start",

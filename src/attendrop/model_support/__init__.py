@@ -1,1 +1,1 @@
-"""What depends on the kind of model, device or optimizer: adapters of PEFT, FSDP, fused steps, batches."""
+"""Code specific to a kind of model, device or optimizer: PEFT adapters, FSDP, fused steps, batches."""

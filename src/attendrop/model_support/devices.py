@@ -36,14 +36,14 @@ def refuse_device(device: torch.device) -> None:
 
 
 def skips_step(optimizer: Optimizer) -> bool:
-    """Tell, in a hook before a step, whether the optimizer will skip it. Waits for the device if it has the answer."""
+    """Return, in a hook before a step, whether the optimizer will skip it. May wait for the device."""
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     return found_inf is not None and bool(found_inf)
 
 
 @torch.no_grad()
 def unscale(optimizer: Optimizer) -> None:
-    """Divide the gradients, in a hook before a step, by the scale by which the optimizer would divide them in it."""
+    """Unscale the gradients in a hook before a step, as the optimizer would do in the step."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is None:
         return

@@ -13,7 +13,7 @@ _EMBEDDINGS = ("position_embeddings", "position_embedding", "embed_positions", "
 
 
 def has_adapter(model: Any) -> bool:
-    """Tell whether a model has an adapter: a ``PeftModel``, or a model of transformers after ``add_adapter``."""
+    """Return whether a model has an adapter: a ``PeftModel``, or a model of transformers after ``add_adapter``."""
     return bool(getattr(model, "peft_config", None))
 
 
@@ -43,7 +43,7 @@ def refuse_virtual_tokens(model: Any) -> None:
 
 
 def position_limit(model: Any) -> int | None:
-    """Return the greatest number of tokens that a model's embedding of positions allows; those of patches do not count.
+    """Return the maximum number of tokens that a model's position embedding allows; patch positions do not count.
 
     None if the model has no such embedding: rotary and relative positions have no end.
     """
@@ -58,7 +58,7 @@ def position_limit(model: Any) -> int | None:
 
 
 def _reserved(embedding: Any) -> int:
-    """Return how many rows no token takes: RoBERTa's begin after the id of the padding, BART's after an offset."""
+    """Return the number of unused rows: RoBERTa's positions start after the padding id, BART's after an offset."""
     if embedding.padding_idx is None:
         return int(getattr(embedding, "offset", 0))
     return int(embedding.padding_idx) + 1

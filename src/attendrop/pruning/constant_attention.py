@@ -127,7 +127,7 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
 
 
 def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
-    """Look at the attention weights of a pass, since some models add other terms to their scores."""
+    """Check the attention weights of a pass, since some models add other terms to their scores."""
     batch = example_inputs(masked)
     found: list[float] = []  # how far weights are from those of equal attention, relative to these
 

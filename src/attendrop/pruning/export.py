@@ -55,7 +55,7 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
 
 def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
-    """Write names of labels and other metadata into the file, and remove stack traces, with paths of this machine."""
+    """Write label names and other metadata into the file, and remove stack traces, which have local paths."""
     import onnx
 
     model = onnx.load(path)
@@ -123,7 +123,7 @@ def _inner(model: Any) -> Any:
 
 
 def _longest(model: Any) -> int | None:
-    """Return the longest text that a model reads, as the configuration says where positions have no end; None: any."""
+    """Return the maximum text length of a model, from the configuration if positions are unlimited; None: any."""
     limit = position_limit(model)
     return getattr(model.config, "max_position_embeddings", None) if limit is None else limit
 

@@ -1,4 +1,4 @@
-"""Encoder families that have a fast pruned form: how they name the parts of a layer, and compute with them."""
+"""Encoder families with a fast pruned form: their names for the parts of a layer, and their computation."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice")
 
 
 def has_fast_form(model: Any) -> bool:
-    """Tell whether a model has a fast form, given its family and its head."""
+    """Return whether a model has a fast form, given its family and its head."""
     config = model.config
     if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
         return False
@@ -153,7 +153,7 @@ def has_fast_form(model: Any) -> bool:
 
 
 def reads_first_token(model: Any) -> bool:
-    """Tell whether a model's head reads only the first token of each sequence."""
+    """Return whether a model's head reads only the first token of each sequence."""
     return type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and pooling_of(model.config) != "mean"
 
 

@@ -20,7 +20,7 @@ from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
 
 
 class _Tokens(NamedTuple):
-    """What one :class:`PackedLayer` hands to the next in place of hidden states."""
+    """What one :class:`PackedLayer` passes to the next instead of hidden states."""
 
     x: Tensor
     layout: PaddedLayout
@@ -136,7 +136,7 @@ class PackedLayer(nn.Module):
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the vectors of the first tokens, ``(batch, heads, length, size of a head)``, by their positions."""
+    """Rotate the vectors of the first tokens, ``(batch, heads, length, size of a head)``, by their positions."""
     first, second = x.float().chunk(2, dim=-1)
     across = torch.cat((-second, first), dim=-1)
     cosines, sines = (part[:, None, : x.shape[2]] for part in (cosines, sines))

@@ -104,7 +104,7 @@ class PrunedModel(nn.Module):
 
     @property
     def train_instead(self) -> str:
-        """What can be trained in its place, the end of a sentence."""
+        """Alternative to training it, as the end of a sentence."""
         return "train the model that it came from" if self.held else "train its to_stock(), and prune that"
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

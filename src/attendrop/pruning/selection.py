@@ -219,7 +219,7 @@ def choose_count(
 
 
 def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> str | None:
-    """Describe what the rows leave undecided: whether more than ``kept`` layers would cost more than ``tolerance``."""
+    """Describe what the rows cannot decide: whether pruning more than ``kept`` layers exceeds ``tolerance``."""
     undecided = [trial for trial in trials[kept + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
     if not undecided:
         return None

@@ -25,7 +25,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_pruned(folder: str | Path) -> bool:
-    """Tell whether a folder holds a pruned model that transformers alone does not load."""
+    """Return whether a folder holds a pruned model that transformers alone does not load."""
     return (Path(folder) / PRUNED_CONFIG).is_file()
 
 
@@ -64,7 +64,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Convert what is saved of a model to a type; what it computes, such as rotary frequencies, keeps its own."""
+    """Convert the saved tensors of a model to a dtype; computed ones, such as rotary frequencies, keep theirs."""
     for tensor in model.state_dict(keep_vars=True).values():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype)
@@ -99,7 +99,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Tell whether a folder holds an adapter of PEFT without its model."""
+    """Return whether a folder holds an adapter of PEFT without its model."""
     folder = Path(folder)
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
@@ -145,7 +145,7 @@ def load_adapter(folder: Path) -> Any:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Ignore what PEFT warns of by itself: what it sets as layers of GPT-2 need it, and its use of an older name."""
+    """Ignore warnings that PEFT causes itself: settings that GPT-2 layers need, and its use of an older name."""
     with warnings.catch_warnings():
         for message in ("fan_in_fan_out", "`is_gradient_checkpointing` is deprecated"):
             warnings.filterwarnings("ignore", message=message)

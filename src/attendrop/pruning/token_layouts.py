@@ -41,7 +41,7 @@ class PaddedLayout:
         return (self._mean_weights[:, None] @ x)[:, 0]
 
     def covered_by(self, window: int | None) -> bool:
-        """Tell whether every token sees all others from at most ``window`` columns away; None: from anywhere."""
+        """Return whether every token sees all others from at most ``window`` columns away; None: from anywhere."""
         return window is None
 
     def window_mean(self, x: Tensor, window: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Random numbers that depend on the seed, the step, the layer and the position alone, and what they choose from."""
+"""Random numbers that depend only on seed, step, layer and position, and the regions they sample from."""

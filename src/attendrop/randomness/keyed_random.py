@@ -46,7 +46,7 @@ class SampleKey:
         return [_hash(f"{self.seed}/{self.step}/{number}/{self.salt}{name}") for number in self._numbers(batch)]
 
     def _numbers(self, batch: int) -> Iterator[str]:
-        """Name each sequence by the number of its row, and the second and further sequences of a row by theirs, too."""
+        """Name each sequence by its row number, and further sequences of a row also by their own number."""
         first, of_row = self.first * self.copies, max(1, batch // (self.rows * self.copies))
         for row, sequence in (divmod(i, of_row) for i in range(batch)):
             yield f"{first + row}.{sequence}" if sequence else f"{first + row}"

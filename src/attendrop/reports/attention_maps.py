@@ -56,7 +56,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class DropSettings:
-    """Drops of a method from :func:`acting_in_attention`, at a moment, with what a run learnt; None: nothing yet."""
+    """Drops of a method from :func:`acting_in_attention` at a moment, with what a run learnt (None: nothing yet)."""
 
     method: Method
     moment: DropMoment
@@ -81,7 +81,7 @@ class LayerMaps:
 
     @property
     def compact_bytes(self) -> float:
-        """Bytes of the maps as :func:`compact` writes them, but for the padding of base64."""
+        """Bytes of the maps as :func:`compact` writes them, without base64 padding."""
         bits = 0 if self.dropped is None else self.dropped.size
         bits += 0 if self.possible.all() else self.possible.size
         return (self.attention.size + self.attribution.size + bits / 8) * 4 / 3

@@ -1,4 +1,4 @@
-"""The section of a report with the attention of the model that a comparison kept, or with what it takes to get one."""
+"""Report section with the attention of the model that a comparison kept, or with how to get one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ViewerOptions:
-    """What the attention viewer of a report shows: texts, and second ones of pairs; none: evaluation rows."""
+    """Texts in the attention viewer of a report, with second texts of pairs; none: evaluation rows."""
 
     texts: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ DEFAULT_VIEWER = ViewerOptions()
 
 
 class AttentionPart(NamedTuple):
-    """A section, and why it has no viewer, or what that lacks of texts that were given; empty: nothing."""
+    """A section, and why it has no viewer or which given texts the viewer omits; empty: nothing."""
 
     section: Section
     missing: str
@@ -71,7 +71,7 @@ PartOfSize = Callable[[int], AttentionPart]
 
 
 def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
-    """Look at the model that a comparison kept, which is loaded for this; studies keep none.
+    """Load the model that a comparison kept, and show its attention; studies keep none.
 
     Returns:
         A function that makes a part which adds at most so many bytes to a page, or else the shortest there is. To fit,
@@ -117,7 +117,7 @@ _SET_ASIDE = ("test_fraction", "shift", "shift_column")
 
 
 def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOptions) -> tuple[list[ShownText], str]:
-    """Compute the maps of the given texts, or of evaluation rows; and say where the texts are from."""
+    """Compute the maps of the given texts or of evaluation rows, and describe the source of the texts."""
     texts, pairs, source = options.texts, options.pairs, ""
     labels: list[str | None] = [None] * len(texts)
     if not texts:
@@ -160,7 +160,7 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
 
 
 def _source(count: int, rows: int, task: Task, config: RunConfig) -> str:
-    """Say which evaluation rows are shown, and whether the kept model was trained on them."""
+    """Describe which evaluation rows are shown, and whether the kept model was trained on them."""
     among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
     labels = ", of different labels" if task.head.num_classes else ""
     found = f"Texts: {count} of the {among}, those whose length is nearest to {TOKENS} tokens{labels}."
@@ -197,7 +197,7 @@ def _left_out(texts: Sequence[ShownText], kept: Sequence[ShownText]) -> str:
 
 
 def _how_to_keep(results: Results) -> str:
-    """Say how to get a model whose attention can be seen: that of a run of what is recommended."""
+    """Describe how to get a model whose attention can be shown: by running the recommended method."""
     inside = runs_folder(results.folder)
     for setting in results.settings:
         found = {label: inside / runs[0].folder for label, runs in setting.by_label.items()}
@@ -220,5 +220,5 @@ def _how_to_keep(results: Results) -> str:
 
 
 def _sentence(text: str) -> AttentionPart:
-    """Say why there is no viewer."""
+    """Explain why there is no viewer."""
     return AttentionPart(Section(_IDENTIFIER, _HEADING, render("sentence.html", text=text)), text)

@@ -69,7 +69,7 @@ def show_texts(
     layers: str | int | Sequence[int] = "all",
     max_length: int | None = None,
 ) -> list[ShownText]:
-    """Compute the maps of texts; of one that is not shown as the run reads it, or not whole, a warning says so.
+    """Compute the maps of texts; warn of texts that are truncated or not shown as the run reads them.
 
     A long text is cut as in the run; of a text in windows, the beginning is shown. For a model of pairs, each has a
     second text. See :func:`attendrop.reports.attention_maps.text_maps` for ``attribution`` and ``layers``; the maximum
@@ -100,7 +100,7 @@ def show_texts(
 
 
 def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
-    """Say which tokens of an input of some length are shown, given the limit, and which the run reads."""
+    """Describe which tokens of an input are shown, given its length and the limit, and which the run reads."""
     own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
     shown, read = (_tokens(stages, length, most, pair=pair) for most in (limit, own))
     if stages.long_texts == WINDOWS and length > own:
@@ -111,7 +111,7 @@ def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
 
 
 def _tokens(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
-    """Name the tokens of an input that are left if it is cut to a limit."""
+    """Describe the tokens of an input that remain after truncation to a limit."""
     end = "last" if stages.tokenizer.truncation_side == "left" else "first"
     if length <= limit:
         return f"all {length} tokens"
@@ -123,7 +123,7 @@ def _tokens(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
 
 
 def _cut(stages: Stages) -> str:
-    """Return how a long text is cut; of a text in windows, the beginning is shown."""
+    """Return how a long text is truncated; for a text in windows, the beginning is shown."""
     return HEAD if stages.long_texts == WINDOWS else stages.long_texts
 
 
@@ -212,7 +212,7 @@ def _page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: st
 
 
 def _advice(texts: Sequence[ShownText], size: int) -> str:
-    """Say what would make a page fit that has so many bytes."""
+    """Advise how to make a page of so many bytes fit."""
     length, room = _length_that_fits(texts, size), _room(texts, size)
     layers, maps = len(texts[0].stages[0].layers), [text.map_bytes for text in texts]
     fitting = max(0, int(room * layers / sum(maps)))
@@ -234,7 +234,7 @@ def _length_that_fits(texts: Sequence[ShownText], size: int) -> int | None:
 
 
 def _room(texts: Sequence[ShownText], size: int) -> float:
-    """Return how many bytes a page of so many has room for in maps."""
+    """Return how many bytes of maps fit into a page of so many bytes."""
     return (1 - _SPARE) * MOST_BYTES - (size - sum(text.map_bytes for text in texts))
 
 

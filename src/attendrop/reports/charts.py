@@ -1,4 +1,4 @@
-"""The charts of a study or a comparison, each where the runs have its data."""
+"""The charts of a study or a comparison, each made only if the runs have its data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
-    """Make all figures for which the runs have data; for the others say why not."""
+    """Make all figures for which the runs have data, and explain why others were not made."""
     every = every_method(results)
     attempts: list[tuple[str, str, Made]] = [
         ("Score over data size", "", score_over_data_size(results, every)),
@@ -62,7 +62,7 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
 
 
 def _of_setting(setting: ReportedSetting, every: Looks) -> Iterator[tuple[str, Made]]:
-    """Make the figures of a setting, each with the title that it has where it cannot be made."""
+    """Make the figures of a setting, each with a title in case it cannot be made."""
     yield "Scores", scores(setting)
     yield "Cost against gain", cost_against_gain(setting, every)
     yield "Learning curves", learning_curves(setting, every)
@@ -162,7 +162,7 @@ def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
 
 
 def _scale_costs(axes: Axes) -> None:
-    """Make the axis of times logarithmic, with labels also where it has one power of ten at most."""
+    """Make the time axis logarithmic, with labels even if it covers at most one power of ten."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     axes.set_xscale("log")
@@ -256,14 +256,14 @@ def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
 
 
 def _common_name(settings: Sequence[ReportedSetting]) -> str:
-    """Name what the settings have in common: the data, and options in which others differ."""
+    """Name what the settings have in common: the data, and options that differ from other settings."""
     first, *others = (setting.name.split(", ") for setting in settings)
     common = ", ".join(part for part in first if all(part in other for other in others))
     return common or scored_data(settings[0].runs[0].metrics)
 
 
 def _score_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
-    """Choose the range of scores: those of all seeds. Intervals of two seeds would leave nothing else to see."""
+    """Choose the range of scores: those of all seeds. Intervals of two seeds would dominate the plot."""
     scores = [score for row in rows for score in row.scores.values()]
     space = 0.2 * (max(scores) - min(scores)) or 0.01
     return min(scores) - space, max(scores) + space

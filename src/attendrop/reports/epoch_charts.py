@@ -56,7 +56,7 @@ def losses(setting: ReportedSetting, every: Looks) -> Chart | str:
 
 
 def _scored_rows(setting: ReportedSetting, labels: Collection[str]) -> str:
-    """Say on which rows the epochs of these methods are scored."""
+    """Describe the rows on which the epochs of these methods are scored."""
     runs = {label: setting.by_label[label] for label in labels}
     reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
     if not reported:

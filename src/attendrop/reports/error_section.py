@@ -42,7 +42,7 @@ def error_section(results: Results) -> Section | None:
 
 
 def _shown_run(setting: ReportedSetting) -> ReportedRun | None:
-    """Pick the first run of the method to use, otherwise of the best one that says what it gets wrong."""
+    """Pick the first run of the recommended method, otherwise of the best one with an error analysis."""
     scores = {row.label: row.mean for row in setting.answer.rows if row.n}
     runs = setting.by_label
     labels = sorted(runs, key=lambda label: (label != setting.answer.use, -scores.get(label, -math.inf)))

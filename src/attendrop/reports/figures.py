@@ -121,7 +121,7 @@ class Chart:
 
     @contextmanager
     def _titled(self) -> Iterator[None]:
-        """Have the title and the setting above the figure, which is higher by their lines."""
+        """Show the title and the setting above the figure, which grows by their lines."""
         lines = [*wrapped(self.title), *wrapped(self.setting)]
         width, height = self.figure.get_size_inches()
         with styled():
@@ -158,7 +158,7 @@ def picture_file(
 
 
 def run_title(metrics: Mapping[str, Any]) -> str:
-    """Say in a title what a run trained on what, given its ``metrics.json``."""
+    """Make a title with a run's method, model and data, given its ``metrics.json``."""
     return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
 
 
@@ -204,7 +204,7 @@ class Drawing:
         return self.panels[-1]
 
     def tell(self, x: float, y: float, text: str, *row: str) -> None:
-        """Tell of a point of the last panel: in a text beside the pointer, and in a row of values."""
+        """Describe a point of the last panel: in a tooltip, and in a row of values."""
         self.marks.append(Mark(self.axes, x, y, text))
         self.rows.append(list(row))
 
@@ -242,7 +242,7 @@ def _columns(labels: Collection[str]) -> int:
 
 
 def shown(label: str) -> str:
-    """Return a name as it can stand in a figure: short, on one line; matplotlib hides names that begin with ``_``."""
+    """Return a name for use in a figure: short, on one line; matplotlib hides names that begin with ``_``."""
     text = clean(" ".join(label.split()))
     if len(text) > _LONGEST:  # names of settings differ at their ends
         text = f"{text[: _LONGEST // 3]}…{text[_LONGEST // 3 + 1 - _LONGEST :]}"

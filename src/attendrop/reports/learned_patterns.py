@@ -53,7 +53,7 @@ class Patterns:
 
     @property
     def progress(self) -> Numbers:
-        """``(T,)``, the share of the planned steps that were taken."""
+        """``(T,)``, the fraction of the planned steps that were taken."""
         return self.steps / max(self.planned_steps, 1)
 
 
@@ -75,7 +75,7 @@ class Fit:
 
     @property
     def far_off(self) -> bool:
-        """Whether a curve misses its pattern somewhere by more than 0.1."""
+        """Whether a curve is off its pattern by more than 0.1 anywhere."""
         return bool(self.largest.max() > _FAR)
 
     def at(self, progress: Numbers) -> Numbers:
@@ -145,7 +145,7 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
 
 
 def close_fit(patterns: Patterns, pieces: int) -> Fit:
-    """Fit as many pieces as needed, at least ``pieces``, that no curve is off by more than 0.1.
+    """Fit as many pieces as needed, at least ``pieces``, so that no curve is off by more than 0.1.
 
     If that takes more than 12, or more than the dropout steps determine, this is the closest of the fits.
 
@@ -174,7 +174,7 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
 
 
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
-    """Draw the probability of dropping over the steps, a line for each layer, and dashed its fit, as a PNG file."""
+    """Plot each layer's drop probability over the steps, and its fit as a dashed line, as a PNG file."""
     with picture_file(path, (8, 4.5)) as ((axes,),):
         _plot(axes, patterns, fitted)
 

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: styles, scripts, pictures and data stand in one file, which needs no network.
+"""Self-contained HTML pages: styles, scripts, pictures and data in one file, which needs no network.
 
 Templates are in ``templates/``. Every value that is put into one is escaped. The page forbids the browser to load
 anything, and to run scripts other than those of this package (Content-Security-Policy).
@@ -104,5 +104,5 @@ def _source(name: str) -> Markup:
 
 
 def _hash(script: str) -> str:
-    """Hash a script as a Content-Security-Policy names it."""
+    """Hash a script for a Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

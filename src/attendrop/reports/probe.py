@@ -44,7 +44,7 @@ DIRECTIONS = ("high", "low", "random")
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What dropping in one layer does.
+    """Effect of dropping in one layer.
 
     Attributes:
         rate: Fraction of each row of attention that is dropped.
@@ -171,7 +171,7 @@ def probe(
 
 
 class _DropRegion(Plan):
-    """Plan that drops a region of one layer, and collects how many rows of attention have signal, of how many."""
+    """Plan that drops a region of one layer, and counts attention rows, and those with a signal."""
 
     acts_on = frozenset({"attention"})
 
@@ -203,7 +203,7 @@ class _DropRegion(Plan):
 
 
 def _row_losses(model: torch.nn.Module, outputs: Any, batch: Batch) -> Tensor:
-    """Compute the loss of each row: cross-entropy of classes, otherwise minus what gold labels are attributed by."""
+    """Compute the loss of each row: cross-entropy of classes, otherwise minus the attributed score of gold labels."""
     labels, logits = batch.get("labels"), logits_of(outputs)
     if labels is not None and logits.ndim == 2 and labels.ndim == 1 and not labels.is_floating_point():
         losses = functional.cross_entropy(logits.float(), labels, reduction="none")

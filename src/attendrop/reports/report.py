@@ -100,7 +100,7 @@ def write_report(
 
 
 def _named(charts: Sequence[Chart]) -> dict[str, Chart]:
-    """Name the files of figures by what they show and of what, and by their setting if there are several."""
+    """Name the files of figures by their content and subject, and by their setting if there are several."""
     several = len({chart.setting for chart in charts if chart.setting}) > 1
     names: dict[str, Chart] = {}
     for chart in charts:
@@ -113,7 +113,7 @@ def _named(charts: Sequence[Chart]) -> dict[str, Chart]:
 
 
 def _slug(text: str) -> str:
-    """Return a text as a part of a file's name; one that is long, or has other letters, with a digest of all of it."""
+    """Return a text as part of a file name; a digest replaces what is too long or has other letters."""
     slug = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     is_whole = text.isascii() and len(slug) <= _LONGEST_SLUG
     return slug if is_whole else f"{slug[:_LONGEST_SLUG]}_{_digest(text)}".lstrip("_")
@@ -124,7 +124,7 @@ def _digest(text: str) -> str:
 
 
 def _in_lines(left_out: Iterable[LeftOut], settings: int) -> list[str]:
-    """Say in a line each which figures were not made."""
+    """List the figures that were not made, one per line."""
     found: dict[tuple[str, str], list[str]] = {}
     for each in left_out:
         found.setdefault((each.title, each.reason), []).append(each.setting)
@@ -137,7 +137,7 @@ def _in_lines(left_out: Iterable[LeftOut], settings: int) -> list[str]:
 
 
 def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
-    """Write files, and delete those of an earlier report that this one does not have."""
+    """Write files, and delete those that only an earlier report had."""
     earlier = _earlier(output)
     names = [name for name in {**earlier, **contents} if (output / name).exists()]
     foreign = [name for name in names if sha256(output / name) != earlier.get(name)]

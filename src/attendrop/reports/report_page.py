@@ -111,7 +111,7 @@ def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Ma
 
 
 def _compared(found: Answer) -> str:
-    """Say in a sentence what was compared."""
+    """Describe in a sentence what was compared."""
     rows = found.rows
     tuned, baselines = ([row.label for row in rows if row.is_baseline is which] for which in (False, True))
     groups = [("fine-tuning method", tuned), ("baseline", baselines)]
@@ -130,7 +130,7 @@ def _compared(found: Answer) -> str:
 
 
 def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
-    """Give the three numbers of a decision, each with what it is and a note: the score, the lead, and the price.
+    """Return the three numbers of a decision, each with a caption and a note: score, lead and cost.
 
     The price is what would settle an open decision, or else the time of training.
     """

@@ -71,7 +71,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class ReportedSetting:
-    """Runs that differ in method and seed only, and their answer.
+    """Runs that differ only in method and seed, and their answer.
 
     Attributes:
         name: Such as "mrpc, shots=5".
@@ -190,7 +190,7 @@ def _have_reference(answers: Mapping[str, Answer], reference: str | None) -> boo
 
 
 def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
-    """Say what the answer, which names some runs, lacks."""
+    """Describe what is missing from the answer, which names some runs."""
     if not runs:
         return ["The folder has the answer, but not its runs: there are no curves."]
     present = {Path(run.folder).name for run in runs}
@@ -211,14 +211,14 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
 
 
 def _failures(folder: Path) -> list[str]:
-    """Say which runs in a folder failed, and why; those of an answer are named there."""
+    """List the failed runs in a folder, with the reason; an answer lists its own."""
     failures = {file.parent.name: read_failure(file.parent) for file in sorted(folder.glob(f"*/{FAILED}"))}
     named = [f"{name} ({failure['error']})" for name, failure in failures.items() if failure]
     return [f"Without a result: {'; '.join(named)}."] if named else []
 
 
 def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSetting]:
-    """Compare runs with the same options but for method and seed."""
+    """Compare runs whose options differ only in method and seed."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
@@ -241,7 +241,7 @@ def _answer(runs: Sequence[ReportedRun], reference: str) -> Answer:
 
 
 def _told_apart(run: ReportedRun, number: int) -> str:
-    """Tell a setting from others whose data have the same name, as files in several folders do."""
+    """Distinguish a setting from others whose data have the same name, such as files in several folders."""
     file = run.options.get("train_file")
     return f"{number}: {file or run.metrics['metric']}"
 

@@ -41,7 +41,7 @@ BATCH_SIZE = 8
 
 @dataclass(frozen=True)
 class RowSource:
-    """How many rows to look at, and which.
+    """Which rows to use, and how many.
 
     Attributes:
         file: A file of texts; None: the run's training rows, sampled by its seed.

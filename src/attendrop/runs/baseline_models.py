@@ -1,4 +1,4 @@
-"""Models without fine-tuning: a linear model of TF-IDF or of a frozen encoder, or one answer for all rows.
+"""Models without fine-tuning: a linear model on TF-IDF or on a frozen encoder, or a constant prediction.
 
 Their folders are those of runs, with ``baseline.json`` (the head with its classes, and the vocabularies) and
 ``baseline.safetensors`` (the linear model) in the place of a model of transformers, which refuses such a folder.
@@ -109,7 +109,7 @@ class BaselineModel:
 
 
 def is_baseline(folder: str | Path) -> bool:
-    """Tell whether a folder holds the model of a baseline."""
+    """Return whether a folder holds the model of a baseline."""
     return (Path(folder) / _FILE).is_file()
 
 

@@ -293,7 +293,7 @@ class RunConfig:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
     def _complete_columns(self, file: str) -> None:
-        """Take the columns that are not given from the file, where it is clear which they are."""
+        """Detect columns that are not given from the file, if they are unambiguous."""
         guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
         labelled, hint = self.label_column is not None or self.label_type not in guessed, ""
         if self.text_columns and labelled:
@@ -410,7 +410,7 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
 
 
 def as_in_runs(name: str, group: str, **changed: Any) -> Any:
-    """Declare an option of another class as that of runs, in a group of its own, but for what is ``changed``."""
+    """Declare an option of runs for another class, in another group, except for what is ``changed``."""
     field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
     metadata = {**field.metadata, "group": group, **changed}
     return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
@@ -420,7 +420,7 @@ _OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_
 
 
 def refuse_options_of_files(options: Any, names: Sequence[str] = _OF_FILES) -> None:
-    """Refuse those of some options that are given, as the data are those of a task.
+    """Refuse the given options of files, since the data are those of a task.
 
     Raises:
         AttendropError: One is given.

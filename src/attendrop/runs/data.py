@@ -126,7 +126,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
 
 def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dataset]:
-    """Hold out rows that are unlike the others, the same for every seed."""
+    """Hold out rows that are unlike the others; they are the same for every seed."""
     fraction = config.test_fraction or SHIFT_FRACTION
     if config.shift_column is None:
         return hold_out_like(rows, task, fraction, _TEST_SEED)
@@ -143,7 +143,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:
-    """Return the indices of the rows of the train split that a run trains on, selects on and is rewarded on."""
+    """Return the indices of the train split's rows used for training, selection and rewards."""
     named = {"train": parts.train, "selection": parts.selection, "reward": parts.reward}
     evaluated = list(parts.report.values())
     return {

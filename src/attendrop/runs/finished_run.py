@@ -41,7 +41,7 @@ class FinishedRun(ResolvedRun):
 
     @property
     def chosen_on(self) -> str | None:
-        """Name of the set on which choices are made; the model was not trained on it; None if there is none."""
+        """Name of the held-out set on which choices are made; None if there is none."""
         if self.parts.selection is not None and self.config.protocol != "paper" and not self.config.refit:
             return "selection"
         return "dev" if "dev" in self.parts.report else None

@@ -119,7 +119,7 @@ def fit(
     callbacks: Sequence[TrainerCallback] = (),
     checkpoint_seconds: float | None = None,
 ) -> RunTrainer:
-    """Train a model, or resume from its last checkpoint; return the trainer, which knows how the head started.
+    """Train a model, or resume from its last checkpoint; return the trainer, which stores the head's start.
 
     After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
     record if this training may have begun before, otherwise empty. ``checkpoints`` are in ``place`` by default, one

@@ -1,4 +1,4 @@
-"""Locks on folders, so that one process at a time writes into a folder, and new folders that appear when complete.
+"""Folder locks, so that one process at a time writes into a folder, and folders that appear when complete.
 
 The operating system releases a lock when the process that holds it ends, even after a crash. The lock file names that
 process, and is deleted when the lock is released.

@@ -52,7 +52,7 @@ def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> 
 
 
 class _NoStart(Exception):
-    """Why the head cannot start from a linear model."""
+    """Reason why the head cannot start from a linear model."""
 
 
 def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any]:

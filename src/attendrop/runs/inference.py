@@ -241,7 +241,7 @@ def _load(run_dir: str, task_options: Mapping[str, Any]) -> _Model:
 
 @dataclass
 class _Rows:
-    """Rows in chunks, counted while they are read: of those ``done``, ``unknown`` have no token that the model knows.
+    """Rows in chunks, counted while they are read: of those ``done``, ``unknown`` have no known token.
 
     ``total`` is None if it is not known, ``reading`` if the model's classes are the task's (:func:`reading_of`).
     """
@@ -288,7 +288,7 @@ class _Rows:
         return read_as(found, self.reading, self.task.num_labels)
 
     def check_known(self) -> None:
-        """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
+        """Refuse rows if none has a token that the model knows; warn if only some lack one, as large files may."""
         if self.unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if self.unknown:

@@ -42,14 +42,14 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """Return a card with a section before that of the method, in place of an earlier one with the same title."""
+    """Return a card with a section inserted before that of the method, replacing one with the same title."""
     before, method, after = card.partition("\n\n## Method\n")
     heading = f"\n\n## {title}\n"
     return f"{before.partition(heading)[0]}{heading}\n{text}{method}{after}"
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether there is a development set that was used for the reported score only."""
+    """Return whether there is a development set that was used only for the reported score."""
     used_on = (metrics["data"]["selected_on"], metrics["data"]["rewarded_on"])
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
@@ -117,7 +117,7 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
 
 
 def _with_peft(metrics: Mapping[str, Any], head: Head, stock: bool) -> str:
-    """Say how PEFT alone loads an adapter; empty for a whole model, or one for which PEFT has no class."""
+    """Describe how PEFT alone loads an adapter; empty for a full model, or if PEFT has no class for it."""
     if metrics["config"].get("lora") is None or not stock or head.peft_task_type is None:
         return ""
     classes = f", num_labels={len(head.output_names)}" if head.output_names else ""

@@ -87,7 +87,7 @@ def names_of_columns(file: str) -> str:
 
 
 def check_source(run_dir: str, source: Source, split: str) -> None:
-    """Look at the run and at the beginning of the file, to refuse what is wrong with them before PyTorch is loaded."""
+    """Check the run and the beginning of the file, to refuse errors in them before PyTorch is loaded."""
     if not Path(run_dir).is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
     options = run_options(Path(run_dir))

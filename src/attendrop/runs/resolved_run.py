@@ -43,7 +43,7 @@ class ResolvedRun:
 
     @property
     def chooses_epoch(self) -> bool:
-        """Whether the best epoch is kept: where the selection split was asked for. Otherwise the last is."""
+        """Whether the best epoch is kept (if a selection split was requested) instead of the last."""
         if self.parts.selection is None:
             return False
         asked = bool(self.given.selection_fraction) or self.given.patience is not None
@@ -62,7 +62,7 @@ class ResolvedRun:
 
 
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
-    """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe."""
+    """Resolve the options of a run: build its method, load and split its data, and apply the recipe."""
     data = load_data(config)
     head = data.task.head
     if config.calibrate and not head.num_classes:

@@ -76,7 +76,7 @@ def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
 
 
 def located(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a run with absolute paths, and with the folder of a task's data from the environment."""
+    """Return a run's options with absolute paths, and a task's data folder from the environment."""
     found = dict(options)
     if found.get("task") is not None and not found.get("data_dir"):
         found["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
@@ -84,7 +84,7 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that tell it from others with the same data, wherever their files are."""
+    """Return the options that distinguish a run from others with the same data, regardless of file locations."""
     names = {name: ",".join(file.name for file in files_of(value)) for name in _DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | names
 

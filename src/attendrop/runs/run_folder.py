@@ -43,7 +43,7 @@ _FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
 def is_main_process() -> bool:
-    """Tell whether this process prints and writes."""
+    """Return whether this process prints and writes."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -74,7 +74,7 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
-    """Tell whether a folder holds a run with these options and these training rows, wherever it and its data were.
+    """Return whether a folder holds a run with these options and these training rows, wherever it and its data were.
 
     Options that are None do not count: runs of older versions lack those that are new.
     """
@@ -88,7 +88,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keeps_model(folder: str | Path) -> bool:
-    """Tell whether a run's folder has a model, which may be pruned, or an adapter, and not only its scores."""
+    """Return whether a run's folder has a model, which may be pruned, or an adapter, and not only its scores."""
     return any((Path(folder) / name).is_file() for name in ("config.json", ADAPTER_CONFIG, PRUNED_CONFIG))
 
 
@@ -113,13 +113,13 @@ def run_options(folder: Path) -> dict[str, Any]:
 
 
 def last_begun(folder: Path) -> int:
-    """Return when the record of the newest run in a folder was written, or of the one to replace it; 0 without any."""
+    """Return when the newest run in a folder, or its replacement, was recorded; 0 without any."""
     records = [folder / RUN, folder / NEW_RUN / RUN]
     return max((path.stat().st_mtime_ns for path in records if path.is_file()), default=0)
 
 
 def check_whole(folder: Path) -> None:
-    """Raise AttendropError if a file of the run is missing without which its model might load as another one.
+    """Raise AttendropError if a file of the run is missing without which another model might be loaded.
 
     What is for readers alone, such as its card and the options to repeat it, may be missing.
     """
@@ -204,7 +204,7 @@ def adding(run: str | Path, *paths: Path) -> Iterator[None]:
 
 
 def rewrite(path: Path, content: str) -> None:
-    """Replace a text of a run, and its record; what somebody else has changed since is left."""
+    """Replace a text of a run and its record, unless somebody else has changed it."""
     with hold_run_folders([path]):
         run = read_run(path.parent) or {}
         if os.path.lexists(path) and foreign(path, run):
@@ -298,7 +298,7 @@ def check_folder(
 
 
 def _is_left_over(path: Path) -> bool:
-    """Tell whether a file or folder may remain from a run that died before its first step was recorded."""
+    """Return whether a file or folder may remain from a run that died before its first step was recorded."""
     if path.name == SELECTION and path.is_dir():
         return all(_is_left_over(part) for part in path.iterdir())
     # TensorBoard's files are made when training begins.
@@ -386,7 +386,7 @@ def results(place: Path) -> Iterator[Path]:
 
 
 def replace_run(folder: Path) -> None:
-    """Put a complete run in the place of the older one; an interrupted replacement is continued."""
+    """Replace an older run by a complete one; continue an interrupted replacement."""
     new, old = folder / NEW_RUN, read_run(folder)
     if read_metrics(new) is None:
         return
@@ -405,7 +405,7 @@ def clear_unfinished(place: Path) -> None:
 
 
 def delete_checkpoints(place: Path) -> None:
-    """Delete the checkpoints of a run, but for folders with files that are not the run's."""
+    """Delete the checkpoints of a run, except for folders with files that are not the run's."""
     shutil.rmtree(place / _DELETED, ignore_errors=True)
     for checkpoint in [*place.glob("checkpoint-*"), *place.glob(f"{SELECTION}/checkpoint-*")]:
         if not foreign(checkpoint, {}):
@@ -415,7 +415,7 @@ def delete_checkpoints(place: Path) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move all files, last those that say whose they are, and that they are complete."""
+    """Move all files; those that identify the run and mark it as complete come last."""
     for path in sorted(source.iterdir(), key=lambda path: (path.name == METRICS, path.name == RUN)):
         if (target / path.name).is_dir():
             _remove(target / path.name)

@@ -177,7 +177,7 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
 
 
 def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -> float:
-    """Fit a temperature to a model's logits of rows that it was not trained on; warn where these are few."""
+    """Fit a temperature to a model's logits on held-out rows; warn if these are few."""
     if len(rows) < ROWS_FOR_TEMPERATURE:
         logger.warning(
             "Probabilities are calibrated on %s; with fewer than %d, they may be worse than without. Hold out more by "
@@ -225,7 +225,7 @@ def run_metrics(
     scores: Mapping[str, SetScores],
     selected: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Make the content of ``metrics.json``, but for the report on the data and the time in all."""
+    """Make the content of ``metrics.json``, except for the data report and the total time."""
     config, method, parts, head = run.config, run.method, run.parts, run.task.head
     history = _history(trainer.state.log_history, final.method, run.data)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)
@@ -325,7 +325,7 @@ def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 
 def _is_metric(name: str, method: Method) -> bool:
-    """Tell whether a log entry is a metric of the method, other than the fractions that it dropped."""
+    """Return whether a log entry is a metric of the method, other than the fractions that it dropped."""
     source, _, own = name.partition("/")
     return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
 

@@ -95,7 +95,7 @@ class StopAfter(TrainerCallback):
 
 
 class AfterFirstStep(TrainerCallback):
-    """Call ``do`` after the first step, because methods and models refuse invalid settings before it."""
+    """Call ``do`` after the first step, since methods and models refuse invalid settings before that."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self.do: Callable[[], None] | None = do
@@ -221,7 +221,7 @@ _BEST = "best_weights.safetensors"
 
 
 class BestInMemoryTrainer(RunTrainer):
-    """Trainer that holds the weights of the best epoch in memory, since no checkpoint may have them.
+    """Trainer that keeps the weights of the best epoch in memory, since checkpoints may not have them.
 
     When training ends, the model has these weights. Each checkpoint has them beside the latest ones.
     """

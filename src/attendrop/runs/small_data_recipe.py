@@ -1,4 +1,4 @@
-"""Training options that follow from the data and the model, where they are not given.
+"""Training options that follow from the data and the model, if they are not set.
 
 All constants of the recipe are here. They are for small data: enough optimizer steps that plain fine-tuning fits the
 training rows, at a learning rate that a head which starts from the frozen encoder survives.
@@ -80,7 +80,7 @@ def steps(rows: int, batch_size: int) -> int:
 
 
 def contrastive_steps(rows: int) -> int:
-    """Return the number of steps of SetFit's contrastive stage: it reads as many texts as a fine-tuning, in pairs."""
+    """Return the number of steps of SetFit's contrastive stage: it reads as many texts as fine-tuning, in pairs."""
     return steps(rows, BATCH_SIZE) // 2
 
 

@@ -190,7 +190,7 @@ def _select(
     encoded: Parts,
     begun: Mapping[str, Any],
 ) -> tuple[dict[str, Any], float]:
-    """Train with rows held out, to find out after which epoch the training on all rows ends.
+    """Train with held-out rows, to determine the number of epochs for the training on all rows.
 
     Returns:
         :func:`selection_report`, and the seconds of this training in earlier processes.
@@ -206,7 +206,7 @@ def _select(
 
 
 def _explored(place: Path, run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> dict[str, Any] | None:
-    """Ask the method whether to train again, and note what this training found; None: the model is final."""
+    """Ask the method whether to train again, and record what this training found; None: the model is final."""
     again = None if trainer.method_state is None else trainer.method_state.train_again()
     if again is None:
         return None
@@ -225,7 +225,7 @@ def _explored(place: Path, run: ResolvedRun, trainer: RunTrainer, encoded: Parts
 
 
 def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None) -> float:
-    """Divide the model's logits by the temperature that fits rows held out, in this training or in that before it."""
+    """Divide the model's logits by the temperature fitted on held-out rows, in this or the previous training."""
     if selected is None:
         assert encoded.selection is not None
         temperature = held_out_temperature(run, trainer, encoded.selection)
@@ -334,7 +334,7 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
 
 
 def _training(run: ResolvedRun) -> str:
-    """Describe the training, as it was given or as the recipe decided."""
+    """Describe the training options, as given or as decided by the recipe."""
     config = run.config
     length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
     reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""

@@ -1,4 +1,4 @@
-"""Studies and comparisons: many runs, their statistics, and the recommendation that follows.
+"""Studies and comparisons: many runs, their statistics, and the resulting recommendation.
 
 - A :class:`~attendrop.studies.units.Unit` is one run that is asked for, and a ``Result`` its ``metrics.json`` or error.
 - A :class:`~attendrop.studies.method_rows.MethodRow` is a method in a table: its scores, and how it compares.

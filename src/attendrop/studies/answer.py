@@ -1,4 +1,4 @@
-"""Answer of a comparison: a table of methods, and in words what to use."""
+"""Answer of a comparison: a table of methods, and a recommendation in words."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str
 
 
 def _price(usual: Answer, shifted: Answer) -> list[str]:
-    """Say what a change of the rows costs all models, and what the model that holds costs on the usual rows."""
+    """Describe what the shifted rows cost all models, and what the best model there costs on the usual rows."""
     here, there = ({row.label: row for row in found.rows} for found in (usual, shifted))
     label = next((row.label for row in usual.rows if row.is_reference), None)
     sentences = []
@@ -244,7 +244,7 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
 def _notes(
     runs: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], rows: Sequence[MethodRow], verdict: Verdict
 ) -> Iterator[str]:
-    """Say what limits an answer."""
+    """List the limitations of an answer."""
     missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]
     missing += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
     if missing:

@@ -1,4 +1,4 @@
-"""Baselines without fine-tuning, on the rows of a run and scored as a run is."""
+"""Baselines without fine-tuning, on the rows of a run and scored like a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a comparison keeps: what it recommends, a baseline too, trained on all rows."""
+"""The model that a comparison keeps: the recommended one, which may be a baseline, trained on all rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
 
 
 def add_scores(answer: Answer, label: str, folder: Path) -> None:
-    """Write into the card of the model that is kept the score that the comparison has of its row.
+    """Add the comparison's score to the card of the kept model.
 
     It is of other models: the kept one may be trained on the rows of the score.
     """
@@ -63,7 +63,7 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
 
 
 def _all_rows(config: RunConfig) -> dict[str, Any]:
-    """Return the options with which a run trains on all rows, but those that its method or its protocol needs.
+    """Return the options for training on all rows, except those that the method or the protocol needs.
 
     What is held out to choose the epoch is trained on in the end.
     """

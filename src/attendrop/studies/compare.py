@@ -1,4 +1,4 @@
-"""Comparison of methods on one's own data: what should this data be fine-tuned with?"""
+"""Comparison of methods on custom data: which one should be used to fine-tune on it?"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison ends with.
+    """Result of a comparison.
 
     Attributes:
         trials: The settings that were tried, by label of the one they began with; empty without a search.
@@ -90,7 +90,7 @@ class Outcome:
 
 @takes_options(Comparison, RunConfig)
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
-    """Find out what data should be fine-tuned with: ``attendrop compare`` from Python.
+    """Find out which method to fine-tune data with: ``attendrop compare`` from Python.
 
     Example:
         >>> outcome = attendrop.compare(
@@ -127,7 +127,7 @@ def run_comparison(
     on_event: OnEvent = lambda event: None,
     on_plan: Callable[[int], None] = lambda units: None,
 ) -> Outcome:
-    """Run a comparison, or what is missing of it.
+    """Run a comparison, or its missing runs.
 
     All methods train on the same rows, in the same batches and with the same number of steps for the same seed. The
     evaluation rows are scored once for each run. Stopped at any moment and started again, it goes on: finished runs
@@ -204,7 +204,7 @@ class Steps:
         self._counted: set[Path] = set()
 
     def run(self, units: Iterable[Unit]) -> list[Result]:
-        """Run units, and add up their time, with the loading of model and data and with scoring."""
+        """Run units, and add up their time, including loading of model and data, and scoring."""
         results = self.runner.run(units, self.on_event)
         for result in results:
             if result.metrics is not None and result.folder not in self._counted:
@@ -213,7 +213,7 @@ class Steps:
         return results
 
     def search(self) -> dict[str, list[Trial]]:
-        """Try settings of all methods; none if only the defaults are wanted, or fit into the budget."""
+        """Try settings of all methods; none if only the defaults are requested, or fit into the budget."""
         comparison = self.comparison
         if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
             return {}

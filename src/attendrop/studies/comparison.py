@@ -1,4 +1,4 @@
-"""Options of a comparison of methods on one's own data, and the record of what its folder compares on."""
+"""Options of a comparison of methods on custom data, and the record of what its folder compares."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Seconds = NewType("Seconds", float)
 
 
 def default_methods() -> list[str]:
-    """List the methods that are compared where none are named."""
+    """List the methods that are compared by default."""
     from attendrop.methods.core.registry import get_method, method_names
 
     return [name for name in method_names() if get_method(name).info.compared]
@@ -67,7 +67,7 @@ def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 def _settings(
     name: str, value: str | Sequence[str | Method | MethodSetting] | Method | MethodSetting | None
 ) -> tuple[MethodSetting, ...]:
-    """Return the settings of methods, plain fine-tuning first; refuse what would be compared with itself."""
+    """Return the settings of methods, plain fine-tuning first; refuse duplicates."""
     from attendrop.methods.core.registry import build_method, spelled_options
     from attendrop.studies.setting_search import MethodSetting
 
@@ -157,7 +157,7 @@ def check_record(folder: Path, config: RunConfig) -> None:
 
 
 def write_record(folder: Path, config: RunConfig) -> None:
-    """Record what a comparison in a folder compares on."""
+    """Record the data, model and options that a comparison in a folder compares with."""
     write_json(folder / RECORD, _record(config))
 
 

@@ -37,7 +37,7 @@ class Workers(Protocol):
         """Start a job; there are never more than ``count``."""
 
     def wait(self, report: OnEvent) -> Event:
-        """Wait for the end of a job: ``"finished"``, ``"failed"`` or ``"lost"``; report what comes before."""
+        """Wait for the end of a job: ``"finished"``, ``"failed"`` or ``"lost"``; report earlier events."""
 
     def release(self) -> None:
         """Free what idle processes hold, such as the memory of GPUs; the next job starts them again."""
@@ -86,7 +86,7 @@ def open_runner(folder: str | Path, *, workers: int | None = None, backend: str 
 
 
 class Runner:
-    """Units in the folder of a study, and the workers that run them."""
+    """Units in a study's folder, and the workers that run them."""
 
     def __init__(self, folder: Path, workers: Workers) -> None:
         self.folder, self._workers = folder, workers

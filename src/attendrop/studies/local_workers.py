@@ -136,7 +136,7 @@ class _Worker:
 
 
 def work(connection: Connection, log: Path) -> None:
-    """Run the jobs that come through a pipe; what is printed goes to a file, whose last line tells why one died."""
+    """Run the jobs from a pipe; output goes to a file, whose last line shows why a process died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with log.open("wb") as file:
@@ -164,7 +164,7 @@ def _end_with_parent() -> None:
 
 
 def _silence_libraries() -> None:
-    """Let stderr hold errors only, and tqdm have no lock between processes, which is left over from a killed one."""
+    """Log only errors to stderr, and give tqdm no lock between processes, which a killed one would keep."""
     import datasets
     import transformers
     from tqdm import tqdm  # type: ignore[import-untyped]
@@ -194,7 +194,7 @@ def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:
-    """Make the variables that give a process a number of threads, or as many as the user's ``OMP_NUM_THREADS`` says.
+    """Return the variables that set a process's number of threads, or the user's ``OMP_NUM_THREADS``.
 
     All libraries have the same: PyTorch reads ``MKL_NUM_THREADS``, too, and that goes first.
     """

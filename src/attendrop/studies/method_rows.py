@@ -1,4 +1,4 @@
-"""Rows of a comparison: the scores of each method, what they are on, and what it gains and costs."""
+"""Rows of a comparison: each method's scores, the data they are on, its gain and its cost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MethodRow:
 
     @property
     def p_value(self) -> float | None:
-        """The p value of the difference on new rows, as it is; None without one."""
+        """The uncorrected p value of the difference on new rows; None without one."""
         return None if self.difference is None else self.difference.p_value
 
     @cached_property
@@ -75,11 +75,11 @@ class MethodRow:
 
     @cached_property
     def std(self) -> float | None:
-        """Standard deviation of the scores, of n-1; None for one seed."""
+        """Standard deviation (n - 1) of the scores; None for one seed."""
         return statistics.stdev(self.scores.values()) if self.n > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values, less the scores by row; an infinite end of an interval is None."""
+        """Return the row as JSON values, without the scores by row; an infinite end of an interval is None."""
         found = self.difference
         return {
             "label": self.label,
@@ -143,7 +143,7 @@ class MethodRow:
 
 
 def method_label(metrics: Metrics) -> str:
-    """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``.
+    """Name a run by its method and its options without the defaults, from its ``metrics.json``.
 
     What the data decided is not in the name, so that runs on other data are of the same method.
     A study that has a name of its own for the method adds it as :data:`LABEL`.
@@ -227,14 +227,14 @@ HOLDS_FOR_SHIFTED = (
 
 
 def scored_unlike(run: Metrics) -> str:
-    """Name the rows of a run that are unlike the training rows, and how many they are."""
+    """Describe the rows of a run that are unlike the training rows, with their number."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
     held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
     return f"rows unlike the training rows ({rows}, {held}, held out)"
 
 
 def scored_on(run: Metrics) -> str:
-    """Name the rows on which a run is scored, and how many they are."""
+    """Describe the rows on which a run is scored, with their number."""
     rows = run["data"]["rows"].get("dev")
     return scored_data(run, "" if rows is None else f" ({rows} rows)")
 
@@ -250,7 +250,7 @@ def scored_data(run: Metrics, count: str = "") -> str:
 
 
 def holds_for(run: Metrics, *, new_rows: bool) -> str:
-    """Say what the intervals of a comparison hold for, given one of its runs, and if they are on ``new_rows``."""
+    """Describe what the intervals of a comparison hold for, given a run, and whether they are on ``new_rows``."""
     config = run.get("config", {})
     file = config.get("eval_file") or config.get("train_file")
     if config.get("shots"):

@@ -1,4 +1,4 @@
-"""Settings of methods, and the search of options and learning rates on selection rows, equally for every method."""
+"""Settings of methods, and tuning of options and learning rates on selection rows, alike for all methods."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Plan:
 
     @property
     def only_seeds_can_be_had(self) -> bool:
-        """Whether further seeds are few enough to be run, and further rows too many for anyone to label."""
+        """Whether the additional seeds are few enough to run, and the additional rows too many to label."""
         return 0 < (self.more_seeds or 0) <= 100 and (self.more_rows or 0) > 10_000
 
 

@@ -1,4 +1,4 @@
-"""Study: its units are run, and compared in each setting and over all of them."""
+"""Studies: units are run, and compared in each setting and over all settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_study(
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
 ) -> StudyReport:
-    """Run what is not finished of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
+    """Run the unfinished units of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
 
     See :func:`attendrop.studies.executor.run_units` for the other options.
 
@@ -51,14 +51,14 @@ def run_study(
 
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
-    """Write the files of an answer, first the one that says whose they are."""
+    """Write the files of an answer, starting with the one that identifies them."""
     contents = dict(zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True))
     for name in sorted(REPORTS, key=lambda name: name != ANSWER):
         write_text(folder / name, contents[name])
 
 
 def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
-    """Raise AttendropError if a folder holds anything but a study, or instead of it a comparison."""
+    """Raise AttendropError if a folder holds other files than a study's, or a comparison."""
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     if folder.exists() and not (folder / RUNS).is_dir() and any(path.name != LOCK for path in folder.iterdir()):

@@ -67,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """Study: its settings, and the method that the others are compared with."""
+    """A study: its settings, and the method that the others are compared with."""
 
     settings: tuple[Setting, ...]
     reference: str = REFERENCE

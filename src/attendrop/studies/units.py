@@ -29,7 +29,7 @@ _OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 
 
 def with_evaluation(config: RunConfig) -> RunConfig:
-    """Set a quarter of a training file aside to score on, where nothing else is."""
+    """Hold out a quarter of a training file for scoring, if there are no other evaluation data."""
     if config.train_file is None or config.eval_file is not None or config.test_fraction:
         return config
     return replace(config, test_fraction=DEFAULT_TEST_FRACTION)
@@ -74,7 +74,7 @@ class Unit:
         return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{self.key(data_sha256)[:8]}"
 
     def described(self) -> dict[str, Any]:
-        """Return what tells the unit from others in a comparison, by the names of ``metrics.json``."""
+        """Return what distinguishes the unit from others in a comparison, by the names of ``metrics.json``."""
         return {"method": self.method, "options": self.options, "seed": self.config.seed}
 
     def as_dict(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
 
 @dataclass(frozen=True)
 class _Judging:
-    """The fine-tuned models, the reference first, and what counts as little and as the best."""
+    """The fine-tuned models, the reference first, with the margin and the best possible score."""
 
     tuned: Sequence[MethodRow]
     margin: float
@@ -260,7 +260,7 @@ class _Judging:
         incumbent: MethodRow,
         unclear: Sequence[MethodRow] = (),
     ) -> Verdict:
-        """Make a verdict that rests on a pair, with what would tell ``unclear`` rows from the incumbent."""
+        """Make a verdict from a pair, with what would distinguish ``unclear`` rows from the incumbent."""
         lead = challenger.versus(incumbent)
         found = Verdict(kind, use, why, challenger.label, incumbent.label, None if lead is None else lead.mean)
         if not unclear or lead is None:
@@ -293,7 +293,7 @@ class _Judging:
         return min((row for row in rows if max(leads.values()) - leads[row.label] < self.margin), key=_cost)
 
     def _is_within(self, difference: PairedDifference | None) -> bool:
-        """Whether a whole interval is practically nothing.
+        """Whether a whole interval is practically zero.
 
         Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
         """

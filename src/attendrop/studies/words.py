@@ -1,4 +1,4 @@
-"""Wording of verdicts, and format of the figures beside them."""
+"""Wording of verdicts, and format of their figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Words:
     best: float
 
     def sentences(self, verdict: Verdict) -> tuple[str, ...]:
-        """Give the decision and its reason for people who know no statistics, then the figures it rests on."""
+        """Return the decision and its reason for readers without statistics, then the figures behind it."""
         if verdict.kind == "no reference":
             return ("No recommendation: no run of the reference has a score.",)
         decision = " ".join([opening(self.rows.get(verdict.use or "")), *self.reason(verdict)])
@@ -56,7 +56,7 @@ class Words:
     # The decision ----------------------------------------------------------------------------------------------------
 
     def reason(self, verdict: Verdict) -> list[str]:
-        """Give the reason, what would settle what is open, and the lead over the best baseline."""
+        """Return the reason, what would settle an open decision, and the lead over the best baseline."""
         over, settles = [], [] if (text := self.settles(verdict)) is None else [text]
         if verdict.baseline is not None and verdict.use is not None:
             lead = self.versus(verdict.use, verdict.baseline).mean.value
@@ -123,7 +123,7 @@ class Words:
         return ": little, but more than chance" if any(lead < self.margin for lead, _ in leads) else ""
 
     def settles(self, verdict: Verdict) -> str | None:
-        """Say how many more seeds, or evaluation rows, would settle what is open; or why no seeds would."""
+        """Return how many more seeds or evaluation rows would settle an open decision, or why none would."""
         if verdict.limit == "at best":
             best = f"All are within {number(self.margin)} of {number(self.best)}, the best possible score"
             return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
@@ -155,7 +155,7 @@ class Words:
         return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
-        """Say by how much a model is ahead, or behind, of others; an empty name is left out."""
+        """Return by how much a model is ahead of or behind others; an empty name is left out."""
         fraction = self.metric in _FRACTIONS_RIGHT
         parts: list[str] = []
         for lead, other in leads:
@@ -168,7 +168,7 @@ class Words:
         return f"{f'the {metric} of {subject}' if subject else f'its {metric}'} is {', and '.join(parts)}"
 
     def needs(self, behind: float) -> str:
-        """Say by how much fine-tuning would have to be better to draw level."""
+        """Return by how much fine-tuning would have to improve to be level."""
         if self.metric in _FRACTIONS_RIGHT:
             if behind <= ROUNDING:
                 return "it gets as many right"
@@ -193,7 +193,7 @@ class Words:
     # The figures -----------------------------------------------------------------------------------------------------
 
     def figures(self, verdict: Verdict) -> list[str]:
-        """Give the differences with their intervals, p values and times, and what holds of the other methods."""
+        """Return the differences with their intervals, p values and times, and the result for other methods."""
         challenger, incumbent = verdict.challenger, verdict.incumbent
         lines: list[str] = []
         baseline = verdict.baseline
@@ -216,7 +216,7 @@ class Words:
         return lines
 
     def against(self, verdict: Verdict, baseline: str) -> list[str]:
-        """Give the difference from the best baseline of what is recommended, and of what would be without it."""
+        """Return the best baseline's difference to the recommendation, and to that without the baseline."""
         row, reference = self.rows[baseline], next(iter(self.rows))
         first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
         shown = [first or reference]
@@ -233,7 +233,7 @@ class Words:
         return [f"{line}." for line in lines]
 
     def difference(self, label: str, other: str, p_value: float | None) -> str:
-        """Give the difference of two models, and if it was tested how often the first is ahead, and the p value."""
+        """Return the difference of two models and, if tested, how often the first is ahead, and the p value."""
         found = self.versus(label, other)
         text = f"On new rows, {name(label)} minus {name(other)} is {interval(found)}"
         if p_value is None:
@@ -255,7 +255,7 @@ class Words:
 
 
 def opening(use: MethodRow | None) -> str:
-    """Give the decision without its reason: what to use; None: there is no recommendation."""
+    """Return the decision without its reason: what to use; None if there is no recommendation."""
     return "No recommendation yet." if use is None else f"Use {title(use)}."
 
 
@@ -307,7 +307,7 @@ def cost(row: MethodRow) -> str:
 
 
 def rounded(count: int) -> str:
-    """Format a planned number with two digits: it is no better known."""
+    """Format a planned number with two significant digits, since it is an estimate."""
     return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 
 

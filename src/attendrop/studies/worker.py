@@ -117,5 +117,5 @@ def describe(error: Exception) -> dict[str, str]:
 
 
 def _breaks_device(error: Exception) -> bool:
-    """Tell whether nothing more can be computed on this process's GPU, as after a failed assertion of a kernel."""
+    """Return whether this process's GPU is unusable, as after a failed assertion in a kernel."""
     return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

@@ -200,12 +200,12 @@ class _Rows:
         return table.checked_rows(self.texts, reader.texts_problem, self.bad)
 
     def not_left_out(self, table: Table, reader: Head | type[Head]) -> Table:
-        """Keep the rows that are trained on and scored."""
+        """Keep the rows that are used for training and scoring."""
         texts = enumerate(table.values(self.texts))
         return table.only([row for row, texts_of in texts if not reader.leaves_out(texts_of)])
 
     def with_values(self, table: Table, reader: Head | type[Head], *, asked: bool) -> Table:
-        """Keep the rows that have a label; say what else an empty one may mean where some labels join others."""
+        """Keep the rows that have a label; explain what an empty one may mean where some labels join others."""
         joined = None if asked else joined_labels(table.column(str(self.label)))
 
         def problem(value: Any) -> str | None:

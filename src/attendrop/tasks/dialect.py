@@ -1,4 +1,4 @@
-"""How a text file is written: compressed or not, its encoding, and the separator of its columns."""
+"""Format of a text file: its compression, its encoding, and the separator of its columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model gets wrong, and where: scores by class, confusions, calibration, and its most confident errors."""
+"""Analysis of a model's errors: scores by class, confusions, calibration, and the most confident errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS_FOR_TEMPERATURE = 100
 def error_analysis(
     task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None = None
 ) -> dict[str, Any] | None:
-    """Say what a model gets wrong, as JSON values.
+    """Analyse the errors of a model; return JSON values.
 
     Args:
         task: The task.
@@ -166,7 +166,7 @@ def worst_classes(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def remarks(analysis: Mapping[str, Any]) -> list[str]:
-    """Word how well probabilities are calibrated, and which labels are doubtful, in sentences."""
+    """Describe in sentences how well probabilities are calibrated, and which labels are doubtful."""
     found = []
     if calibrated := analysis.get("calibration"):
         found.append(f"Probabilities are off by {calibrated['error']:.3f} on average (expected calibration error).")

@@ -1,4 +1,4 @@
-"""What the name of a file says: its format, and the columns and labels that files of this format have."""
+"""File formats by file name, with the columns and labels of each format."""
 
 from __future__ import annotations
 

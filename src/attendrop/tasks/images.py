@@ -1,4 +1,4 @@
-"""Images: folders of them, their pixels as a model reads them, and checks that they can be read."""
+"""Images: folders of images, their pixels as model inputs, and checks that they can be read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageFile(NamedTuple):
 
 
 def is_image(path: str | Path) -> bool:
-    """Tell whether a file is an image, by its extension."""
+    """Return whether a file is an image, by its extension."""
     return Path(path).suffix.lower() in IMAGE_SUFFIXES
 
 

@@ -1,4 +1,4 @@
-"""Inspection of data files without PyTorch: their content, and what is doubtful in it."""
+"""Inspection of data files without PyTorch: their content, and likely mistakes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Inspection:
         return ["" if is_missing(v) or (single and value_problem(v) is not None) else name(v) for v in values]
 
     def doubts(self) -> dict[str, str]:
-        """Describe what is doubtful, a sentence by the name of each."""
+        """Describe likely mistakes: a sentence for each, by its name."""
         return dict(_doubts(self))
 
     def lengths(self, model: str) -> tuple[str, list[int]]:
@@ -227,7 +227,7 @@ def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
 def check_files(
     train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
 ) -> Inspection | None:
-    """Inspect the files of a run before PyTorch is loaded; refuse what the run itself would refuse later.
+    """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
 
     Other options are those of :func:`inspect_files`. Returns None for folders and parallel files. Labels that may be
     joined are classes to a run, which warns of them, unless their type is given.

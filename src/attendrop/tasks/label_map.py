@@ -94,7 +94,7 @@ def _plain(label: str) -> str:
 
 
 def _misspelt(first: str, second: str) -> bool:
-    """Tell whether two labels differ in one letter, or in two of long labels; one in another digit is another."""
+    """Return whether two labels differ in one letter, or two if they are long; other digits are no misspelling."""
     if min(len(first), len(second)) < 4 or first.endswith(second) or second.endswith(first):
         return False  # "entailment" and "not entailment"
     digits = [[letter for letter in label if letter.isdigit()] for label in (first, second)]

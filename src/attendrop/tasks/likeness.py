@@ -1,4 +1,4 @@
-"""Likeness of rows by their texts: groups of like rows that are held out, and how alike training rows are."""
+"""Similarity of rows by their texts: held-out groups of similar rows, and how similar training rows are."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _natural(value: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike rows are: mean cosines of their texts' TF-IDF vectors."""
+    """Similarity of rows: mean cosines of their texts' TF-IDF vectors."""
 
     within: float  # of two rows of the same class
     between: float  # of two rows of different classes
@@ -159,7 +159,7 @@ class Likeness:
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure how alike the rows of a class are, as :func:`likeness`; None for inputs that are not texts, too."""
+    """Measure the similarity of the rows of a class by :func:`likeness`; None also for inputs other than texts."""
     if len(task.head.strata) < 2 or task.head.input_name != "text":
         return None
     rows = subset(rows, _SAMPLE, seed=0)
@@ -167,7 +167,7 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
 
 
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
-    """Measure how alike texts of the same class are; None where there are no words or no classes of several rows.
+    """Measure the similarity of texts of the same class; None without words or classes of several rows.
 
     Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
     """
@@ -189,7 +189,7 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
 
 
 def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
-    """Return for each text the number of the one most like it among others, and the cosine of their TF-IDF vectors."""
+    """Return for each text the index of the most similar other text, and the cosine of their TF-IDF vectors."""
     vectorizer = _vectorizer()
     try:
         known = vectorizer.fit_transform(among)

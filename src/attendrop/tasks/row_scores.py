@@ -1,4 +1,4 @@
-"""Scores divided among the evaluation rows, so that models can be compared on rows that neither has seen."""
+"""Scores by evaluation row, so that models can be compared on new rows."""
 
 from __future__ import annotations
 

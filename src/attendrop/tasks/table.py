@@ -144,7 +144,7 @@ class Table:
 
 
 def _has_nul(value: Any) -> bool:
-    """Tell whether a text has a NUL character, or one in a list or an object."""
+    """Return whether a text has a NUL character, or one in a list or an object."""
     if isinstance(value, list | dict):
         return any(map(_has_nul, value.values() if isinstance(value, dict) else value))
     return isinstance(value, str) and "\0" in value

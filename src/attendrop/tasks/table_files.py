@@ -137,7 +137,7 @@ def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
 
 
 def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, labels: set[str]) -> bool:
-    """Tell whether a line of a field ends in a label, or has the separators of a row, without spaces as in prose."""
+    """Return whether a line of a field ends in a label, or has the separators of a row, without spaces as in prose."""
     for number, line in enumerate(lines if len(lines) > 1 else []):
         last = number == len(lines) - 1
         others = (column if number == 0 else 0) + (width - 1 - column if last else 0)  # outside of the field

@@ -60,7 +60,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _is_list(value: Any) -> bool:
-    """Tell whether a value is a list of numbers that a tensor can hold."""
+    """Return whether a value is a list of numbers that a tensor can hold."""
     return isinstance(value, list) and all(
         isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 2**63 for number in value
     )

@@ -38,7 +38,7 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
 
 
 def _is_there(place: str, name: str) -> bool:
-    """Tell whether a model has a file: in its folder, or, since it was loaded from the hub, in the cache."""
+    """Return whether a model has a file: in its folder, or, since it was loaded from the hub, in the cache."""
     folder = Path(place)
     return (folder / name).is_file() if folder.is_dir() else isinstance(try_to_load_from_cache(place, name), str)
 

@@ -129,7 +129,7 @@ def check_classes(table: Table, column: str, names: Collection[str]) -> None:
 
 
 def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
-    """Tell whether the labels are numbers with decimal fractions; warn of text that may be none, or a number.
+    """Return whether the labels are numbers with decimal fractions; warn of text that may be none, or a number.
 
     Raises:
         AttendropError: Numbers are mixed with text, or in a notation that is not read.
@@ -223,7 +223,7 @@ def read_choices(values: Sequence[Any]) -> list[str]:
 
 
 def is_letter(label: Any) -> bool:
-    """Tell whether a label is the letter of a choice."""
+    """Return whether a label is the letter of a choice."""
     return len(written(label)) == 1 and written(label).upper() in LETTERS
 
 
@@ -237,10 +237,10 @@ def choice_number(label: Any) -> int | None:
 
 
 def may_be_missing(text: str) -> bool:
-    """Tell whether a text is blank, or a word for what is not there, such as "n/a" or "nan"."""
+    """Return whether a text is blank, or a word for what is not there, such as "n/a" or "nan"."""
     return text.strip().casefold() in _MISSING | {"", "nan", "nat"}
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a value is None or NaN."""
+    """Return whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))

@@ -111,7 +111,7 @@ def delete_oldest(newest: Path, limit: int | None, best: str | None) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Tell whether a checkpoint has all its files, as they were written."""
+    """Return whether a checkpoint has all its files, as they were written."""
     try:
         return all(sha256(checkpoint / name) == digest for name, digest in _manifest(checkpoint)["files"].items())
     except (OSError, KeyError, AttributeError):

@@ -95,7 +95,7 @@ def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
 
 
 class _Called(BaseException):
-    """Exception that leaves a function at its call of the model; ``except Exception`` does not catch it."""
+    """Exception that exits a function at its call of the model; ``except Exception`` does not catch it."""
 
 
 _NOT_CALLED = (

@@ -370,7 +370,7 @@ class Regularization:
             )
 
     def _taking_part(self, epoch: int | None) -> list[MethodState]:
-        """Return the states of the methods that act in an epoch, or observe it."""
+        """Return the states of the methods that act in an epoch or observe it."""
         if epoch is None and self.method.needs_epoch():
             alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(

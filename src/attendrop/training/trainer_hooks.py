@@ -1,4 +1,4 @@
-"""All that this library takes from the private parts of ``transformers.Trainer``, and its callbacks.
+"""Everything that this library uses of the private parts of ``transformers.Trainer``, and its callbacks.
 
 Callbacks and public methods (``training_step``, ``log``, ``get_train_dataloader``, ...) serve everything else. A new
 release of transformers may change the private parts; ``tests/training/test_trainer_hooks.py`` compares them with the

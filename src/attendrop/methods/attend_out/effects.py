@@ -1,4 +1,4 @@
-"""Learner ``"effects"``: which layers are better dropped, estimated beside plain fine-tuning and tested."""
+"""Learner ``"effects"``: estimates and tests, beside plain fine-tuning, which layers are better dropped."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class EffectsState(MethodState):
         return metrics
 
     def train_again(self) -> AttentionLayerDrop | None:
-        """Drop the layers that help from the first step on: by the end of the exploration the model has fitted."""
+        """Drop the layers that help from the first step on: the explored model has already fitted its rows."""
         effects = self._effects()
         found = [layer for layer in self.attention_layers if helps(effects.get(layer.key))]
         if not found:
@@ -261,7 +261,7 @@ class EffectsState(MethodState):
         return {"reward": reward}
 
     def _sampled(self) -> Sequence[Batch]:
-        """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""
+        """Sample rows to score on: reward rows, or training rows that the period did not train on."""
         seed = random.Random(f"{self.training.seed}/{self.number}").getrandbits(62)
         count, size = self.method.dropout_step, self.method.reward_batch_size
         by_length = self.method.score == "loss"  # the mean of a metric over batches depends on how rows are divided
@@ -287,7 +287,7 @@ class EffectsState(MethodState):
 
 
 def helps(effect: LayerEffect | None) -> bool:
-    """Tell whether dropping a layer was found to help."""
+    """Return whether dropping a layer was found to help."""
     return effect is not None and effect.told_from_noise and effect.effect > 0
 
 

@@ -1,4 +1,4 @@
-"""Scores of two networks on the same rows, from which both learners make their rewards."""
+"""Scores of two networks on the same rows, from which both learners compute their rewards."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _copied(value: Any, source: Tensor, target: Tensor) -> Any:
 
 
 def seed_device(device: torch.device, key: SampleKey) -> None:
-    """Seed the dropout on the device of the copy alone: its random state is restored, or not in checkpoints."""
+    """Seed the dropout on a device that only the copy uses: its random state is not in checkpoints."""
     seed = key.seeds("defender", key.rows)[0] % 2**63
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)

@@ -44,7 +44,7 @@ def check_declared(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _others_may_be_registered() -> bool:
-    """Tell whether a program has loaded the methods, and may have added its own, or a package may have some."""
+    """Return whether a program has loaded the methods, and may have added its own, or a package may have some."""
     return "attendrop.methods.core.registry" in sys.modules or bool(entry_points(group="attendrop.methods"))
 
 

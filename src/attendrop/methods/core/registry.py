@@ -80,7 +80,7 @@ def method_names() -> list[str]:
 
 
 def is_of_this_program(name: str) -> bool:
-    """Tell whether a method, or one joined by ``+``, was registered in this program, so that others do not know it."""
+    """Return whether a method, or one joined by ``+``, was registered in this program only."""
     _load_plugins()
     return any(each.strip() in _OF_PROGRAM for each in name.split("+"))
 

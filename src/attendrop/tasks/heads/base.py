@@ -160,7 +160,7 @@ logits = model(**inputs).logits"""
             raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
 
     def fits(self, other: Head) -> bool:
-        """Tell whether outputs of a model with this head can be read as those of another head."""
+        """Return whether outputs of a model with this head can be read as those of another head."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 
     @property
@@ -252,7 +252,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Tell whether a row with these texts, such as an empty line, is left out of training and scoring."""
+        """Return whether a row with these texts, such as an empty line, is left out of training and scoring."""
         return False
 
     @classmethod
@@ -299,7 +299,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Tell whether a saved model has this head: by its class. Heads are tried in the order of the registry."""
+        """Return whether a saved model has this head: by its class. Heads are tried in the order of the registry."""
         return cls._class_name(config) in (config.architectures or ())
 
     @classmethod
@@ -504,7 +504,7 @@ model = {load}(folder)
         return outputs
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its outputs, or the ``scores`` of an object, are what no diverged model returns."""
+        """Return for each row whether its outputs, or the ``scores`` of an object, are free of signs of divergence."""
         if outputs.dtype == object:
             return np.array([np.isfinite(getattr(row, "scores", row)).all() for row in outputs])
         return np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))

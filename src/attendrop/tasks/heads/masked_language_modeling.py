@@ -1,4 +1,4 @@
-"""Masked language modeling: tokens of a text that were hidden from the model, for pre-training on texts alone."""
+"""Masked language modeling: prediction of masked tokens, for pre-training on unlabelled texts."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ class TokenMasks:
         self._vocabulary = np.setdiff1d(list(tokenizer.get_vocab().values()), self._special)
 
     def any_to_choose(self, ids: Sequence[int]) -> bool:
-        """Tell whether a row has a token that is not special."""
+        """Return whether a row has a token that is not special."""
         return not np.isin(ids, self._special).all()
 
     def mask(self, ids: Sequence[int], key: str, words: Sequence[int] | None = None) -> tuple[list[int], list[int]]:

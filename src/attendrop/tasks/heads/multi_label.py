@@ -21,7 +21,7 @@ from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
 
 
 def predicted_labels(logits: Array) -> Array:
-    """Tell which labels are predicted, of logits ``(rows, labels)``."""
+    """Return which labels are predicted from logits ``(rows, labels)``."""
     return logits > 0
 
 

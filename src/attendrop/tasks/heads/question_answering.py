@@ -1,4 +1,4 @@
-"""Extractive question answering: the part of a text that answers a question."""
+"""Extractive question answering: the span of a text that answers a question."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def _labelled(labels: Array) -> Array:
 
 
 def are_entity_tags(names: Iterable[str]) -> bool:
-    """Tell whether tags mark entities: "O", and others such as "B-PER"."""
+    """Return whether tags mark entities: "O", and others such as "B-PER"."""
     others = set(names) - {OUTSIDE}
     return bool(others) and all(_ENTITY.fullmatch(name) for name in others)
 
