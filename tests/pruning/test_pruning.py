@@ -462,8 +462,8 @@ def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layers": 2}, "Give batches"),
-        ({"layers": "auto", "pi": [0.1, 0.2, 0.3]}, "Give batches.*'auto'"),
+        ({"layers": 2}, "Pass labelled batches"),
+        ({"layers": "auto", "pi": [0.1, 0.2, 0.3]}, "Pass labelled batches.*'auto'"),
         ({"layers": ">=0.5"}, "there is none here"),
         ({"layers": [3]}, "no layer 3; layers are 0 to 2"),
         ({"layers": 4, "pi": PI}, "only 3 layers"),
@@ -556,7 +556,7 @@ def test_an_ordinary_model_of_which_a_part_is_missing_is_refused(tmp_path: Path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["classifier.bias"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(AttendropError, match=r"not whole: classifier\.bias"):
+    with pytest.raises(AttendropError, match=r"incomplete: classifier\.bias"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"half")
     with pytest.raises(AttendropError, match="cannot be loaded"):
@@ -569,7 +569,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     for name, weights in (("one", two), ("two", one)):  # too few, and too many
         (tmp_path / name / "model.safetensors").write_bytes(weights)
-        with pytest.raises(AttendropError, match="not whole"):
+        with pytest.raises(AttendropError, match="do not match the model"):
             load(tmp_path / name)
 
 

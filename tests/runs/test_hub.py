@@ -112,7 +112,7 @@ def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "token", "message"),
-    [("a/b/c", "secret", "no name of a repository"), ("mine", "other", "hf auth login"), ("mine", "", "hf auth login")],
+    [("a/b/c", "secret", "not a repository name"), ("mine", "other", "hf auth login"), ("mine", "", "hf auth login")],
 )
 def test_refusals_are_one_sentence(
     hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, name: str, token: str,

@@ -36,7 +36,7 @@ def test_which_class_it_is() -> None:
     assert regularized(Trainer) is RegularizedTrainer and regularized(RegularizedTrainer) is RegularizedTrainer
     found = regularized(Own)
     assert issubclass(found, Own) and found.__name__ == "RegularizedOwn" and regularized(found) is found
-    with pytest.raises(AttendropError, match="no subclass"):
+    with pytest.raises(AttendropError, match="not a subclass"):
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
 

@@ -60,7 +60,7 @@ def load_weights(model: Any, folder: Path) -> None:
     wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
     wrong += [name for name in weights if name not in here]  # load_state_dict overlooks those of removed projections
     if wrong:
-        raise AttendropError(f"The weights in '{folder}' are not whole: {wrong[0]}.")
+        raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
 
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:

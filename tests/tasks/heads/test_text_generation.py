@@ -145,6 +145,6 @@ def test_scored_chats_need_a_reply(tmp_path: Path) -> None:
     bad = BadRows(skip=True)
     options: Any = {"text_columns": ["messages"], "head": TextGeneration(), "size": 9}
     (chunk,) = stream_file(tmp_path / "a.jsonl", bad=bad, scored=True, **options)
-    assert len(chunk.table.rows) == 1 and "no message of the assistant" in bad.skipped[0].reason
+    assert len(chunk.table.rows) == 1 and "do not end with a reply of the assistant" in bad.skipped[0].reason
     (chunk,) = stream_file(tmp_path / "a.jsonl", bad=BadRows(), **options)
     assert len(chunk.table.rows) == 2
