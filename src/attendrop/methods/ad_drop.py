@@ -64,35 +64,35 @@ class ADDrop(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Fraction of the keys of each row that are candidates, in (0, 1). None: as ``attribution``; 0.1 or 0.3.
+        p: Fraction of the keys of each row that are candidates, in (0, 1). None: 0.1 or 0.3, chosen as ``attribution``.
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass),
-            or ``"recorded"`` (ours): minus the gradient of the loss by the weights, from the last training pass in
-            which the row took part, so that no pass is added. A row without a record is not dropped from. Rows are
-            known by their index in the training data: in a loop of your own, ``reg.loss(batch, rows=indices)``. With
-            cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; where neither ``p`` nor
-            ``layers`` is given either, ``attendrop train``, ``compare`` and studies follow the data, see
+            or ``"recorded"`` (ours): the negative gradient of the loss with respect to the weights, from the row's last
+            training pass, so that no pass is added. Nothing is dropped from a row without a record. Rows are
+            identified by their index in the training data: in your own loop, ``reg.loss(batch, rows=indices)``. With
+            cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; but if ``p`` and ``layers``
+            are not given either, ``attendrop train``, ``compare`` and studies choose by the data, see
             :meth:`for_data`.
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
-            Does not apply to recorded attributions, which are of the loss.
+            Does not apply to recorded attributions, which attribute the loss.
         layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
-            as ``attribution``; the first or all.
+            the first or all, chosen as ``attribution``.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
-            gold value, of the other sign for each example whose error has the other sign; magnitudes rank the influence
-            on the prediction, whatever the gold value. None: magnitude in regression, otherwise high.
+            gold value, which changes sign with the sign of an example's error; magnitudes rank the influence on the
+            prediction, regardless of the gold value. None: magnitude in regression, otherwise high.
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0). False: AD-DROP in all epochs.
         start_epoch: Number of epochs of plain fine-tuning before the first in which AD-DROP acts. Not in the paper: the
-            attribution of a model that has not yet fitted its training rows says little of what it relies on.
+            attribution of a model that has not yet fitted its training rows says little about what it relies on.
         scope: Scope of integrated gradients, ``"joint"`` or ``"layerwise"``.
         rule: Quadrature rule of integrated gradients, ``"gauss_legendre"`` or ``"riemann"``.
         steps: Number of quadrature nodes of integrated gradients. The paper's setting is layerwise, riemann, 20.
         units: ``"attention"``, or ``"hidden"``: the same rule on the hidden units of the heads' outputs, per token.
             Dropped units are zero, and the other units of the token are rescaled by total / kept units.
-        record_limit: Memory for recorded candidates in MiB, on the host of each process; rows recorded longest ago are
-            forgotten beyond it, with a warning. None: a quarter of the free memory. A row takes ``layers * heads *
+        record_limit: Memory for recorded candidates in MiB, on the host of each process; beyond it, the oldest records
+            are discarded, with a warning. None: a quarter of the free memory. A row takes ``layers * heads *
             n**2 / 8`` bytes: 288 KiB for 12 layers of 12 heads and 128 tokens.
 
     Raises:

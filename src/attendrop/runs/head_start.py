@@ -83,7 +83,7 @@ def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> di
     metric, score = fit.score
     settings = ", ".join(f"{name} = {value:g}" for name, value in fit.settings.items())
     logger.info(
-        "The head starts from a %s on the frozen encoder (%s): %s %.2f of the training rows.",
+        "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows.",
         fit.kind,
         settings,
         metric,

@@ -34,13 +34,13 @@ class AttendOut(AttendOutOptions):
     with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, and the
     attacker's advantage rewards the learner of that dropout.
 
-    By default (``learner="effects"``, ours) the model is the defender, and the attacker a copy that is made anew for
-    each period and drops whole layers in it: those of a fair coin, and in the next period all others. After ``explore``
+    By default (``learner="effects"``, ours) the model is the defender, and the attacker a fresh copy of it in each
+    period, with whole layers dropped: each with probability 1/2, and in the next period all others. After ``explore``
     of the training, layers whose effect is significant in a randomisation test are found, see
     :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
     periods, and ``attendrop train`` trains again from the start without them; a trainer's or loop's
     ``method_state.train_again()`` returns the method to do so with. If there are none, the model is that of plain
-    fine-tuning, to the bit (on a CPU).
+    fine-tuning, bit for bit (on a CPU).
 
     With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
     period. Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both
@@ -64,8 +64,8 @@ class AttendOut(AttendOutOptions):
             these with 15 % of their tokens masked.
         reward_data: ``"rotating"``, the default of ``"effects"``: training rows that the period does not train on, so
             that none is lost. ``"split"``, that of ``"policy_gradient"``: ``reward_fraction`` of the training rows,
-            held out. ``"eval"``: the development set, as in the paper; results on it are then biased. In a loop of your
-            own, the rows that are passed.
+            held out. ``"eval"``: the development set, as in the paper; results on it are then biased. In your own
+            loop, the rows that you pass.
         reward_fraction: See ``reward_data``.
         reward_batch_size: Number of examples in an item; default 8, or 4 with ``"policy_gradient"``. The paper uses 1;
             more give rewards of lower variance.
