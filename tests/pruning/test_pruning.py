@@ -22,7 +22,7 @@ from helpers.plans import passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
@@ -32,6 +32,7 @@ from attendrop.files.model_files import PRUNED_CONFIG
 from attendrop.pruning.comparison import Difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.export import onnx_model
+from attendrop.pruning.packed_layer import PackedLayer
 from attendrop.pruning.selection import (
     LayerSelection,
     Trial,
@@ -198,6 +199,21 @@ def test_many_tokens_go_through_in_chunks() -> None:
     batch = zoo.batch_of("bert-tokens", (200, 190, 7, 150, 160), labels=False)
     assert batch["attention_mask"].sum() > 512
     near(output(prune(model, [0, 2]), batch), naive(model, [0, 2], batch))
+
+
+@pytest.mark.parametrize("case", ["bert", "distilbert", "deberta-v3", "modernbert"])
+def test_parts_that_are_replaced_after_pruning_run(case: str) -> None:
+    """Adapters and quantization put other modules in their place."""
+    light, called = prune(stock(case), [1]), set()
+    before = output(light, batch_for(case))
+    layers = [module for module in light.modules() if isinstance(module, PackedLayer)]
+    parents = [(part, *child) for layer in layers for part in layer.modules() for child in part.named_children()]
+    linear = [(part, name, child) for part, name, child in parents if isinstance(child, nn.Linear)]
+    for part, name, child in linear:
+        setattr(part, name, nn.Sequential(child))
+        getattr(part, name).register_forward_hook(lambda *_, child=child: called.add(child))
+    near(output(light, batch_for(case)), before, 0)
+    assert called == {child for *_, child in linear}
 
 
 def test_other_inputs_and_outputs_of_the_stock_model() -> None:

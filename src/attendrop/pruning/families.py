@@ -85,7 +85,7 @@ class Family:
 
     def parts(self, layer: nn.Module) -> LayerParts:
         """Pick the parts of a layer."""
-        attention = layer.get_submodule(self.attention)
+        attention = attrgetter(self.attention)(layer)
         reach: int | None = getattr(attention, "sliding_window", None)  # of local attention; counts the token itself
         projections = (getattr(attention, name) for name in self.projections)
         return self.block(

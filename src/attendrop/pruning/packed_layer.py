@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
-from attendrop.pruning.families import Family
+from attendrop.pruning.families import Family, LayerParts
 from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
 
 
@@ -47,7 +47,6 @@ class PackedLayer(nn.Module):
         self.first_only = first_only
         self.keep_first = keep_first
         self.exported: type[PaddedLayout] | None = None  # layout of the form that is exported
-        self._parts = family.parts(stock)
 
     def forward(
         self,
@@ -73,7 +72,8 @@ class PackedLayer(nn.Module):
         if not isinstance(hidden_states, _Tokens):
             hidden_states = self._begin(hidden_states, attention_mask)
         x, layout, pairs = hidden_states
-        parts, first = self._parts, self._last and self.first_only
+        parts = self._family.parts(self)  # anew in each pass, since users replace modules, and replicas have others
+        first = self._last and self.first_only
         read = parts.read(x)
         alike = not parts.projections and layout.covered_by(parts.window)  # all tokens of a sequence
         if alike:
@@ -88,7 +88,7 @@ class PackedLayer(nn.Module):
             )[0]
             attended = padded[:, 0] if first else layout.pack(padded)
         else:
-            attended = self._attend(read, layout, position_embeddings, first=first)
+            attended = self._attend(parts, read, layout, position_embeddings, first=first)
         if first:
             made = parts.finish(layout.first(x), parts.output(attended))[:, None]
         elif alike:
@@ -119,18 +119,23 @@ class PackedLayer(nn.Module):
         return _Tokens(layout.pack(hidden_states), layout, pairs)
 
     def _attend(
-        self, read: Tensor, layout: PaddedLayout, rotary: tuple[Tensor, Tensor] | None, *, first: bool
+        self,
+        parts: LayerParts,
+        read: Tensor,
+        layout: PaddedLayout,
+        rotary: tuple[Tensor, Tensor] | None,
+        *,
+        first: bool,
     ) -> Tensor:
         """Compute the softmax of products for all tokens, in their layout, or the first ones, ``(batch, hidden)``."""
-        window = self._parts.window
-        queries, *others = self._parts.project(read, layout.first if first else None)
+        queries, *others = parts.project(read, layout.first if first else None)
         padded = (queries[:, None] if first else layout.unpack(queries), *map(layout.unpack, others))
         q, k, v = (x.view(*x.shape[:2], self._heads, -1).transpose(1, 2) for x in padded)
         if rotary is not None:
             q, k = _rotate(q, *rotary), _rotate(k, *rotary)
         mask = None if layout.mask is None else layout.mask[:, None, None]
-        if window is not None and not layout.covered_by(window):
-            mask = _local_mask(mask, q.shape[2], k.shape[2], window, q.device)
+        if parts.window is not None and not layout.covered_by(parts.window):
+            mask = _local_mask(mask, q.shape[2], k.shape[2], parts.window, q.device)
         attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
         return attended[:, 0] if first else layout.pack(attended)
 
