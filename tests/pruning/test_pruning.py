@@ -589,6 +589,12 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
+def test_a_state_of_the_whole_model_is_no_state_of_the_pruned_one() -> None:
+    """W_O would take the place of W_V W_O."""
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*layer\.1\.attention\.self\.query"):
+        prune(stock("bert"), [1]).model.load_state_dict(stock("bert").state_dict())
+
+
 # Export ---------------------------------------------------------------------------------------------------------------
 
 # Without this library, and without torch: only what a server has.

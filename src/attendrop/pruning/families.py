@@ -87,7 +87,7 @@ class Family:
         """Pick the parts of a layer."""
         attention = attrgetter(self.attention)(layer)
         reach: int | None = getattr(attention, "sliding_window", None)  # of local attention; counts the token itself
-        projections = (getattr(attention, name) for name in self.projections)
+        projections = (getattr(attention, name, None) for name in self.projections)
         return self.block(
             attention=attention,
             projections=tuple(projection for projection in projections if projection is not None),

@@ -255,7 +255,7 @@ def _drop_attention(model: Any, number: int) -> None:
     family = family_of(model)
     attention = encoder_layers(model)[number].get_submodule(family.attention)
     for name in family.projections:
-        setattr(attention, name, None)
+        delattr(attention, name)  # load_state_dict would overlook the weights of a module that is None
 
 
 def _pack(model: Any) -> None:

@@ -58,7 +58,7 @@ def load_weights(model: Any, folder: Path) -> None:
     here = model.state_dict()
     loaded = {here[name].data_ptr() for name in weights if name in here}
     wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
-    wrong += [name for name in weights if name not in here]  # load_state_dict overlooks those of removed projections
+    wrong += found.unexpected_keys
     if wrong:
         raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
 
