@@ -541,6 +541,20 @@ def test_models_of_classes_that_are_made_can_be_pickled(case: str) -> None:
         near(output(pickle.loads(pickle.dumps(model)), batch_for(case)), output(model, batch_for(case)), 0)
 
 
+# In a process that imports of this library only what the file names.
+UNPICKLED = """
+import sys, torch
+model, batch, expected = torch.load(sys.argv[1], weights_only=False)
+torch.testing.assert_close(model(**batch).logits, expected)
+"""
+
+
+def test_a_pickle_of_the_model_inside_still_ignores_padding(tmp_path: Path) -> None:
+    light, batch = prune(stock("bert"), [1]), batch_for("bert")
+    torch.save((light.model, batch, output(light, batch)), tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", UNPICKLED, str(tmp_path / "model.pt")], check=True, timeout=120)
+
+
 def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=r"has no config\.json"):
         load(tmp_path / "nowhere")

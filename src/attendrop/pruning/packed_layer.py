@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+# Also registers the function for masks, without which transformers runs an unpickled model with none.
+from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
-from attendrop.pruning.families import Family, LayerParts
+from attendrop.pruning.families import Family, LayerParts, encoder_layers, family_of, reads_first_token
 from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
 
 
@@ -153,3 +155,22 @@ def _local_mask(mask: Tensor | None, queries: int, keys: int, window: int, devic
     distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
     near = distance.abs() <= window
     return near if mask is None else near & (mask | (distance == 0))
+
+
+def pack_layers(model: Any) -> None:
+    """Replace the layers of a model by those that compute no padding."""
+    family, layers, first_only = family_of(model), encoder_layers(model), reads_first_token(model)
+    keep_first = first_only or getattr(model.base_model, "pooler", None) is not None
+    heads, last = model.config.num_attention_heads, len(layers) - 1
+    for number, layer in enumerate(layers):
+        layers[number] = PackedLayer(
+            layer, family, heads, last=number == last, first_only=first_only, keep_first=keep_first
+        )
+    if family.relative_positions:
+        model.base_model.encoder.get_attention_mask = _unchanged_mask
+    leave_masks_unchanged(model.config)
+    model.requires_grad_(False)
+
+
+def _unchanged_mask(mask: Tensor) -> Tensor:
+    return mask

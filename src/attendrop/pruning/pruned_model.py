@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.attention.isolation import in_full_precision
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import PRUNED_CONFIG, first_line
@@ -24,8 +23,8 @@ from attendrop.pruning.constant_attention import (
     masked_layers,
     prunable_layers,
 )
-from attendrop.pruning.families import encoder_layers, encoder_layers_path, family_of, has_fast_form, reads_first_token
-from attendrop.pruning.packed_layer import PackedLayer
+from attendrop.pruning.families import encoder_layers, encoder_layers_path, family_of, has_fast_form
+from attendrop.pruning.packed_layer import pack_layers
 from attendrop.pruning.serialization import (
     WEIGHTS,
     cast,
@@ -76,7 +75,7 @@ class PrunedModel(nn.Module):
             HeldAttention(self.model, self.layers)
         if self.fast:
             _fold(self.model, self.layers)
-            _pack(self.model)
+            pack_layers(self.model)
         self.eval()
 
     @property
@@ -212,7 +211,7 @@ def load(folder: str | Path) -> Any:
     for number in pruned.layers:
         _drop_attention(model, number)
     load_weights(model, folder)
-    _pack(model)
+    pack_layers(model)
     pruned.model = model
     return pruned.eval()
 
@@ -256,22 +255,3 @@ def _drop_attention(model: Any, number: int) -> None:
     attention = encoder_layers(model)[number].get_submodule(family.attention)
     for name in family.projections:
         delattr(attention, name)  # load_state_dict would overlook the weights of a module that is None
-
-
-def _pack(model: Any) -> None:
-    """Replace the layers of a model by those that compute no padding."""
-    family, layers, first_only = family_of(model), encoder_layers(model), reads_first_token(model)
-    keep_first = first_only or getattr(model.base_model, "pooler", None) is not None
-    heads, last = model.config.num_attention_heads, len(layers) - 1
-    for number, layer in enumerate(layers):
-        layers[number] = PackedLayer(
-            layer, family, heads, last=number == last, first_only=first_only, keep_first=keep_first
-        )
-    if family.relative_positions:
-        model.base_model.encoder.get_attention_mask = _unchanged_mask
-    leave_masks_unchanged(model.config)
-    model.requires_grad_(False)
-
-
-def _unchanged_mask(mask: Tensor) -> Tensor:
-    return mask
