@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
 from helpers.plans import passed
@@ -43,6 +44,7 @@ from attendrop.pruning.selection import (
     undecided_message,
 )
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
+from attendrop.tasks.heads.model_classes import mean_of_valid
 
 DEEP = {"num_hidden_layers": 3}
 BERT = {**zoo.ZOO["bert"].options, **DEEP}
@@ -303,6 +305,21 @@ def test_a_convolution_keeps_the_plain_form() -> None:
     model = zoo.from_class("DebertaV2ForSequenceClassification", DEBERTA | {"conv_kernel_size": 3}).eval()
     light, batch = prune(model, [0, 2]), batch_for("deberta-v3")
     assert (light.fast, light.held) == (False, False)
+    near(output(light, batch), naive(model, [0, 2], batch))
+
+
+def test_a_class_of_ones_own_that_reads_all_tokens_keeps_the_plain_form() -> None:
+    """Its name does not tell: the fast form would compute the first token alone."""
+
+    class OwnForSequenceClassification(hf.BertForTokenClassification):
+        def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+            found = super().forward(attention_mask=attention_mask, **inputs)
+            found["logits"] = mean_of_valid(found.logits, attention_mask)
+            return found
+
+    model, batch = OwnForSequenceClassification(hf.BertConfig(**BERT)).eval(), batch_for("bert")
+    light = prune(model, [0, 2])
+    assert not light.fast
     near(output(light, batch), naive(model, [0, 2], batch))
 
 

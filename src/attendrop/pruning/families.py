@@ -139,12 +139,16 @@ FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camember
 # Heads that ignore padding, and models without a head ("Model"); then the heads that read only the first token.
 _HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice")
+# Where forward functions are written that read what the name of their class says.
+_SOURCES = ("transformers.models.", "attendrop.")
 
 
 def has_fast_form(model: Any) -> bool:
     """Return whether a model has a fast form, given its family and its head."""
-    config = model.config
-    if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
+    config, cls = model.config, type(model)
+    if getattr(config, "is_decoder", False) or not cls.__name__.endswith(_HEADS):
+        return False
+    if not cls.forward.__module__.startswith(_SOURCES):
         return False
     if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice: reads padding
         return False
