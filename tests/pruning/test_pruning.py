@@ -530,6 +530,14 @@ def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
     near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
 
 
+def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
+    light = prune(stock("bert"), [1]).to(torch.bfloat16)
+    light.model.classifier.double()
+    light.save_pretrained(tmp_path)
+    expected = {name: parameter.dtype for name, parameter in light.named_parameters()}
+    assert {name: parameter.dtype for name, parameter in load(tmp_path).named_parameters()} == expected
+
+
 def test_what_is_computed_in_float32_stays_so_in_a_model_of_half_precision(tmp_path: Path) -> None:
     """Rotary frequencies, on which long texts depend."""
     model = zoo.from_class("ModernBertForSequenceClassification", MODERNBERT).to(torch.bfloat16).eval()

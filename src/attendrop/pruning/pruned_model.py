@@ -128,7 +128,7 @@ class PrunedModel(nn.Module):
         if not self.fast:
             return copy.deepcopy(self.model)
         stock = type(self.model)(stock_config(self.model.config))
-        cast(stock, self.model.dtype)
+        cast(stock, dict.fromkeys(stock.state_dict(), self.model.dtype))
         stock.to(self.model.device)
         found = self.model.state_dict()
         family, path = family_of(self.model), encoder_layers_path(self.model)

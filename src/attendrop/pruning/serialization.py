@@ -47,13 +47,12 @@ def stock_config(config: Any) -> Any:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load the weights in a folder into a pruned model; raise AttendropError if they are incomplete."""
+    """Load the weights in a folder into a pruned model, in their types; raise AttendropError if they are incomplete."""
     try:
         weights = load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises its own exception class
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
-    dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
-    cast(model, next(iter(dtypes)))
+    cast(model, {name: value.dtype for name, value in weights.items()})
     found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
     loaded = {here[name].data_ptr() for name in weights if name in here}
@@ -63,11 +62,11 @@ def load_weights(model: Any, folder: Path) -> None:
         raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
 
 
-def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Convert the saved tensors of a model to a dtype; computed ones, such as rotary frequencies, keep theirs."""
-    for tensor in model.state_dict(keep_vars=True).values():
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
+def cast(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert the saved tensors of a model to dtypes by name; computed ones, such as rotary frequencies, keep theirs."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in dtypes and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtypes[name])
 
 
 def read_json(path: Path) -> dict[str, Any]:
