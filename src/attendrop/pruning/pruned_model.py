@@ -35,6 +35,7 @@ from attendrop.pruning.serialization import (
     model_class,
     read_json,
     stock_config,
+    without_pooler,
     without_shared,
 )
 
@@ -141,6 +142,7 @@ class PrunedModel(nn.Module):
                     found[f"{prefix}{name}.{kind}"] = torch.zeros_like(parameter)
             # Values are made last, by a projection of their own or by the last rows of one that makes all.
             found[f"{prefix}{name}.weight"][-len(folded) :] = folded
+        without_pooler(stock, stock.state_dict().keys() - found.keys())
         stock.load_state_dict(found)
         return mask_layers(stock, self.layers).eval()
 
@@ -179,7 +181,7 @@ def load(folder: str | Path) -> Any:
 
     Returns:
         A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode. An
-        adapter is merged into its model.
+        adapter is merged into its model. A base model that was saved without a pooler has none.
 
     Raises:
         AttendropError: The folder holds no model, or an incomplete one.
@@ -194,7 +196,7 @@ def load(folder: str | Path) -> Any:
             model, info = cls.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
         except Exception as error:  # safetensors raises its own exception class
             raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
-        if missing := sorted(info["missing_keys"]):
+        if missing := without_pooler(model, info["missing_keys"]):
             raise AttendropError(f"The weights in '{folder}' are incomplete: {missing[0]}.")
         return model.eval()
     config = read_json(folder / PRUNED_CONFIG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def load_weights(model: Any, folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises its own exception class
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
+    without_pooler(model, model.state_dict().keys() - weights.keys())
     cast(model, {name: value.dtype for name, value in weights.items()})
     found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
@@ -60,6 +61,15 @@ def load_weights(model: Any, folder: Path) -> None:
     wrong += found.unexpected_keys
     if wrong:
         raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
+
+
+def without_pooler(model: Any, missing: Collection[str]) -> list[str]:
+    """Remove a base model's pooler if all of its weights are missing, as one without it is saved; return the others."""
+    own = {name for name in model.state_dict() if name.startswith("pooler.")}
+    if own and own.issubset(missing):
+        model.pooler = None
+        return sorted({*missing} - own)
+    return sorted(missing)
 
 
 def cast(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
