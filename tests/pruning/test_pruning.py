@@ -620,6 +620,15 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
     near(output(load(tmp_path), batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
 
 
+def test_the_model_inside_is_not_saved_by_itself(tmp_path: Path) -> None:
+    """As a trainer, an upload and sentence-transformers would: from_pretrained makes up what was removed."""
+    for light in (prune(stock("bert"), [1]), copy.deepcopy(prune(stock("bert"), [1]))):
+        with pytest.raises(AttendropError, match=r"random weights; save the pruned model, or its to_stock\(\)"):
+            light.model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    light.to_stock().save_pretrained(tmp_path)
+
+
 def test_an_ordinary_model_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
     stock("bert").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

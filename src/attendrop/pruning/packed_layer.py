@@ -170,7 +170,15 @@ def pack_layers(model: Any) -> None:
         model.base_model.encoder.get_attention_mask = _unchanged_mask
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)
+    model.save_pretrained = _refuse_saving
 
 
 def _unchanged_mask(mask: Tensor) -> Tensor:
     return mask
+
+
+def _refuse_saving(*_: Any, **__: Any) -> None:
+    raise AttendropError(
+        "Of the model inside a pruned model, transformers would load pruned layers with random weights; save the pruned "
+        "model, or its to_stock()."
+    )
