@@ -249,6 +249,15 @@ def test_electra_choice_whatever_its_summary_reads(summary: str) -> None:
     near(output(light, batch), naive(model, [0, 2], batch))
 
 
+def test_the_model_inside_does_not_train_either() -> None:
+    """It would without dropout."""
+    light = prune(stock("bert"), [1])
+    light.model.train()
+    with pytest.raises(AttendropError, match=r"does not train; call eval\(\)"):
+        light(**batch_for("bert"))
+    near(output(light.eval(), batch_for("bert")), output(prune(stock("bert"), [1]), batch_for("bert")), 0)
+
+
 def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
     batch = batch_for("bert")
     batch["attention_mask"] = batch["attention_mask"][:, None, None].expand(-1, 1, 8, 8).bool()

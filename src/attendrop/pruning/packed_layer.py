@@ -69,7 +69,8 @@ class PackedLayer(nn.Module):
             ``first_only`` ``(batch, 1, hidden)``.
 
         Raises:
-            AttendropError: The mask has another shape, or hides a first token that the model reads.
+            AttendropError: The layer is in training mode, or the mask has another shape, or hides a first token that
+                the model reads.
         """
         if not isinstance(hidden_states, _Tokens):
             hidden_states = self._begin(hidden_states, attention_mask)
@@ -103,6 +104,10 @@ class PackedLayer(nn.Module):
 
     def _begin(self, hidden_states: Tensor, mask: Tensor | None) -> _Tokens:
         """Lay the tokens of a batch out, in the first layer."""
+        if self.training:  # without the dropout of its parts
+            raise AttendropError(
+                "A pruned model does not train; call eval(), or train its to_stock() and prune what that becomes."
+            )
         batch = hidden_states.shape[:2]
         if mask is not None and mask.shape != batch:
             raise AttendropError(
