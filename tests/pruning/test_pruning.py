@@ -629,6 +629,14 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
     near(output(load(tmp_path), batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
 
 
+def test_a_model_with_parts_that_are_not_its_own_is_not_saved(tmp_path: Path) -> None:
+    light = prune(stock("bert"), [1])
+    light.model.bert.encoder.layer[0].output.dense = nn.Sequential(light.model.bert.encoder.layer[0].output.dense)
+    with pytest.raises(AttendropError, match=r"were replaced \(bert\.encoder\.layer\.0\.output\.dense\.0\.weight\)"):
+        light.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_model_inside_is_not_saved_by_itself(tmp_path: Path) -> None:
     """As a trainer, an upload and sentence-transformers would: from_pretrained makes up what was removed."""
     for light in (prune(stock("bert"), [1]), copy.deepcopy(prune(stock("bert"), [1]))):

@@ -153,7 +153,7 @@ class PrunedModel(nn.Module):
         whose attention is held constant. Other models are saved as ordinary models.
 
         Raises:
-            AttendropError: The folder holds another model.
+            AttendropError: The folder holds another model, or parts were replaced, which :func:`load` would not know.
         """
         folder, stock = Path(folder), not self.fast and not self.held
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,6 +162,14 @@ class PrunedModel(nn.Module):
         if stock:
             self.model.save_pretrained(folder)
             return
+        found = self.model.state_dict()
+        with torch.device("meta"):
+            known = type(self.model)(stock_config(self.model.config)).state_dict().keys()
+        if unknown := [name for name in found if name not in known]:
+            raise AttendropError(
+                f"Parts of the pruned model were replaced ({unknown[0]}), as by quantization or an adapter; save it "
+                "before, and replace them again in what load() returns."
+            )
         config = {
             "architecture": type(self.model).__name__,
             "form": "fast" if self.fast else "held",
@@ -169,7 +177,7 @@ class PrunedModel(nn.Module):
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
         (folder / PRUNED_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+        tensors = {name: value.contiguous() for name, value in found.items()}
         save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
 
 
