@@ -6,7 +6,9 @@ import copy
 import gc
 import pickle
 import re
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,21 @@ def test_an_encoder_that_runs_alone_in_generation_is_pruned() -> None:
         logits = answer(light, {**batch, "decoder_input_ids": tokens})
         tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, tokens)
+
+
+def test_passes_in_several_threads_keep_apart() -> None:
+    """A layer that runs several times in a pass is counted in each."""
+    batch, begun = zoo.batch_of("albert"), threading.Barrier(2, timeout=60)
+    light = prune(zoo.build("albert"), [1])
+    alone = answer(light, batch)
+
+    def meet(*_: Any) -> None:
+        begun.wait()
+
+    light.model.base_model.embeddings.register_forward_hook(meet)
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(lambda _: answer(light, batch), range(2)):
+            assert torch.equal(found, alone)
 
 
 @every_model

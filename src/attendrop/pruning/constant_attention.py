@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from attendrop.attention.edits import AttentionCall
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.module_hooks import ModuleHooks
-from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention
 from attendrop.attention.projections import query_key_parameters
 from attendrop.attention.tracing import example_inputs, forget_traces
 from attendrop.attribution.recording import RecordPlan
@@ -34,11 +35,12 @@ class HeldAttention:
         self.attention_layers = select_self_attention(self._adapter.trace(example_inputs(model)), "all")
         self.layers = tuple(sorted(layers))
         self._adapter.attach()
-        self._plan = Plan()
-        self()
+        self._passes = threading.local()  # a server runs several at once, each in a thread
 
         def give_plan(module: nn.Module, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {**keywords, PLAN_KEYWORD: self._plan}
+            if not hasattr(self._passes, "plan"):
+                self()
+            return args, {**keywords, PLAN_KEYWORD: self._passes.plan}
 
         hooks = ModuleHooks()
         hooks.before(model.base_model, self)
@@ -50,7 +52,7 @@ class HeldAttention:
     def __call__(self, *_: Any) -> None:
         """Begin a pass of the model, as a hook, with a plan that counts the calls of modules that layers share."""
         keys = [self.attention_layers[number].key for number in self.layers]
-        self._plan = self._adapter.bind(ConstantAttention(keys))
+        self._passes.plan = self._adapter.bind(ConstantAttention(keys))
 
 
 def held_attention(model: Any) -> HeldAttention | None:
