@@ -731,6 +731,18 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_cause_of_a_failed_export_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def export(wrapped: Any, inputs: tuple[Tensor, ...], *_: Any, **__: Any) -> None:
+        try:
+            wrapped(*inputs)
+        except AttributeError as error:
+            raise RuntimeError("Failed to export the model with torch.export. This is step 1/3. Next steps:") from error
+
+    monkeypatch.setattr("torch.onnx.export", export)
+    with pytest.raises(AttendropError, match=r"PrunedModel cannot be exported \(.*no attribute 'logits'\)"):
+        export_onnx(prune(stock("bert-base"), [1]), tmp_path / "model.onnx")
+
+
 def test_methods_on_a_fast_pruned_model_are_refused_in_words() -> None:
     with pytest.raises(AttendropError, match="is pruned, and its fast layers compute no attention weights"):
         ModelAdapter(prune(stock("bert"), [0]))

@@ -279,7 +279,9 @@ def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Te
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
 
 
-def _failure(model: Any, error: Exception) -> AttendropError:
+def _failure(model: Any, error: BaseException) -> AttendropError:
+    while error.__cause__ is not None:  # exporters wrap it in their instructions
+        error = error.__cause__
     return AttendropError(f"{type(model).__name__} cannot be exported ({(str(error) or repr(error)).splitlines()[0]}).")
 
 
