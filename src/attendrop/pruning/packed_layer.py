@@ -184,6 +184,6 @@ def _unchanged_mask(mask: Tensor) -> Tensor:
 
 def _refuse_saving(*_: Any, **__: Any) -> None:
     raise AttendropError(
-        "Of the model inside a pruned model, transformers would load pruned layers with random weights; save the pruned "
-        "model, or its to_stock()."
+        "transformers would load the model inside a pruned model with random weights in the pruned layers; save the "
+        "pruned model, or its to_stock()."
     )

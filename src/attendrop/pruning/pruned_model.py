@@ -55,7 +55,7 @@ class PrunedModel(nn.Module):
             changed.
 
     Attributes:
-        model: The transformers model inside.
+        model: The transformers model inside, for pipelines and a trainer's evaluation, which take no other.
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
