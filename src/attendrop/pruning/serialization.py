@@ -73,7 +73,7 @@ def without_pooler(model: Any, missing: Collection[str]) -> list[str]:
 
 
 def cast(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Convert the saved tensors of a model to dtypes by name; computed ones, such as rotary frequencies, keep theirs."""
+    """Convert saved tensors to dtypes by name; computed ones, such as rotary frequencies, keep theirs."""
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in dtypes and tensor.is_floating_point():
             tensor.data = tensor.data.to(dtypes[name])
