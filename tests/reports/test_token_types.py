@@ -35,6 +35,15 @@ def test_byte_level_vocabularies_mark_what_begins_a_word(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+def test_tokens_of_number_signs_do_not_mark_pieces(tmp_path: Path) -> None:
+    """The vocabularies of GPT-2 and RoBERTa have ``####``, which begins as the pieces of WordPiece do."""
+    tokenizer = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_gpt2(tmp_path))
+    tokenizer.add_tokens(["####"])
+    assert types(tokenizer, "the catx####")[1:] == [
+        ("cat", "word"), ("x", "word piece"), ("####", "punctuation"),
+    ]  # fmt: skip
+
+
 def test_a_vocabulary_without_marks_has_no_pieces() -> None:
     tokens = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "!": 2}, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()

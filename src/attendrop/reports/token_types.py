@@ -52,9 +52,10 @@ class TokenTypes:
     def _marks(self) -> str:
         """How the vocabulary marks words: ``"continues"``, ``"begins"`` or not at all, ``""``."""
         vocabulary = self.tokenizer.get_vocab()
-        if any(token.startswith(_CONTINUES) and len(token) > len(_CONTINUES) for token in vocabulary):
-            return "continues"
-        return "begins" if any(token.startswith(_BEGINS) for token in vocabulary) else ""
+        begin = sum(token.startswith(_BEGINS) for token in vocabulary)
+        # RoBERTa has a few tokens of number signs alone, and vocabularies of characters have those of the other marks.
+        continue_ = sum(token.startswith(_CONTINUES) and len(token) > len(_CONTINUES) for token in vocabulary)
+        return "continues" if continue_ > begin else "begins" if begin else ""
 
     def _continues(self, token: str, before: str) -> bool:
         if self._marks == "begins":
