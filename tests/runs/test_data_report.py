@@ -98,6 +98,11 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     ]
 
 
+def test_a_warning_of_many_classes_is_short() -> None:
+    [warning] = YES_NO.label_warnings({"classes": dict.fromkeys(map(str, range(5000)), 0)})
+    assert warning.endswith("'8', '9' and 4990 more.")
+
+
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     names = tuple(f"intent {n}" for n in range(77))
     rows = [("the cat", names[n % 77]) for n in range(80)]

@@ -49,6 +49,12 @@ class TestFewShot:
             sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
         assert Counter(sample["label"]) == {0: 3, 1: 2}
 
+    def test_many_small_classes_are_not_all_named(self) -> None:
+        with pytest.warns(UserWarning) as told:
+            few_shot(rows(list(range(100))), classes(100), 2, seed=0)
+        assert len(told) == 6
+        assert str(told[-1].message) == "100 classes have fewer than the 2 requested rows: all were taken."
+
     def test_regression_takes_k_in_all(self) -> None:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
 

@@ -7,6 +7,7 @@ import random
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sklearn.model_selection import train_test_split
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from attendrop.tasks.base import Task
+
+# Number of classes of too few rows that warnings name.
+_SHOWN = 5
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
@@ -34,9 +38,11 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
-    for name, rows in zip(names, rows_of.values(), strict=True):
-        if len(rows) < k:
-            warnings.warn(f"{name} has only {len(rows)} of the {k} requested rows: all were taken.", stacklevel=2)
+    few = {name: len(rows) for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k}
+    for name, count in islice(few.items(), _SHOWN):
+        warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
+    if len(few) > _SHOWN:
+        warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
     return take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
 
 

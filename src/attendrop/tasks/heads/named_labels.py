@@ -16,7 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.table import COUNT_AS_WRONG
 
-# Number of names that an error lists.
+# Number of names that a message lists.
 _SHOWN = 10
 
 
@@ -84,9 +84,10 @@ class NamedLabels(Head):
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
         several = self.label_noun[-1]
-        missing = ", ".join(repr(name) for name, count in train[several].items() if count == 0)
+        missing = [repr(name) for name, count in train[several].items() if count == 0]
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         what = f"No row of train has one of these {several}, which cannot be learnt"
-        return [f"{what}: {missing}."] if missing else []
+        return [f"{what}: {', '.join(missing[:_SHOWN])}{more}."] if missing else []
 
 
 # Up to this many classes are listed; for more, only the smallest and the largest number of rows are shown.
