@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
+from helpers import tiny
 from helpers.task_examples import FAMILIES
 from transformers import PreTrainedTokenizerBase
 
@@ -216,3 +217,10 @@ def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side
     config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"padding_side": side}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert HEAD.load_preprocessor(str(tmp_path)).padding_side == "right"
+
+
+def test_words_of_a_byte_level_vocabulary_are_read_as_after_a_space(tmp_path: Path) -> None:
+    """Also where no class of transformers passes the option on, as for ModernBERT."""
+    tokenizer = HEAD.load_preprocessor(str(tiny.save_tiny_gpt2(tmp_path)))
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(["the", "cat"], is_split_into_words=True)["input_ids"])
+    assert "".join(tokens) == "ĠtheĠcat"

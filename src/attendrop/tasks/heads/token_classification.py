@@ -14,6 +14,7 @@ from datasets import Dataset
 from scipy.special import softmax
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import accuracy_score, f1_score
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import BatchEncoding, DataCollatorForTokenClassification
 
 from attendrop.attribution.label_positions import IGNORED
@@ -68,7 +69,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     has_probabilities = True
     keeps_unknown = True
     baselines = ("majority",)
-    # Without the first, byte-level tokenizers refuse words; positions of tokens are counted from the start.
+    # Positions of tokens are counted from the start.
     tokenizer_options: ClassVar = {"add_prefix_space": True, "padding_side": "right"}
     attributed = "the log-likelihood of the predicted tags"
 
@@ -130,6 +131,14 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def ids_in(self, label: Sequence[int]) -> Sequence[int]:
         return label
+
+    def load_preprocessor(self, place: str) -> Any:
+        """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
+        tokenizer = super().load_preprocessor(place)
+        of_words = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
+        if isinstance(of_words, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
+            of_words.add_prefix_space = True
+        return tokenizer
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize words; add ``word_starts``, the first token of each (-1: truncated), and ``word_labels``."""
