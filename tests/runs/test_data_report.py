@@ -9,6 +9,7 @@ import pytest
 import transformers as hf
 from datasets import Dataset
 from helpers import tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts, encode_parts
@@ -87,6 +88,15 @@ def test_a_part_without_a_known_token_is_refused(tokenizer: hf.PreTrainedTokeniz
     rows = {"train": TRAIN, "dev": DEV} | {part: [("xxx", "no"), ("zzz qqq", "yes")]}
     with pytest.raises(AttendropError, match=f"None of the 2 rows of {part} has a token that the model knows"):
         report_of(tokenizer, **rows)
+
+
+def test_a_space_is_no_token_that_a_model_knows(tmp_path: Path) -> None:
+    """SentencePiece writes one before a word that it does not know, as all of another script are."""
+    tokens = Tokenizer(models.Unigram([("<pad>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁cat", -2.0)], unk_id=1))
+    tokens.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", unk_token="<unk>")
+    train = [("东京 cat", "no"), ("东京", "yes"), ("สวัสดี ครับ", "no")]
+    assert report_of(tokenizer, train, train[:1])["parts"]["train"]["unknown"] == 2
 
 
 def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:

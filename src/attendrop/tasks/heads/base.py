@@ -43,6 +43,8 @@ _ATTRIBUTED = {
     TOKENS: "the log-likelihood of the predicted tokens",
     SPAN: "the logits of the first and the last token of the predicted answer",
 }
+# What SentencePiece writes for a space; a token of its own before a word that it does not know.
+_SPACE = "▁"
 
 
 @dataclass(frozen=True)
@@ -415,8 +417,8 @@ model = {load}(folder)
 
     def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> int:
         """Count the rows that have no token known to the tokenizer."""
-        special, rows = set(tokenizer.all_special_ids), self.row_numbers(encoded)
-        known = {row for row, ids in zip(rows, self.token_ids(encoded), strict=True) if set(ids) - special}
+        rows, others = self.row_numbers(encoded), {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids(_SPACE)}
+        known = {row for row, ids in zip(rows, self.token_ids(encoded), strict=True) if set(ids) - others}
         return len(set(rows) - known)
 
     def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
