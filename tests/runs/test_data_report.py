@@ -68,6 +68,21 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     }  # fmt: skip
 
 
+def test_lengths_of_many_rows_are_counted_some_rows_at_a_time(
+    tokenizer: hf.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens of 300,000 long texts would take gigabytes."""
+    tokenize, sizes = Classification.tokenize, list[int]()
+
+    def counting(head: Head, columns: Any, tokenizer: Any, max_length: int | None) -> Any:
+        sizes.append(len(columns["text"]))
+        return tokenize(head, columns, tokenizer, max_length)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Classification, "tokenize", counting)
+    report = report_of(tokenizer, [("the cat sees a dog", "no"), ("the cat sees a", "yes")] * 1250, DEV)
+    assert report["parts"]["train"]["truncated"] == 1250 and max(sizes) <= 1000
+
+
 def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
     assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1

@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,25 @@ def test_pre_training_has_no_label_column(tmp_path: Path) -> None:
     file.write_text("text,label\na cat sees a dog,1\nthe bird sees it,2\nnobody sees this,1\n")
     found = inspect_files(file, label_type="mlm")
     assert (found.text_columns, found.label_column) == (("text",), None)
+
+
+def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens of 200,000 rows would take gigabytes."""
+    file, sizes = tmp_path / "a.csv", list[int]()
+    file.write_text("text,label\n" + "a cat sees it,yes\nno dog does so,no\n" * 1250)
+
+    class Counting:
+        no_truncation = no_padding = staticmethod(lambda: None)
+
+        @staticmethod
+        def encode_batch_fast(texts: list[str]) -> list[SimpleNamespace]:
+            sizes.append(len(texts))
+            return [SimpleNamespace(ids=text.split()) for text in texts]
+
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=lambda file: Counting))
+    unit, lengths = inspect_files(file).lengths(str(tmp_path))
+    assert unit == f"tokens of {tmp_path}" and lengths == [4] * 2500 and max(sizes) <= 1000
 
 
 def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d\d?[./]\d\d?[./]\d{2,4}( .*
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT = 3  # words, on average
+_AT_A_TIME = 1000  # rows that are tokenised together: a token takes 50 bytes until it is counted
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Inspection:
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return f"tokens of {model}", [len(encoded.ids) for encoded in tokenizer.encode_batch_fast(texts)]
+        parts = (texts[first : first + _AT_A_TIME] for first in range(0, len(texts), _AT_A_TIME))
+        return f"tokens of {model}", [len(row.ids) for part in parts for row in tokenizer.encode_batch_fast(part)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""

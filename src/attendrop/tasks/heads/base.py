@@ -36,6 +36,8 @@ from attendrop.tasks.values import text_problem, value_problem
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
 Tokenizer = PreTrainedTokenizerBase
+# Rows that are tokenised together, where only their lengths are kept: a token takes 120 bytes until then.
+_AT_A_TIME = 1000
 _ATTRIBUTED = {
     CLASSES: "the logit of the predicted class",
     LABELS: "the log-likelihood of the predicted labels",
@@ -411,7 +413,8 @@ model = {load}(folder)
         """Count rows ``truncated`` to ``limit`` tokens, and ``unknown``, without a known token, if there can be any."""
         lengths = of_documents(encoded["length"], encoded)
         full = [row for row, length in enumerate(lengths) if length >= limit]
-        whole = self.lengths(self.tokenize(rows.select(full).to_dict(), tokenizer, None)) if full else []
+        parts = rows.select(full).iter(_AT_A_TIME)
+        whole = (length for part in parts for length in self.lengths(self.tokenize(part, tokenizer, None)))
         truncated = sum(length > limit for length in whole)
         return {"truncated": truncated, "unknown": self.unknown_rows(encoded, tokenizer)}
 
