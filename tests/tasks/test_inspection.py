@@ -93,3 +93,21 @@ def test_two_columns_are_a_pair_and_more_are_not(tmp_path: Path, names: str, fou
     rows = [",".join(f"{name} is {n}" for name in [*names.split(), f"{n % 2}"]) for n in range(9)]
     (tmp_path / "a.csv").write_text("\n".join([",".join([*names.split(), "label"]), *rows]))
     assert inspect_files(tmp_path / "a.csv", label_column="label").text_columns == found
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("我想取消昨天的订单第{}号", "请问怎么查看账户余额{}"),
+        ("ฉันต้องการยกเลิกคำสั่งซื้อ{}", "ดูยอดเงินในบัญชีของฉัน{}"),
+    ],
+)
+def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path, texts: tuple[str, str]) -> None:
+    file = tmp_path / "a.csv"
+    rows = [f"{row},{texts[row % 2].format(row)},{('国际新闻', '体育')[row % 2]}" for row in range(12)]
+    file.write_text("\n".join(["number,message,kind", *rows]), encoding="utf-8")
+    found = inspect_files(file)
+    assert (found.text_columns, found.label_column) == (("message",), "kind")
+    assert [column.role for column in found.columns] == ["id", "text", "label"]
+    unit, lengths = found.lengths("./no/such/model")
+    assert unit == "words" and 4 <= min(lengths) <= max(lengths) <= 8

@@ -24,6 +24,7 @@ from attendrop.tasks.values import (
     are_numbers,
     check_classes,
     class_name,
+    count_words,
     is_missing,
     joined_labels,
     listed,
@@ -129,7 +130,7 @@ class Inspection:
         rows = self.table.values(self.text_columns)
         texts = [" ".join(" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in row) for row in rows]
         if (file := _tokenizer_file(model)) is None:
-            return "words", [len(text.split()) for text in texts]
+            return "words", list(map(count_words, texts))
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(file))
@@ -347,7 +348,7 @@ def _no_text(row: Sequence[Any]) -> str:
 
 
 def _words(values: Sequence[str]) -> float:
-    return sum(len(value.split()) for value in values) / max(1, len(values))
+    return sum(map(count_words, values)) / max(1, len(values))
 
 
 def _named(name: str, role: str) -> bool:

@@ -209,6 +209,17 @@ def list_problem(items: list[str] | None, what: str) -> str | None:
     return f"{what} {empty[0]} of {len(items)} is empty" if empty else None
 
 
+# Letters of scripts without spaces between words: Chinese and Japanese; Thai, Lao, Burmese and Khmer.
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_LONG_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_WORD_LIKE = re.compile(rf"[{UNSPACED}]{{1,2}}|[{_LONG_UNSPACED}]{{1,6}}|[^\s{UNSPACED}{_LONG_UNSPACED}]+")
+
+
+def count_words(text: str) -> int:
+    """Count the words of a text; where a script has no spaces, as many letters are one as an average word has."""
+    return len(_WORD_LIKE.findall(text))
+
+
 # The letters of choices, of which a question has no more than these.
 LETTERS = ascii_uppercase
 

@@ -22,7 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
 from attendrop.model_support.models import position_limit
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.values import text_problem
+from attendrop.tasks.values import count_words, text_problem
 
 # Of models that do not say themselves how much they write.
 DEFAULT_NEW_TOKENS = 128
@@ -142,7 +142,7 @@ class WritingHead(Head):
 
 def word_counts(texts: Sequence[str]) -> dict[str, Any]:
     """Summarize the numbers of words of texts, for :func:`word_line`."""
-    words = [len(text.split()) for text in texts]
+    words = list(map(count_words, texts))
     return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
 
 
