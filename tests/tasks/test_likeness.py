@@ -9,7 +9,7 @@ from attendrop import AttendropError
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
-from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values, likeness
+from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values, likeness, nearest_texts
 
 TASK = files_task(("text",), Classification(("card", "loan")))
 # Of each class, three ways to say it in the same words, and one in others.
@@ -115,3 +115,16 @@ def test_likeness_within_classes_and_between() -> None:
 def test_likeness_of_many_rows_is_that_of_all_classes_also_where_they_are_sorted() -> None:
     found = likeness(["my card"] * 2100 + ["a loan"] * 400, ["card"] * 2100 + ["loan"] * 400)
     assert found is not None and (found.within, found.between) == (pytest.approx(1.0), 0.0)
+
+
+def test_texts_without_spaces_are_compared_by_their_letters() -> None:
+    """A clause is no word: texts of Chinese and Japanese would have nothing in common but whole clauses."""
+    texts = ["我想取消我的订单", "请帮我取消订单谢谢", "怎么查看我的账户余额", "查看账户余额的方法"]
+    found = likeness(texts, [0, 0, 1, 1])
+    assert found is not None and found.within > 0.2 > found.between
+    assert [row for row, _ in nearest_texts(["取消这个订单", "账户余额在哪里"], texts)] in (
+        [0, 2],
+        [0, 3],
+        [1, 2],
+        [1, 3],
+    )

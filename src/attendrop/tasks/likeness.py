@@ -21,7 +21,7 @@ from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.splits import divided, subset
-from attendrop.tasks.values import may_be_missing
+from attendrop.tasks.values import UNSPACED, may_be_missing
 from attendrop.wording import counts_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 # Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
 _DIRECTIONS = 64
+# Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
+_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
 # Rows whose likeness is looked at.
 _SAMPLE = 2000
 
@@ -211,7 +213,7 @@ def text_vectors(texts: Sequence[str]) -> Vectors:
 
 
 def _vectorizer() -> TfidfVectorizer:
-    return TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2))
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=_TERM, ngram_range=(1, 2))
 
 
 def _tfidf(texts: Sequence[str]) -> Any:
