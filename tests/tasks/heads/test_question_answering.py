@@ -44,7 +44,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase) -> Dataset:
 
 def text_of(window: dict[str, Any], span: list[int]) -> str:
     first, last = (window["offsets"][token] for token in span)
-    return str(window["context"][first[0] : last[1]])
+    return str(ROWS["context"][window["document"]][first[0] : last[1]])
 
 
 def test_every_word_of_a_long_text_is_in_a_window_and_answers_keep_their_place(
@@ -60,6 +60,8 @@ def test_every_word_of_a_long_text_is_in_a_window_and_answers_keep_their_place(
     found = [text_of(window, window["labels"]) for window in windows[1:-1] if window["labels"] != [0, 0]]
     assert found and set(found) == {" ".join(WORDS[14:16])}
     assert windows[-1]["labels"] == [0, 0]
+    # A long text in all of its windows would take the square of its length.
+    assert [window["context"] for window in windows if window["context"]] == ROWS["context"]
 
 
 def test_the_best_of_all_windows_is_the_answer(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -6,10 +6,11 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -116,7 +117,9 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return [read_answers(value) for value in values]
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
-        """Tokenize windows; each has its ``document``, ``context``, ``offsets`` and, if known, ``answers``.
+        """Tokenize windows; each has its ``document``, ``offsets`` and, if known, ``answers``.
+
+        The first window of a text has its ``context``, the others an empty one.
 
         Methods read ``answer_mask``, see :func:`attendrop.attribution.predictions.answer_tokens`: the tokens of the
         text, and the first token, with which models say that there is no answer, if there may be none.
@@ -142,7 +145,8 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
             for offsets in encoded["offsets"]
         ]
         encoded[DOCUMENT] = rows
-        encoded["context"] = [contexts[row] for row in rows]
+        # Not in all windows of a long text: they would take the square of its length.
+        encoded["context"] = [contexts[row] if row != before else "" for before, row in pairwise([None, *rows])]
         if "label" in columns:
             encoded["answers"] = [columns["label"][row] for row in rows]
         return encoded
@@ -154,7 +158,8 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return {"truncated": 0, "unknown": self.unknown_rows(encoded, tokenizer)}
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
-        return list(map(answer_tokens, labels, encoded["context"], encoded["offsets"]))
+        contexts: Iterable[str] = accumulate(encoded["context"], lambda before, own: own or before)
+        return list(map(answer_tokens, labels, contexts, encoded["offsets"]))
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad windows, and name the two targets as models do."""
