@@ -10,9 +10,9 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import tiny, zoo
-from transformers import PreTrainedTokenizerBase, TrainingArguments, default_data_collator
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, default_data_collator
 
-from attendrop import ADDrop, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution import predictions, targets
 from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.model_support.batches import ANSWER_MASK
@@ -82,6 +82,24 @@ def test_the_best_of_all_windows_is_the_answer(tokenizer: PreTrainedTokenizerBas
         if expected[1] is not None:
             assert [row["answer"] for row in rows] == expected[1] and rows[2]["start"] is None
         assert rows[0]["start"] == 2 and [row["score"] for row in rows[:2]] == [16, 16]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_any_length_is_refused_or_leaves_room_for_the_text(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+    head, columns = QuestionAnswering(ALWAYS), {"question": [LONG], "context": [LONG]}
+    try:
+        limit = head.length_limit(tokenizer, length, columns)
+    except AttendropError:
+        assert length < 7
+    else:
+        assert set(map(len, head.tokenize(columns, tokenizer, limit)["input_ids"][:-1])) == {length}
+
+
+def test_a_tokenizer_that_cuts_at_the_beginning_cuts_questions_at_the_end(tmp_path: Path) -> None:
+    folder = tiny.save_tiny_bert(tmp_path)
+    AutoTokenizer.from_pretrained(folder, truncation_side="left").save_pretrained(folder)
+    windows = encoded(QuestionAnswering(ALWAYS).load_preprocessor(str(folder)))
+    assert max(windows["length"]) <= LENGTH and len(set(windows["document"])) == 3
 
 
 @pytest.mark.parametrize("names", [ALWAYS, SOMETIMES])

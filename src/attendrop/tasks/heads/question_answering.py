@@ -67,7 +67,8 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
     answer_column = "answer"
     reference_column = "answers"
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and texts are read in windows"}
-    tokenizer_options: ClassVar = {"padding_side": "right"}
+    # Questions that are too long are cut at their end, and windows are in the order of the text.
+    tokenizer_options: ClassVar = {"padding_side": "right", "truncation_side": "right"}
     predicts = "an answer in a text"
     labels_are = "answers in texts"
 
@@ -115,6 +116,13 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
     def read_labels(self, values: Sequence[Any]) -> list[Any]:
         return [read_answers(value) for value in values]
+
+    def length_limit(self, tokenizer: Tokenizer, max_length: int, columns: Collection[str]) -> int:
+        """Lower ``max_length`` as others do; also refuse one with which windows would overlap wholly."""
+        limit = super().length_limit(tokenizer, max_length, columns)
+        if limit - tokenizer.num_special_tokens_to_add(pair=True) - limit // _QUESTION <= limit // _OVERLAP:
+            raise AttendropError(f"a maximum length of {limit} leaves no room for the text after a question; raise it.")
+        return limit
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize windows; each has its ``document``, ``offsets`` and, if known, ``answers``.
