@@ -169,6 +169,18 @@ def test_a_text_without_a_token_has_an_empty_answer(tokenizer: PreTrainedTokeniz
     assert [row["answer"] for row in head.prediction_rows(outputs, probabilities=False)] == [""]
 
 
+def test_an_answer_begins_with_its_first_letter(tmp_path: Path) -> None:
+    """Tokens of byte-level vocabularies begin with the space before a word."""
+    head = QuestionAnswering(ALWAYS)
+    tokenizer = head.load_preprocessor(str(tiny.save_tiny_gpt2(tmp_path)))
+    windows = head.tokenize({"question": ["the"], "context": ["a cat sees"]}, tokenizer, LENGTH)
+    raw = np.zeros((1, len(windows["input_ids"][0]), 2))
+    raw[0, windows["offsets"][0].index([1, 5])] = 9
+    assert head.prediction_rows(head.row_outputs(raw, windows, tokenizer), probabilities=False)[0] == {
+        "answer": "cat", "start": 2, "score": 18.0,
+    }  # fmt: skip
+
+
 # Answers in files, and their scores -----------------------------------------------------------------------------------
 
 

@@ -60,7 +60,7 @@ outputs = model(**inputs)
 start, end = (each[0].masked_fill(~of_text, -torch.inf) for each in (outputs.start_logits, outputs.end_logits))
 spans = torch.ones(len(start), len(start)).triu().tril($gap).bool()
 first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
-answer = context[offsets[first][0] : offsets[last][1]]"""
+answer = context[offsets[first][0] : offsets[last][1]].strip()"""
     default_metrics = ("f1", "exact_match")
     metric_aliases: ClassVar = {"em": "exact_match"}
     fitted_at = ("f1", 0.9)
@@ -249,7 +249,8 @@ def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logit
     scores, starts, ends = best_spans(start, end, of_text)
     best = int(scores.argmax())
     first, last = windows[best][int(starts[best])][0], windows[best][int(ends[best])][1]
-    return SpanAnswer(context[first:last], first, float(scores[best]), none_score)
+    found = context[first:last]  # with the space before a word, where a tokenizer counts it to the word
+    return SpanAnswer(found.strip(), first + len(found) - len(found.lstrip()), float(scores[best]), none_score)
 
 
 # Answers as files write them, as spans of tokens, and their scores ---------------------------------------------------
