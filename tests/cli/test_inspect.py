@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,3 +270,15 @@ def test_chats_are_for_a_language_model(tmp_path: Path, capsys: Captured, label:
     out = capsys.readouterr().out
     assert "attendrop train " in out and "--text-columns messages --label-type completion" in out
     assert "--label-column" not in out and "compare" not in out
+
+
+def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe on Windows is in the code page of its language."""
+    (tmp_path / "a.csv").write_text("text,label\n我想取消订单,订单\n查看余额,账户\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["attendrop", "inspect", str(tmp_path / "a.csv"), "--model", "none"])
+    monkeypatch.setattr("attendrop.cli.interrupts.install", lambda: None)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    assert cli.main() == 0
+    sys.stdout.flush()
+    assert b"\\u8d26\\u6237" in written.getvalue()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _main(list(arguments))
     interrupts.install()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has the letters of one language alone
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = _main(sys.argv[1:])
     if code == interrupts.EXIT_CODE:
         interrupts.end()
