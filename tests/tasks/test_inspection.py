@@ -108,6 +108,6 @@ def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path, texts: tuple[
     file.write_text("\n".join(["number,message,kind", *rows]), encoding="utf-8")
     found = inspect_files(file)
     assert (found.text_columns, found.label_column) == (("message",), "kind")
-    assert [column.role for column in found.columns] == ["id", "text", "label"]
+    assert [column.role for column in found.columns] == ["id", "text", "label"] and found.columns is found.columns
     unit, lengths = found.lengths("./no/such/model")
     assert unit == "words" and 4 <= min(lengths) <= max(lengths) <= 8

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Inspection:
         """Whether the texts are chats: lists of messages with roles."""
         return len(self.text_columns) == 1 and _is_chat(self.table.column(self.text_columns[0])[0])
 
-    @property
+    @cached_property
     def columns(self) -> list[Column]:
         """The columns with their roles."""
         found, labels = [], label_columns(self.table.columns, self.label_column)

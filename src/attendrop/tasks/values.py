@@ -217,7 +217,7 @@ _WORD_LIKE = re.compile(rf"[{UNSPACED}]{{1,2}}|[{_LONG_UNSPACED}]{{1,6}}|[^\s{UN
 
 def count_words(text: str) -> int:
     """Count the words of a text; where a script has no spaces, as many letters are one as an average word has."""
-    return len(_WORD_LIKE.findall(text))
+    return len(text.split() if text.isascii() else _WORD_LIKE.findall(text))
 
 
 # The letters of choices, of which a question has no more than these.
