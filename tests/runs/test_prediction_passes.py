@@ -11,7 +11,7 @@ from datasets import Dataset
 from helpers import tiny, zoo
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
-from attendrop.runs.prediction_passes import frozen_features
+from attendrop.runs.prediction_passes import frozen_features, predict_outputs
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
@@ -44,6 +44,15 @@ def test_a_row_without_tokens_has_no_direction(tmp_path: Path) -> None:
     encoded = {"input_ids": [[5, 6], []], "attention_mask": [[1, 1], []], "length": [2, 0]}
     features = frozen_features(zoo.build("bert"), tokenizer, YES_NO, encoded, 5, "cpu")
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), [1, 0], atol=1e-6)
+
+
+def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
+    folder = tiny.save_tiny_gpt2(tmp_path)
+    AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
+    tokenizer, model = YES_NO.load_preprocessor(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
+    encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
+    alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
+    np.testing.assert_allclose(alone, together, atol=1e-6)
 
 
 def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ class Head(ABC):
     example: ClassVar[str] = """\
 inputs = tokenizer($texts, truncation=True, max_length=$max_length, return_tensors="pt")
 logits = model(**inputs).logits"""
-    tokenizer_options: ClassVar[Mapping[str, Any]] = {}  # arguments with which the tokenizer is loaded
+    # Arguments with which the tokenizer is loaded. Positions of models such as GPT-2 count padding on the left.
+    tokenizer_options: ClassVar[Mapping[str, Any]] = {"padding_side": "right"}
     pretrained: ClassVar[bool] = False  # whether pre-trained models have the head's weights, as language models do
     one_vector: ClassVar[bool] = False  # whether models read one vector for the input: a linear model can be fitted
     has_pooling: ClassVar[bool] = False  # whether there is a choice of that vector

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ class WritingHead(Head):
     reference_column = "references"  # the whole texts, of which the model may have seen a part
     most_inputs = 1
     most_fit_rows = 100
+    tokenizer_options: ClassVar = {}  # programs that generate with the saved model pad on the left
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the options of generation, with which the model is also saved: nothing is sampled.
