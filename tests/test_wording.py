@@ -1,9 +1,29 @@
 """Words of messages."""
 
-from attendrop.wording import counts_of
+import math
+
+import pytest
+
+from attendrop.wording import counts_of, interval_of, score_text
 
 
 def test_names_beyond_the_tenth_are_counted() -> None:
     counts = {f"label {number}": number for number in range(12)}
     found = counts_of(counts)
     assert found.startswith("'label 0' (0), 'label 1' (1)") and found.endswith("'label 9' (9) and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "text"),
+    [
+        (0.8123456, None, "0.8123"), (0.01, None, "0.0100"), (-1.234e-5, None, "-0.0000123"), (2e-7, 1e-4, "0.000000"),
+        (0.0, None, "0.0000"), (1e-17, None, "0.0000"), (math.nan, None, "nan"), (123.4, None, "123.4000"),
+    ],
+)  # fmt: skip
+def test_small_scores_have_more_digits_but_for_what_rounding_leaves(value: float, like: float, text: str) -> None:
+    assert score_text(value, like) == text
+
+
+def test_an_interval_has_the_digits_of_its_scores() -> None:
+    assert interval_of({"low": -2e-5, "high": 1e-5}, 1e-4) == "-0.000020 to +0.000010"
+    assert interval_of({"low": None, "high": None}, 1e-4) == "too few rows to tell"

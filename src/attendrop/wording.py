@@ -1,10 +1,13 @@
 """Words of messages."""
 
+import math
 from collections.abc import Mapping
 from itertools import islice
 
 # Number of names that a message lists.
 _LISTED = 10
+# Smaller numbers are zero, but for rounding.
+_ROUNDING = 1e-12
 
 
 def counted(count: int, noun: str) -> str:
@@ -23,9 +26,24 @@ def counts_of(counts: Mapping[str, int]) -> str:
     return shown + (f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else "")
 
 
-def interval_of(difference: Mapping[str, float | None] | None) -> str:
-    """Format the ends, ``low`` and ``high``, of the 95 % interval of a difference; empty if nothing was changed."""
+def decimals(smallest: float, usual: int) -> int:
+    """Return with how many decimals numbers are shown that differ by as little as ``smallest``: ``usual`` or more."""
+    return max(usual, -math.floor(math.log10(smallest))) if _ROUNDING < smallest < 1 else usual
+
+
+def score_text(value: float, like: float | None = None, sign: str = "") -> str:
+    """Format a score, or a difference of scores ``like`` the given one, with more than four decimals if it is small."""
+    return f"{value:{sign}.{decimals(abs(value if like is None else like) / 100, 4)}f}"
+
+
+def interval_of(difference: Mapping[str, float | None] | None, like: float) -> str:
+    """Format the ends, ``low`` and ``high``, of the 95 % interval of a difference of scores ``like`` the given one.
+
+    It is empty if nothing was changed.
+    """
     if difference is None:
         return ""
     low, high = difference["low"], difference["high"]
-    return "too few rows to tell" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+    if low is None or high is None:
+        return "too few rows to tell"
+    return f"{score_text(low, like, '+')} to {score_text(high, like, '+')}"

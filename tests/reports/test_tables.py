@@ -55,6 +55,8 @@ def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: P
     found = make_result_table(read_results(tmp_path))
     assert found.columns == ("prices", "cola")
     assert "| finetune | **-1.375 ± 0.177** | **51.5 ± 1.3** |" in found.markdown()
+    write_runs(tmp_path / "small", "finetune", (-1.5e-4, -1.2e-4), metric="neg_mse")
+    assert "-0.000135 ± 0.000021" in make_result_table(read_results(tmp_path / "small")).markdown()
 
 
 @pytest.mark.parametrize(

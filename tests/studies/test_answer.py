@@ -148,6 +148,18 @@ def test_only_fractions_of_right_answers_are_told_of_a_hundred(metric: str, othe
     assert decision in answer([of_metric(run) for run in FINETUNE + others]).sentences[0]
 
 
+def test_small_errors_have_the_digits_that_tell_them_apart() -> None:
+    def small(run: Run) -> Run:
+        score = (run["score"] - 1) / 1e4
+        return run | {"metric": "neg_mse", "score": score, "row_scores": run["row_scores"] | {"blocks": [score] * 100}}
+
+    found = answer([small(run) for run in FINETUNE + runs("ad-drop", AHEAD) + runs("majority", LOW)])
+    lines = {line.split()[0]: line for line in found.lines() if line.startswith(("finetune", "ad-drop"))}
+    assert "-0.0000238" in lines["finetune"] and "+0.0000013 [" in lines["ad-drop"]
+    assert "Its mse is 0.0000013 lower than that of plain fine-tuning" in found.sentences[0]
+    assert " 0.000 " not in " ".join([*found.lines(), found.markdown()])
+
+
 def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     found = answer(runs("ad-drop", AHEAD))
     assert (found.verdict.kind, found.use) == ("no reference", None)

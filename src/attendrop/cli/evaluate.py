@@ -11,7 +11,7 @@ from attendrop.cli.app import Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
 from attendrop.runs.model_source import Source, check_source
-from attendrop.wording import counted, counts_of
+from attendrop.wording import counted, counts_of, score_text
 
 _FILE = "--eval-file"
 
@@ -47,12 +47,12 @@ def evaluate(
     with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
         found = evaluate_run(run, source, progress, report=report)
     lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
-    lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
+    lines |= {name.replace("_", " "): score_text(value) for name, value in found["all_scores"].items()}
     if unknown := found["unknown_labels"]:
         lines["unknown labels"] = f"{sum(unknown.values())}, which count as wrong: {counts_of(unknown)}"
     for groups in found["groups"].values():
-        metric = found["metric"]
-        lines |= {name: f"{group[metric]:.4f} ({counted(group['rows'], 'row')})" for name, group in groups.items()}
+        scores = {name: score_text(group[found["metric"]]) for name, group in groups.items()}
+        lines |= {name: f"{score} ({counted(groups[name]['rows'], 'row')})" for name, score in scores.items()}
     shown = lines_of(lines)
     if report:
         from attendrop.cli.error_report import error_report

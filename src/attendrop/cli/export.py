@@ -8,7 +8,7 @@ import typer
 
 from attendrop.cli.app import DataDir, Json, Quiet, app, show
 from attendrop.cli.console import messages, size
-from attendrop.wording import interval_of
+from attendrop.wording import interval_of, score_text
 
 
 @app.command()
@@ -43,6 +43,7 @@ def _summary(found: dict[str, Any]) -> str:
     loss = found.get("loss")
     if loss is None:
         return wrote
-    scores = f"{loss['metric'].replace('_', ' ')} {loss['before']:.4f} -> {loss['after']:.4f}"
-    interval = f"95 % interval of the difference: {interval_of(loss['difference'])}"
+    before, after = (score_text(loss[when], loss["before"]) for when in ("before", "after"))
+    scores = f"{loss['metric'].replace('_', ' ')} {before} -> {after}"
+    interval = f"95 % interval of the difference: {interval_of(loss['difference'], loss['before'])}"
     return f"{wrote}\nint8: {scores} on {loss['rows']} rows of {loss['set']} ({interval})."

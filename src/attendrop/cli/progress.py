@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from attendrop.cli.training_summary import dropped_fraction
 from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.studies.units import Event, duration
+from attendrop.wording import score_text
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +66,14 @@ class TrainingProgress(TrainerCallback):
             metrics = epoch_metrics(state.log_history, number)
             dropped = {name.partition("/")[0]: value for name, value in metrics.items() if name.endswith("/dropped")}
             parts = [f", {dropped_fraction(name.replace('_', '-'), value)}" for name, value in dropped.items()]
-            self.line = f"Epoch {number} of {args.num_train_epochs:.0f}: loss {metrics['loss']:.4f}{''.join(parts)}"
+            self.line = (
+                f"Epoch {number} of {args.num_train_epochs:.0f}: loss {score_text(metrics['loss'])}{''.join(parts)}"
+            )
         score = logs.get(args.metric_for_best_model or "")
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
         if self.line and (score is not None or (args.metric_for_best_model is None and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
-            selection = "" if score is None else f", selection {name} {score:.4f}"
+            selection = "" if score is None else f", selection {name} {score_text(score)}"
             self.console.print(self.line + selection, markup=False)
             self.line = ""
 
@@ -185,5 +188,5 @@ class StudyProgress:
         self.bar.update(self.task, completed=self.kept + self.done(), description=self.state())
         if self.bar.disable and event.kind == "finished" and event.metrics is not None and not self.quiet:
             metrics = event.metrics
-            score = "-" if metrics.get("score") is None else f"{metrics['metric']} {metrics['score']:.4f}"
+            score = "-" if metrics.get("score") is None else f"{metrics['metric']} {score_text(metrics['score'])}"
             self.console.print(f"{self.state()}: {event.job.folder.name} {score}", markup=False)

@@ -10,7 +10,7 @@ import typer
 
 from attendrop.cli.app import DataDir, Device, Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages, size
-from attendrop.wording import counted, interval_of
+from attendrop.wording import counted, interval_of, score_text
 
 
 @app.command()
@@ -79,8 +79,8 @@ def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
     lines = {"tried": f"{rows}; differences, 95 % intervals for all at once"}
     for count, score in pruned["scores"].items():
         found = pruned["differences"].get(count)
-        change = "" if found is None else f"  {found['value']:+.4f}  ({interval_of(found)})"
-        lines[f"  {counted(int(count), 'layer')}"] = f"{score:.4f}{change}"
+        change = "" if found is None else f"  {score_text(found['value'], score, '+')}  ({interval_of(found, score)})"
+        lines[f"  {counted(int(count), 'layer')}"] = f"{score_text(score)}{change}"
     return lines | ({"not known": pruned["unknown"]} if pruned["unknown"] else {})
 
 
@@ -102,8 +102,9 @@ def _ranking(pruned: Mapping[str, Any]) -> str:
 
 
 def _change(both: Mapping[str, Any], metric: str) -> str:
-    before, after = (f"{both[when][metric]:.4f}" for when in ("before", "after"))
-    interval = f"95 % interval of the difference: {interval_of(both['difference'])}"
+    score = both["before"][metric]
+    before, after = (score_text(both[when][metric], score) for when in ("before", "after"))
+    interval = f"95 % interval of the difference: {interval_of(both['difference'], score)}"
     return f"{before} -> {after}  ({interval})" if both["difference"] else before
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from attendrop.cli.app import Json, app, show
+from attendrop.wording import score_text
 
 
 @app.command()
@@ -22,7 +23,7 @@ def runs(
     found = list_runs(folder)
     table = Table(Column("run", overflow="fold"), "model", "task", "method", "seed", "metric", "selection", "dev")
     for run in found:
-        scores = ("-" if run[name] is None else f"{run[name]:.4f}" for name in ("selection_score", "score"))
+        scores = ("-" if run[name] is None else score_text(run[name]) for name in ("selection_score", "score"))
         state = "" if run["finished"] else " (unfinished)"
         method = f"{run['label']}, pruned" if run["pruned"] else run["label"]
         model = Path(run["model"]).name

@@ -9,7 +9,7 @@ from typing import Any
 from attendrop.cli.console import lines_of, size
 from attendrop.methods.core.registry import build_method, get_method
 from attendrop.runs.model_card import scored_once
-from attendrop.wording import counted
+from attendrop.wording import counted, score_text
 
 
 def run_summary(metrics: Mapping[str, Any]) -> str:
@@ -29,10 +29,9 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     if metrics["selection"] is not None:
         lines["epoch kept"] = f"the last of training on all rows, for {counted(metrics['selection']['steps'], 'step')}"
     if metrics["selection_score"] is not None and data["selected_on"] != "dev":
-        lines["selection score"] = (
-            f"{metric} {metrics['selection_score']:.4f}, with {counted(data['rows']['selection'], 'row')} held out"
-        )
-    lines |= {"train score": f"{metrics['train_fit']['metric']} {metrics['train_fit']['score']:.4f}"}
+        held_out = f"with {counted(data['rows']['selection'], 'row')} held out"
+        lines["selection score"] = f"{metric} {score_text(metrics['selection_score'])}, {held_out}"
+    lines |= {"train score": f"{metrics['train_fit']['metric']} {score_text(metrics['train_fit']['score'])}"}
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
     lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
     if not metrics["all_scores"]:
@@ -69,8 +68,8 @@ def seeds_summary(summary: Mapping[str, Any]) -> str:
 
 
 def _moments(name: str, found: Mapping[str, Any]) -> str:
-    each = " ".join(f"{value:.4f}" for value in found["values"])
-    return f"{name.replace('_', ' ')} {found['mean']:.4f} ± {found['std']:.4f} ({each})".lstrip()
+    mean, std, *each = (score_text(value, found["mean"]) for value in (found["mean"], found["std"], *found["values"]))
+    return f"{name.replace('_', ' ')} {mean} ± {std} ({' '.join(each)})".lstrip()
 
 
 def _baseline(found: Mapping[str, Any]) -> str:
@@ -97,4 +96,4 @@ def dropped_fraction(method: str, fraction: float) -> str:
 
 
 def _scores(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
+    return ", ".join(f"{name.replace('_', ' ')} {score_text(value)}" for name, value in scores.items())

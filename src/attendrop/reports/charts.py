@@ -87,7 +87,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
     rows = setting.answer.rows
     if len(rows) < 2 or not rows[0].is_reference:
         return "there are no scores of the reference and of a method"
-    reference, metric = rows[0], setting.answer.metric
+    reference, metric, digits = rows[0], setting.answer.metric, setting.answer.decimals
     low, high = (reference.mean + end for end in _gain_limits(rows))
     beyond = False
     with drawing(0.55 + 0.36 * len(rows)) as drawn:
@@ -96,6 +96,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
             axes.vlines(reference.mean, place - 0.15, place + 0.3, color=MUTED, linewidth=1, linestyle=":")
             found = row.difference
             mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
+            score = number(row.mean, digits)
             is_used, x = row.label == setting.answer.use, min(max(mean, low), high)
             color, fill, ends = SERIES[0] if is_used else MUTED, "full", ""
             if x != mean:
@@ -103,14 +104,14 @@ def scores(setting: ReportedSetting) -> Chart | str:
             elif found is not None and math.isfinite(found.known.low):
                 span = [reference.mean + end for end in (found.known.low, found.known.high)]
                 axes.plot(np.clip(span, low, high), [place, place], color=color, linewidth=3, alpha=0.5)
-                ends = f"[{number(span[0])}, {number(span[1])}]"
+                ends = f"[{number(span[0], digits)}, {number(span[1], digits)}]"
             axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
             weight = "bold" if is_used else "normal"
             look: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": "small"}
             axes.text(0, place - 0.22, shown(row.label), fontweight=weight, **look)
-            axes.text(1, place - 0.22, number(row.mean), ha="right", fontweight=weight, **look)
-            text = f"{row.label}: {number(row.mean)}{f', interval {ends}' if ends else ''}"
-            drawn.tell(x, place, text, row.label, number(row.mean), ends or "-", str(row.n))
+            axes.text(1, place - 0.22, score, ha="right", fontweight=weight, **look)
+            text = f"{row.label}: {score}{f', interval {ends}' if ends else ''}"
+            drawn.tell(x, place, text, row.label, score, ends or "-", str(row.n))
         axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
@@ -140,7 +141,7 @@ def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
         for label, method in methods.items():
             row = rows[label]
             found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
-            text = "the reference" if found is None else interval(found)
+            text = "the reference" if found is None else interval(found, setting.answer.decimals)
             y = 0.0 if found is None else found.mean.value
             look: dict[str, Any] = {"mfc": "none"}  # an open marker at the edge
             if low <= y <= high:
@@ -227,7 +228,7 @@ def _rows(setting: ReportedSetting) -> int:
 
 def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
     methods, left_out = methods_shown(settings[-1], _common_labels(settings), every)
-    metric = settings[0].answer.metric
+    metric, digits = settings[0].answer.metric, max(each.answer.decimals for each in settings)
     with drawing(2.9, methods) as drawn:
         axes = drawn.axes
         for label, method in methods.items():
@@ -239,10 +240,11 @@ def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
                     axes.vlines(size, found.low, found.high, color=method["color"], alpha=0.5)
-                    low, high = number(found.low), number(found.high)
+                    low, high = number(found.low, digits), number(found.high, digits)
                     ends = f" [{low}, {high}]"
-                text = f"{label}, {size} rows: {number(row.mean)}{ends}"
-                drawn.tell(size, row.mean, text, label, str(size), number(row.mean), low, high, str(row.n))
+                mean = number(row.mean, digits)
+                text = f"{label}, {size} rows: {mean}{ends}"
+                drawn.tell(size, row.mean, text, label, str(size), mean, low, high, str(row.n))
         drawn_rows = [row for each in settings for row in each.answer.rows if row.label in drawn.entries]
         axes.set_ylim(*_score_limits(drawn_rows))
         axes.set_xscale("log")

@@ -10,6 +10,7 @@ from typing import Any
 from attendrop.reports.figures import Chart, Looks, Mark, drawing, label_axes, methods_shown
 from attendrop.reports.results import ReportedRun, ReportedSetting
 from attendrop.studies.words import number
+from attendrop.wording import decimals
 
 # Values by epoch, of each seed.
 Curves = list[dict[int, float]]
@@ -98,6 +99,8 @@ def _over_epochs(
 
         for panel, (name, curves) in zip(drawn.panels, panels.items(), strict=True):
             label_axes(panel, "epoch" if panel is drawn.axes else "", name)
+            shown = (abs(value) for found in curves.values() for curve in found for value in curve.values())
+            digits = decimals(max(shown, default=0) / 100, 3)
             for label, method in methods.items():
                 if label not in curves:
                     continue
@@ -111,11 +114,12 @@ def _over_epochs(
                     panel.fill_between(epochs, lows, highs, color=method["color"], alpha=0.12, linewidth=0)
                 apart = -(-len(epochs) // _MOST_MARKS)
                 for epoch, mean, low, high, each in zip(epochs, means, lows, highs, values, strict=True):
-                    spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
+                    spread = f" ({number(low, digits)} to {number(high, digits)})" if len(each) > 1 else ""
                     if (epoch - epochs[-1]) % apart == 0:
-                        text = f"{label}, epoch {epoch}: {name} {number(mean)}{spread}"
+                        text = f"{label}, epoch {epoch}: {name} {number(mean, digits)}{spread}"
                         drawn.marks.append(Mark(panel, epoch, mean, text))
-                    drawn.rows.append([label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
+                    ends = (number(value, digits) for value in (mean, low, high))
+                    drawn.rows.append([label, str(epoch), name, *ends, str(len(each))])
         drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
     return drawn.chart(kind, setting.name, title, f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}", header)

@@ -103,8 +103,10 @@ def _heat_map(
 ) -> Chart:
     """Draw a heat map; ``limit`` is the largest difference in all maps of the setting, which have the same colours."""
     metric = setting.answer.metric
-    in_points = score_scale(metric) != 1
-    texts = {point: f"{round(value, 1) + 0.0:+.1f}" if in_points else signed(value) for point, value in gains.items()}
+    in_points, digits = score_scale(metric) != 1, setting.answer.decimals
+    texts = {
+        point: f"{round(value, 1) + 0.0:+.1f}" if in_points else signed(value, digits) for point, value in gains.items()
+    }
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
     longest = max(map(len, texts.values()), default=0)
     with drawing(min(4.6, 0.9 + 0.42 * len(firsts))) as drawn:
@@ -119,7 +121,7 @@ def _heat_map(
             if len(seconds) * (longest + 1) <= _MOST_CHARACTERS:
                 color = "white" if abs(share) > _DARK else "black"
                 axes.text(x, y, gain, ha="center", va="center", color=color, fontsize="small")
-            point, mean = f"{grid.first}={first:g}, {grid.second}={second:g}", number(row.mean)
+            point, mean = f"{grid.first}={first:g}, {grid.second}={second:g}", number(row.mean, digits)
             text = f"{point}: {gain}{unit}, {mean} of {counted(row.n, 'seed')}"
             drawn.tell(x, y, text, f"{first:g}", f"{second:g}", mean, gain, str(row.n))
         axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
@@ -128,9 +130,11 @@ def _heat_map(
         label_axes(axes, grid.second, grid.first)
         axes.grid(visible=False)
     largest = max(map(abs, gains.values()), default=0.0)
-    caption = f"Red: above {reference.label}; blue: below. The largest difference is {_size(largest, in_points)}."
+    caption = (
+        f"Red: above {reference.label}; blue: below. The largest difference is {_size(largest, in_points, digits)}."
+    )
     if maps > 1:
-        caption += f" All heat maps of the setting have the same colours, up to {_size(limit, in_points)}."
+        caption += f" All heat maps of the setting have the same colours, up to {_size(limit, in_points, digits)}."
     header = (grid.first, grid.second, metric, "difference in points" if in_points else "difference", "seeds")
     of = f"points of {metric}" if in_points else metric
     title = f"Difference from {reference.label} in {of} over {grid.first} and {grid.second}, {grid.method}"
@@ -151,8 +155,9 @@ def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
                 x = columns.index(one) + _SPREAD * (places.index(other) / (len(places) - 1) - 0.5)
                 xs.append(x)
                 ys.append(row.mean)
-                text = f"{grid.method}, {first}={one:g}, {second}={other:g}: {number(row.mean)}"
-                drawn.tell(x, row.mean, text, grid.method, f"{one:g}", f"{other:g}", number(row.mean), str(row.n))
+                mean = number(row.mean, setting.answer.decimals)
+                text = f"{grid.method}, {first}={one:g}, {second}={other:g}: {mean}"
+                drawn.tell(x, row.mean, text, grid.method, f"{one:g}", f"{other:g}", mean, str(row.n))
             (drawn.entries[grid.method],) = axes.plot(xs, ys, linestyle="", marker=marker, color=color, alpha=0.85)
         if reference is not None:
             line = axes.axhline(reference.mean, color=MUTED, linestyle=":", linewidth=1)
@@ -164,5 +169,5 @@ def _spread(setting: ReportedSetting, grids: Sequence[_Grid]) -> Chart:
     return drawn.chart("grid", setting.name, f"Scores over all {first} and {second}, {method}", caption, header, method)
 
 
-def _size(value: float, in_points: bool) -> str:
-    return f"{value:.1f} points" if in_points else number(value)
+def _size(value: float, in_points: bool, digits: int) -> str:
+    return f"{value:.1f} points" if in_points else number(value, digits)

@@ -26,7 +26,7 @@ from attendrop.studies.statistics import ALPHA
 from attendrop.studies.units import REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import cost, ends, interval, number, rounded, signed
-from attendrop.wording import counted
+from attendrop.wording import counted, decimals
 
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
 # More methods are counted, not named, in the sentence that says what was compared.
@@ -100,13 +100,13 @@ def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Ma
     ]
     rows = ((each.name, row) for each in results.settings for row in each.answer.rows)
     pairs = {(name, row.label): row.difference.n for name, row in rows if row.difference}
-    overall = []
+    overall, digits = [], max((each.answer.decimals for each in results.settings), default=0)
     for row in results.overall:
         if len(row.p_values) < 2:
             continue
         judged = [p for name, p in row.p_values.items() if pairs[name, row.label] >= MIN_SEEDS]
         told = f"{sum(p <= ALPHA for p in judged)} of {len(judged)}" if judged else "too few seeds"
-        overall.append((row.label, "-" if row.mean is None else interval(row.mean), told))
+        overall.append((row.label, "-" if row.mean is None else interval(row.mean, digits), told))
     return render("answer.html", settings=shown, overall=overall, notes=results.notes)
 
 
@@ -138,18 +138,18 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     main = rows.get(verdict.use or verdict.challenger or "", next(iter(rows.values()), None))
     if main is None:
         return []
-    spread = "one seed" if main.std is None else f"± {number(main.std)} over {main.n} seeds"
-    numbers = [(number(main.mean), f"{found.metric} of {main.label}", spread)]
+    spread = "one seed" if main.std is None else f"± {number(main.std, found.decimals)} over {main.n} seeds"
+    numbers = [(number(main.mean, found.decimals), f"{found.metric} of {main.label}", spread)]
     if verdict.lead is not None and verdict.challenger is not None:
-        span = ends(verdict.lead)
+        span = ends(verdict.lead, found.decimals)
         note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
         difference = f"{verdict.challenger} minus {verdict.incumbent}"
-        numbers.append((signed(verdict.lead.value), difference, note))
+        numbers.append((signed(verdict.lead.value, found.decimals), difference, note))
     if (plan := verdict.plan) is not None and (plan.more_rows or plan.more_seeds):
         by_rows = bool(plan.more_rows) and not plan.only_seeds_can_be_had
         value = rounded((plan.more_rows if by_rows else plan.more_seeds) or 0)
         what = "more labelled evaluation rows" if by_rows else "more seeds (runs of each)"
-        numbers.append((value, what, f"would probably show a difference of {number(plan.effect)}"))
+        numbers.append((value, what, f"would probably show a difference of {number(plan.effect, found.decimals)}"))
         return numbers
     reference = next((row.label for row in found.rows if row.is_reference), "the reference")
     reference = "plain fine-tuning" if reference == REFERENCE else reference
@@ -187,8 +187,8 @@ def methods_table(results: Results) -> SortableTable:
     for each in results.settings:
         there = {} if each.answer.shifted is None else {row.label: row for row in each.answer.shifted.rows}
         for row in each.answer.rows:
-            label, *found = _cells(row)
-            found += _cells(there[row.label])[2:4] if row.label in there else []
+            label, *found = _cells(row, each.answer.decimals)
+            found += _cells(there[row.label], each.answer.decimals)[2:4] if row.label in there else []
             found += [TableCell("-", None)] * (len(others) - len(found))
             rows.append([label, TableCell(each.name, each.name), *found])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
@@ -209,12 +209,12 @@ def _table(titles: Sequence[str], rows: list[list[TableCell]], caption: str, *, 
     return SortableTable(columns, rows, caption)
 
 
-def _cells(row: MethodRow) -> list[TableCell]:
+def _cells(row: MethodRow, digits: int) -> list[TableCell]:
     """Return the cells of a row in the order of ``COLUMNS``; an interval stays on one line."""
     found = row.difference
     gain, low, ahead = (None,) * 3 if found is None else (found.mean.value, finite(found.these_rows.low), found.ahead)
     values = (row.label, row.n, row.mean if row.n else None, gain, low, row.p_holm, ahead, row.cost)
-    texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in cells(row)[1:])
+    texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in cells(row, digits)[1:])
     return list(map(TableCell, (row.label, *texts), values))
 
 
@@ -229,8 +229,8 @@ def _runs_table(details: Sequence[RunDetails], kept: int, *, several: bool) -> S
                 TableCell(each.run.label, each.run.label, each.identifier if place < kept else None),
                 TableCell(each.setting, each.setting),
                 TableCell(str(each.run.seed), each.run.seed),
-                TableCell(_number(each.score), each.score),
-                TableCell(_number(each.selection_score), each.selection_score),
+                TableCell(_number(each.score, each.decimals), each.score),
+                TableCell(_number(each.selection_score, each.decimals), each.selection_score),
                 TableCell("-" if steps is None else f"{steps:g}", steps),
                 TableCell("-" if seconds is None else f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}", seconds),
             ]
@@ -239,8 +239,8 @@ def _runs_table(details: Sequence[RunDetails], kept: int, *, several: bool) -> S
     return _table(titles, rows, "A run's name leads to its options and curves.", several=several)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else number(value)
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else number(value, digits)
 
 
 # Details of runs ---------------------------------------------------------------------------------------------------
@@ -267,6 +267,7 @@ class RunDetails(NamedTuple):
     selection_score: float | None
     values: Sequence[tuple[str, str]]
     curves: Sequence[tuple[str, str]]
+    decimals: int
 
 
 def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
@@ -284,7 +285,7 @@ def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
 def _run_details(results: Results) -> list[RunDetails]:
     """Describe all runs, in the order of the settings, the methods and the seeds."""
     common = dict(_common_options(results))
-    runs = [(each.name, run) for each in results.settings for own in each.by_label.values() for run in own]
+    runs = [(each, run) for each in results.settings for own in each.by_label.values() for run in own]
     found = []
     for count, (setting, run) in enumerate(runs, 1):
         metrics = run.metrics
@@ -297,7 +298,8 @@ def _run_details(results: Results) -> list[RunDetails]:
         values += [(name, _text(value)) for name, value in flat_options(metrics["options"]).items()]
         values += [(name, value) for name, value in _options(run).items() if common.get(name) != value]
         score = finite(metrics.get("score"))
-        found.append(RunDetails(f"run-{count}", setting, run, score, selected, values, _curves(run)))
+        about = (score, selected, values, _curves(run), setting.answer.decimals)
+        found.append(RunDetails(f"run-{count}", setting.name, run, *about))
     return found
 
 
@@ -336,8 +338,9 @@ def _curve(name: str, values: Sequence[float | None]) -> tuple[str, str] | None:
         f"{_MARGIN + across * index:.1f},{_HEIGHT - _MARGIN - up * (value - low):.1f}"
         for index, value in enumerate(known)
     )
-    between = f", between {number(low)} and {number(high)}"
-    return points, f"{name}: {number(known[0])} to {number(known[-1])} in {len(known)} epochs{between}"
+    digits = decimals(max(abs(low), abs(high)) / 100, 3)
+    first, last, least, most = (number(value, digits) for value in (known[0], known[-1], low, high))
+    return points, f"{name}: {first} to {last} in {len(known)} epochs, between {least} and {most}"
 
 
 def _text(value: Any) -> str:

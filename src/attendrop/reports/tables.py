@@ -109,7 +109,7 @@ def make_result_table(results: Results) -> ResultTable:
         most = max((row.n for row in rows), default=0)
         names.append(each.name)
         metrics.append(each.answer.metric)
-        columns.append({row.label: _cell(row, p_values[row.label], each.answer.metric, most) for row in rows})
+        columns.append({row.label: _cell(row, p_values[row.label], each.answer, most) for row in rows})
     if _are_averaged([each.answer for each in results.settings]):
         names.append(_AVERAGE)
         metrics.append(metrics[0] if len(set(metrics)) == 1 else _AVERAGE)
@@ -139,17 +139,19 @@ def _averages(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
         mean, seeds = fmean(cell.mean for cell in cells), min(cell.seeds for cell in cells)
         partial = any(cell.is_partial for cell in cells)
         marks = FLATTERED if any(FLATTERED in cell.marks for cell in cells) else ""
-        text = _text(mean, None, _AVERAGE) + (f" ({seeds})" if partial else "")
+        text = f"{score_scale(_AVERAGE) * mean:.1f}" + (f" ({seeds})" if partial else "")
         found[label] = Cell(mean, None, seeds, text, partial, marks=marks)
     return found
 
 
-def _cell(row: MethodRow, p: float | None, metric: str, most: int) -> Cell:
+def _cell(row: MethodRow, p: float | None, answer: Answer, most: int) -> Cell:
     marks = ""
     if p is not None and p <= ALPHA and row.difference is not None and row.difference.n >= MIN_SEEDS:
         marks = AHEAD if row.difference.mean.value > 0 else BEHIND
     marks += FLATTERED * row.selected_on_reported
-    text = _text(row.mean, row.std, metric) + (f" ({row.n})" if row.n < most else "")
+    scale, values = score_scale(answer.metric), (row.mean,) if row.std is None else (row.mean, row.std)
+    texts = (number(value, answer.decimals) if scale == 1 else f"{scale * value:.1f}" for value in values)
+    text = " ± ".join(texts) + (f" ({row.n})" if row.n < most else "")
     return Cell(row.mean, row.std, row.n, text, row.n < most, marks=marks)
 
 
@@ -179,12 +181,6 @@ def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> st
     if FLATTERED in marks:
         parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
     return f"{'. '.join(parts)}."
-
-
-def _text(mean: float, std: float | None, metric: str) -> str:
-    scale = score_scale(metric)
-    values = (mean,) if std is None else (mean, std)
-    return " ± ".join(number(value) if scale == 1 else f"{scale * value:.1f}" for value in values)
 
 
 def _in_markdown(text: str) -> str:

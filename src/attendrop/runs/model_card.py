@@ -12,7 +12,7 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
-from attendrop.wording import counted, interval_of
+from attendrop.wording import counted, interval_of, score_text
 
 CARD = "README.md"
 _PROTOCOLS = {
@@ -142,15 +142,15 @@ def _refit(metrics: Mapping[str, Any]) -> str:
 
 def _scores(metrics: Mapping[str, Any]) -> str:
     scores = {
-        f"{part}: {name}": f"{value:.4f}"
+        f"{part}: {name}": score_text(value)
         for part, all_ in metrics["all_scores"].items()
         for name, value in all_.items()
     }
     if metrics["selection_score"] is not None and metrics["data"]["selected_on"] != "dev":
-        scores = {f"selection: {metrics['metric']}": f"{metrics['selection_score']:.4f}"} | scores
+        scores = {f"selection: {metrics['metric']}": score_text(metrics["selection_score"])} | scores
     for part, found in metrics["baseline"].items():
-        constant = found["scores"][metrics["metric"]]
-        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = f"{constant:.4f}"
+        constant = score_text(found["scores"][metrics["metric"]])
+        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = constant
     if not scores:
         return "No rows were held out: this model has no score of its own."
     return _table("set and metric", scores) + "\n\nThis is one seed."
@@ -166,9 +166,10 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []
     rows = [*selection, *pruned["all_scores"].items()]
     scores = "\n".join(
-        f"| {name}: {metric} | {found['before'][metric]:.4f} | {found['after'][metric]:.4f} | "
-        f"{interval_of(found['difference'])} |"
+        f"| {name}: {metric} | {score_text(score)} | {score_text(found['after'][metric], score)} | "
+        f"{interval_of(found['difference'], score)} |"
         for name, found in rows
+        for score in [found["before"][metric]]
     )
     title = f"{Path(metrics['model']).name}, {metrics['task']}"
     unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""

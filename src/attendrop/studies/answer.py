@@ -22,7 +22,7 @@ from attendrop.studies.method_rows import (
 )
 from attendrop.studies.units import BASELINES
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import Words, cost, ends, interval, number, opening, p_text
+from attendrop.studies.words import Words, cost, decimals_of, ends, interval, number, opening, p_text
 from attendrop.text_tables import aligned, csv_of_records, markdown_table
 from attendrop.wording import counted
 
@@ -70,6 +70,11 @@ class Answer:
         return self.verdict.use
 
     @property
+    def decimals(self) -> int:
+        """How many decimals scores are shown with."""
+        return decimals_of(self.margin)
+
+    @property
     def decision(self) -> tuple[str, str]:
         """The decision in a sentence, and its reason, which may be empty."""
         use = next((row for row in self.rows if row.label == self.use), None)
@@ -78,9 +83,9 @@ class Answer:
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        lines = [COLUMNS, *(cells(row) for row in self.rows)]
+        lines = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)]
         if self.shifted is not None:
-            there = {row.label: cells(row) for row in self.shifted.rows}
+            there = {row.label: cells(row, self.decimals) for row in self.shifted.rows}
             found = (there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows)
             beside = (SHIFTED_COLUMNS, *found)
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
@@ -94,7 +99,7 @@ class Answer:
         """Return the answer, the table, and the score of each seed as Markdown."""
         every = sorted({seed for row in self.rows for seed in row.scores})
         by_seed = [
-            (row.label, *(number(row.scores[seed]) if seed in row.scores else "-" for seed in every))
+            (row.label, *(number(row.scores[seed], self.decimals) if seed in row.scores else "-" for seed in every))
             for row in self.rows
         ]
         decision, reason = self.decision
@@ -103,7 +108,7 @@ class Answer:
             " ".join(self.sentences[1:]),
             "\n".join(f"- {note}" for note in self.notes),
             f"{self.metric} of {self.model} on {self.scored_on}:",
-            markdown_table(COLUMNS, [cells(row) for row in self.rows]),
+            markdown_table(COLUMNS, [cells(row, self.decimals) for row in self.rows]),
             self.holds_for,
             "By seed:",
             markdown_table(("method", *map(str, every)), by_seed),
@@ -230,11 +235,13 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     plain = "plain fine-tuning" if label == "finetune" else str(label)
     if label in here and label in there:
         named = "Plain fine-tuning" if label == "finetune" else plain
-        scores = f"{number(there[label].mean)} there, and {number(here[label].mean)} on the usual rows"
+        elsewhere, usually = (number(rows[label].mean, usual.decimals) for rows in (there, here))
+        scores = f"{elsewhere} there, and {usually} on the usual rows"
         sentences.append(f"{named} scores {scores}.")
     row = here.get(str(shifted.use))
     if row is not None and row.difference is not None and row.label not in (label, usual.use):
-        sentences.append(f"On the usual rows, {row.label} minus {plain} is {interval(row.difference)}.")
+        difference = interval(row.difference, usual.decimals)
+        sentences.append(f"On the usual rows, {row.label} minus {plain} is {difference}.")
     return sentences
 
 
@@ -280,12 +287,13 @@ def _notes(
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def cells(row: MethodRow) -> tuple[str, ...]:
+def cells(row: MethodRow, digits: int) -> tuple[str, ...]:
     """Return the texts of a row of the table, one for each of :data:`COLUMNS`."""
-    score = f"{number(row.mean)}{'' if row.std is None else f' ± {number(row.std)}'}{'*' * row.selected_on_reported}"
+    values = (row.mean,) if row.std is None else (row.mean, row.std)
+    score = " ± ".join(number(value, digits) for value in values) + "*" * row.selected_on_reported
     new, these, ahead = "-", "-", "-"
     if (found := row.difference) is not None:
-        new, these = interval(found), ends(found.these_rows)
+        new, these = interval(found, digits), ends(found.these_rows, digits)
         ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
     p = "-" if row.p_holm is None else p_text(row.p_holm)
     return row.label, str(row.n), score, new, these, p, ahead, cost(row)

@@ -17,6 +17,7 @@ from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
+from attendrop.wording import score_text
 
 # How the head starts in a run that gives the model of a baseline.
 _HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
@@ -53,7 +54,7 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
     card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
     if row is None or not card.exists():  # without a finite score, there is no row
         return
-    spread = f"{row.mean:.4f}" if row.std is None else f"{row.mean:.4f} ± {row.std:.4f}"
+    spread = score_text(row.mean) + ("" if row.std is None else f" ± {score_text(row.std, row.mean)}")
     of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
     text = (
         f"`{label}`: {answer.metric} {spread}, {of}, on {answer.scored_on}. These are scores of the comparison's "

@@ -126,7 +126,7 @@ class StudyReport:
         """Return all tables and the failed runs as Markdown."""
         parts = [f"## {name}\n\n{found.markdown()}" for name, found in self.answers.items()]
         if self.overall:
-            parts.insert(0, _overall_markdown(self.overall))
+            parts.insert(0, _overall_markdown(self.overall, [*self.answers.values()]))
         if self.failed:
             listed = (f"- `{result.folder.name}`: {result.error}" for result in self.failed)
             parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
@@ -138,7 +138,7 @@ class StudyReport:
         for name, found in self.answers.items():
             lines += [f"{name}:" if len(self.answers) > 1 else "", *found.lines(), ""]
         if self.overall:
-            lines += [_overall_markdown(self.overall)]
+            lines += [_overall_markdown(self.overall, [*self.answers.values()])]
         if self.failed:
             lines += ["Failed runs:", *(f"{result.folder.name}: {result.error}" for result in self.failed)]
         return lines
@@ -225,13 +225,14 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
     return replace(found, mean=mean, p_value=p)
 
 
-def _overall_markdown(rows: Sequence[OverallRow]) -> str:
+def _overall_markdown(rows: Sequence[OverallRow], answers: Sequence[Answer]) -> str:
+    digits = max(found.decimals for found in answers)
     header = ("method", "mean difference [95 % on new rows]", "on these rows", "p by setting (Holm over all)")
     lines = [
         (
             row.label,
-            "-" if row.mean is None else interval(row.mean),
-            "-" if row.mean is None else ends(row.mean.these_rows),
+            "-" if row.mean is None else interval(row.mean, digits),
+            "-" if row.mean is None else ends(row.mean.these_rows, digits),
             ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items()),
         )
         for row in rows

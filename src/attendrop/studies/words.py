@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference
 from attendrop.studies.verdict import MIN_SEEDS, Verdict
-from attendrop.wording import counted
+from attendrop.wording import counted, decimals
 
 _BASELINES = {
     "majority": "the constant answer",
@@ -22,8 +22,8 @@ _FRACTIONS_RIGHT = ("accuracy", "exact_match")
 _ERROR = "neg_"
 # Differences from here on are given as a number out of 100 rows, smaller ones out of 1,000.
 _OF_HUNDRED = 0.0195
-# The smallest difference of other metrics that is given as a number.
-_SMALLEST = 0.0005
+# Decimals of scores, but for small errors.
+_DECIMALS = 3
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
 
@@ -38,6 +38,11 @@ class Words:
     metric: str
     margin: float
     best: float
+
+    @property
+    def digits(self) -> int:
+        """How many decimals scores are shown with."""
+        return decimals_of(self.margin)
 
     def sentences(self, verdict: Verdict) -> tuple[str, ...]:
         """Return the decision and its reason for readers without statistics, then the figures behind it."""
@@ -125,7 +130,8 @@ class Words:
     def settles(self, verdict: Verdict) -> str | None:
         """Return how many more seeds or evaluation rows would settle an open decision, or why none would."""
         if verdict.limit == "at best":
-            best = f"All are within {number(self.margin)} of {number(self.best)}, the best possible score"
+            within = f"{number(self.margin, self.digits)} of {number(self.best)}"
+            best = f"All are within {within}, the best possible score"
             return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
         if verdict.limit == "equal":
             return "All have the same scores: other evaluation rows may tell them apart, more seeds hardly."
@@ -184,7 +190,9 @@ class Words:
             return "as many" if self.metric in _FRACTIONS_RIGHT else "the same"
         if self.metric not in _FRACTIONS_RIGHT:
             higher = " lower" if (lead < 0) is not self.metric.startswith(_ERROR) else " higher"
-            return f"{'less than ' * (size < _SMALLEST)}{number(max(size, _SMALLEST))}{higher if sign else ''}"
+            smallest = 10.0**-self.digits
+            shown = f"less than {smallest:.{self.digits}f}" if size < smallest / 2 else number(size, self.digits)
+            return f"{shown}{higher if sign else ''}"
         whole = 100 if size >= _OF_HUNDRED else 1000
         count = round(whole * size)
         more = " fewer" if lead < 0 else " more"
@@ -205,7 +213,8 @@ class Words:
             lines.append(f"{self.difference(challenger, incumbent or '', row.p_holm)}{takes}.")
         if verdict.also_ahead:
             best = max((challenger or "", *verdict.also_ahead), key=lambda label: self.rows[label].mean)
-            cheaper = f"; below {number(self.margin)} apart, the cheaper is recommended" * (best != challenger)
+            margin = number(self.margin, self.digits)
+            cheaper = f"; below {margin} apart, the cheaper is recommended" * (best != challenger)
             lines.append(f"Also ahead: {self.listed(verdict.also_ahead)}{cheaper}.")
         if verdict.slight:
             lines.append(f"Ahead, but by practically nothing: {self.listed(verdict.slight)}.")
@@ -229,13 +238,14 @@ class Words:
         used = self.rows[verdict.use or baseline]
         is_cheaper = row.cost is not None and used.cost is not None and row.cost < used.cost
         if is_cheaper and self.versus(used.label, baseline).mean.value < self.margin:
-            lines.append(f"Where the time of training counts for more than {number(self.margin)}, use {baseline}")
+            margin = number(self.margin, self.digits)
+            lines.append(f"Where the time of training counts for more than {margin}, use {baseline}")
         return [f"{line}." for line in lines]
 
     def difference(self, label: str, other: str, p_value: float | None) -> str:
         """Return the difference of two models and, if tested, how often the first is ahead, and the p value."""
         found = self.versus(label, other)
-        text = f"On new rows, {name(label)} minus {name(other)} is {interval(found)}"
+        text = f"On new rows, {name(label)} minus {name(other)} is {interval(found, self.digits)}"
         if p_value is None:
             return text
         ahead, p = sum(value > 0 for value in found.values), p_text(p_value).replace("<", "< ")
@@ -243,7 +253,8 @@ class Words:
         return f"{text}; ahead in {ahead} of {counted(found.n, 'seed')}, p {p if p[0] == '<' else f'= {p}'}{corrected}"
 
     def listed(self, labels: Iterable[str]) -> str:
-        return ", ".join(f"{label} ({interval(found)})" for label in labels if (found := self.rows[label].difference))
+        differences = {label: found for label in labels if (found := self.rows[label].difference)}
+        return ", ".join(f"{label} ({interval(found, self.digits)})" for label, found in differences.items())
 
     def versus(self, label: str, other: str) -> PairedDifference:
         found = self.rows[label].versus(self.rows[other])
@@ -272,26 +283,32 @@ def name(label: str) -> str:
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
-def number(value: float) -> str:
+def decimals_of(margin: float) -> int:
+    """Return how many decimals scores are shown with: three, or more where less than that makes a difference."""
+    return decimals(margin, _DECIMALS)
+
+
+def number(value: float, digits: int = _DECIMALS) -> str:
     """Format a score."""
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
+    return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = _DECIMALS) -> str:
     """Format a difference of scores."""
-    return f"{'+' if value > 0 else ''}{number(value)}"
+    return f"{'+' if value > 0 else ''}{number(value, digits)}"
 
 
-def interval(difference: PairedDifference) -> str:
+def interval(difference: PairedDifference, digits: int = _DECIMALS) -> str:
     """Format a mean difference with its 95 % interval on new rows."""
+    mean = signed(difference.mean.value, digits)
     if difference.p_value is None:
-        return f"{signed(difference.mean.value)} ({'one seed' if difference.n == 1 else 'rows not known'})"
-    return f"{signed(difference.mean.value)} {ends(difference.mean)}"
+        return f"{mean} ({'one seed' if difference.n == 1 else 'rows not known'})"
+    return f"{mean} {ends(difference.mean, digits)}"
 
 
-def ends(found: Estimate) -> str:
+def ends(found: Estimate, digits: int = _DECIMALS) -> str:
     """Format an interval; "-" for none."""
-    return f"[{signed(found.low)}, {signed(found.high)}]" if math.isfinite(found.low) else "-"
+    return f"[{signed(found.low, digits)}, {signed(found.high, digits)}]" if math.isfinite(found.low) else "-"
 
 
 def p_text(p: float) -> str:
