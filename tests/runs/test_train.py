@@ -22,6 +22,7 @@ from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_file import preset
+from attendrop.runs.run_folder import holds_run
 from attendrop.runs.train import announce_run, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -106,6 +107,19 @@ def test_resume_with_other_data_is_refused(plain: Path, shared: Path, part: str)
     (plain / "run.json").write_text(json.dumps(record))
     with pytest.raises(AttendropError, match="training data changed"):
         train(dataclasses.replace(config, train_file=str(changed)), resume=True)
+
+
+def test_resume_with_a_changed_model_is_refused(plain: Path, shared: Path) -> None:
+    model = Path(shutil.copytree(shared / "model", plain.parent / "model"))
+    config = tiny.config(shared, str(plain), epochs=1, method="finetune", model=str(model))
+    record = json.loads((plain / "run.json").read_text())
+    record["config"]["model"] = str(model)
+    (plain / "run.json").write_text(json.dumps(record))
+    assert train(config, resume=True) == tiny.read_metrics(plain)
+    (model / "tokenizer_config.json").write_text((model / "tokenizer_config.json").read_text() + "\n")
+    with pytest.raises(AttendropError, match=f"files of the model in '{model}' changed since"):
+        train(config, resume=True)
+    assert not holds_run(plain, config, record["data_sha256"])
 
 
 def test_run_that_was_killed_after_training_only_reports(

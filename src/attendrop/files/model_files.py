@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 from pathlib import Path
 
 import huggingface_hub
@@ -18,6 +20,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 # The file of a pruned model in that place: transformers raises an error instead of loading an incomplete model.
 PRUNED_CONFIG = "pruned_config.json"
 _WEIGHTS = "model.safetensors"
+_OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 _MINILM_FILES = (
     "config.json",
     _WEIGHTS,
@@ -54,6 +57,14 @@ def resolve_model(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise AttendropError(f"There is no model folder {name!r}.")
     return name
+
+
+def model_sha256(name: str) -> str:
+    """Hash the configuration, the tokenizer and the weights of a model in a folder; empty for one of the hub."""
+    if not Path(name).is_dir():
+        return ""
+    files = sorted(path for path in Path(name).iterdir() if path.suffix in _OF_MODEL and path.is_file())
+    return hashlib.sha256(json.dumps([[path.name, known_sha256(path)] for path in files]).encode()).hexdigest()
 
 
 def lasting_name(name: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
+from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG, model_sha256
 from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
@@ -74,13 +74,13 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
-    """Return whether a folder holds a run with these options and these training rows, wherever it and its data were.
+    """Return whether a folder holds a run with these options, model and training rows, wherever it and its data were.
 
     Options that are None do not count: runs of older versions lack those that are new.
     """
     run = read_run(folder) or {}
     held = (_given(run.get("config", {})), run.get("data_sha256"), run.get("baseline"))
-    return held == (_given(_comparable(config)), data_sha256, baseline)
+    return held == (_given(_comparable(config)), data_sha256, baseline) and _has_model(run, config)
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,11 +338,22 @@ def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> No
         )
 
 
-def check_data(place: Path, data_sha256: str) -> None:
-    """Raise AttendropError if a run that is resumed began with other training rows."""
+def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
+    """Raise AttendropError if a run that is resumed began with other training rows, or other files of its model."""
     run = read_run(place)
     if run is not None and run["data_sha256"] != data_sha256:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
+    if run is not None and not _has_model(run, config):
+        raise AttendropError(
+            f"The files of the model in '{config.model}' changed since the run in '{place}' began; it cannot be "
+            "resumed: restore them, or train anew with --overwrite."
+        )
+
+
+def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
+    """Tell whether a local model is as it was when a run began, as far as is known."""
+    found = model_sha256(config.model)
+    return not found or found == run.get("model_sha256", found)
 
 
 # During and after a run ----------------------------------------------------------------------------------------------
@@ -354,7 +365,8 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) 
     refuse_foreign(place, {}, files)
     place.mkdir(parents=True, exist_ok=True)
     recorded = {"files": {name: digest(content) for name, content in files.items()}}
-    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256} | recorded | entries)
+    began = {"config": _comparable(config), "data_sha256": data_sha256, "model_sha256": model_sha256(config.model)}
+    write_json(place / RUN, began | recorded | entries)
     for name, content in files.items():
         write_text(place / name, content)
 

@@ -35,7 +35,7 @@ from attendrop.runs.run_folder import (
     SAMPLED_ROWS,
     SELECTION,
     begin_run,
-    check_data,
+    check_unchanged,
     clear_unfinished,
     delete_checkpoints,
     is_main_process,
@@ -85,7 +85,7 @@ def train(
     Args:
         config: Options of the run.
         resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
-            training rows are the same.
+            training rows and its model are the same.
         overwrite: Replace the run in the folder; it is deleted when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
@@ -119,7 +119,7 @@ def _train(
     run = resolve_run(config, begun.get("decided"))
     rows = fingerprint(run.parts)
     if begun:
-        check_data(place, rows)
+        check_unchanged(place, config, rows)
     finished = read_metrics(place) if resume else None
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)

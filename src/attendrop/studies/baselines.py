@@ -27,7 +27,7 @@ from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import (
     METRICS,
     begin_run,
-    check_data,
+    check_unchanged,
     clear_unfinished,
     read_metrics,
     replace_run,
@@ -90,7 +90,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         rows = fingerprint(run.parts)
         if overwrite:
             clear_unfinished(place)
-        check_data(place, rows)
+        check_unchanged(place, config, rows)
         begin_run(place, config, rows, baseline=name)
         metrics, predictions, model = _fitted(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)

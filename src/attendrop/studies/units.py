@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attendrop.files.output_files import known_sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
 
@@ -25,7 +24,6 @@ MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "s
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 DEFAULT_TEST_FRACTION = 0.25
-_OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 
 
 def with_evaluation(config: RunConfig) -> RunConfig:
@@ -139,14 +137,6 @@ def data_sha256(config: RunConfig) -> str:
 
     digests = [digest(path) for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-
-
-def model_sha256(name: str) -> str:
-    """Hash the configuration, the tokenizer and the weights of a model in a folder; empty for one of the hub."""
-    if not Path(name).is_dir():
-        return ""
-    files = sorted(path for path in Path(name).iterdir() if path.suffix in _OF_MODEL and path.is_file())
-    return hashlib.sha256(json.dumps([[path.name, known_sha256(path)] for path in files]).encode()).hexdigest()
 
 
 def duration(seconds: float) -> str:
