@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
-from attendrop import ADDrop, AttendropError, regularized
+from attendrop import L2SP, ADDrop, AttendropError, regularized
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
 from attendrop.training.labelled_data import EpochSampler
@@ -359,6 +359,24 @@ def test_early_stopping_counts_on(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert len(history(trainer, "eval_accuracy")) == 4  # the first is the best; then patience runs out
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+
+
+def test_after_an_error_of_memory_the_method_begins_as_at_the_start(tmp_path: Path) -> None:
+    """The weights are not those of the start."""
+    trainer = trainer_of(tmp_path, L2SP(), auto_find_batch_size=True)
+    start, sizes, step = weights(trainer), [], trainer.training_step
+
+    def full_once(*given: Any) -> Any:
+        sizes.append(len(given[1]["labels"]))
+        if sizes == [4, 4, 4]:
+            raise RuntimeError("CUDA out of memory.")
+        return step(*given)
+
+    trainer.training_step = full_once  # type: ignore[method-assign]
+    trainer.train()
+    assert sizes[2:4] == [4, 3]
+    kept = trainer.method_state.start
+    zoo.assert_same(kept, {name: start[name] for name in kept})
 
 
 def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dic
             "start as many as then."
         )
     return _load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))
+
+
+def packed(states: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bytes:
+    """Copy the state of the method of all processes and that of this rank, off any accelerator."""
+    content = BytesIO()
+    torch.save(states, content)
+    return content.getvalue()
+
+
+def unpacked(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what :func:`packed` returned."""
+    found: tuple[dict[str, Any], dict[str, Any]] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+    return found
 
 
 @contextmanager

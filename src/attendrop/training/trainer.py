@@ -32,8 +32,10 @@ from attendrop.training.checkpoints import (
     load_state,
     mark_unfinished,
     own_names,
+    packed,
     save_method_state,
     seal,
+    unpacked,
 )
 from attendrop.training.labelled_data import (
     ColumnCollator,
@@ -101,6 +103,7 @@ class RegularizedTrainer(TrainerHooks):
         self._regularized_loss: Callable[..., Any] | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
+        self._start: bytes | None = None
         self._sampler: EpochSampler | None = None
         self._refuse_unsupported()
         if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
@@ -119,7 +122,7 @@ class RegularizedTrainer(TrainerHooks):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
         checkpoint = str(resume_from_checkpoint or "")
-        self._resumed = None
+        self._resumed = self._start = None
         if checkpoint:
             self._resumed = load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
         try:
@@ -175,6 +178,12 @@ class RegularizedTrainer(TrainerHooks):
                 state, load_method_state(checkpoint, self.args.process_index, self.args.world_size)
             )
             self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
+        elif (
+            self._start is not None
+        ):  # again after an out-of-memory error, from weights that are not those of the start
+            self.method_state.load_state_dict(*unpacked(self._start))
+        elif self.args.auto_find_batch_size:
+            self._start = packed(self._regularization.method_state_dicts())
         self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
     def begin_epoch(self, epoch: int) -> None:
