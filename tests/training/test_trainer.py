@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from attendrop import L2SP, ADDrop, AttendropError, regularized
 from attendrop.methods.core.base import Method
@@ -342,6 +343,32 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: str, tmp_path: Pat
     for found, expected in zip(comparable(trainer), comparable(whole), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
     assert trainer.state.global_step == whole.state.global_step
+
+
+@pytest.mark.parametrize("moment", ["forward pass", "update"])
+def test_a_checkpoint_on_sigterm_is_of_whole_steps(moment: str, tmp_path: Path) -> None:
+    """Whenever in the third step the signal comes."""
+    whole = trained(tmp_path / "whole", CROSS)
+    trainer = trainer_of(tmp_path / "cut", CROSS, enable_jit_checkpoint=True)
+    callbacks = trainer.callback_handler.callbacks
+    manager = next(each.jit_manager for each in callbacks if isinstance(each, JITCheckpointCallback))
+    part, name = (
+        (trainer, "compute_loss") if moment == "forward pass" else (trainer.callback_handler, "on_optimizer_step")
+    )
+    usual = getattr(part, name)
+
+    def signalled(*given: Any, **more: Any) -> Any:
+        manager.is_checkpoint_requested |= trainer.state.global_step == 2
+        return usual(*given, **more)
+
+    setattr(part, name, signalled)
+    trainer.train()
+    assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-3"]
+    state = json.loads((tmp_path / "cut/checkpoint-3/attendrop_state.json").read_text())
+    assert state["state"]["steps_taken"] == 3
+    again = trainer_of(tmp_path / "cut", CROSS)
+    again.train(resume_from_checkpoint=True)
+    zoo.assert_same(weights(again), whole)
 
 
 def test_early_stopping_counts_on(tmp_path: Path) -> None:

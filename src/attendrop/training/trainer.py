@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
 
@@ -48,7 +49,7 @@ from attendrop.training.labelled_data import (
 )
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import SaveAfterEvaluation, TrainerHooks, TrainingClock
+from attendrop.training.trainer_hooks import CheckpointAfterStep, SaveAfterEvaluation, TrainerHooks, TrainingClock
 from attendrop.training.trainer_loss import TrainerLoss
 
 
@@ -112,6 +113,8 @@ class RegularizedTrainer(TrainerHooks):
         self._refuse_streams()
         self.add_callback(TrainingClock(self))
         self.add_callback(SaveAfterEvaluation())
+        if isinstance(on_sigterm := self.pop_callback(JITCheckpointCallback), JITCheckpointCallback):
+            self.add_callback(CheckpointAfterStep(on_sigterm))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import IntervalStrategy, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from attendrop.model_support.models import transformers_model
@@ -234,3 +235,19 @@ class SaveAfterEvaluation(TrainerCallback):
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         control.should_save = control.should_save or self._save_is_due
         self._save_is_due = False
+
+
+class CheckpointAfterStep(JITCheckpointCallback):
+    """The callback of ``transformers.Trainer`` that saves a checkpoint on SIGTERM, but never within a step.
+
+    Where it stands among the callbacks, the method has been updated. Before the optimizer's step, which the stock
+    callback does not wait for, the method has seen batches that are trained on again after a resumption.
+    """
+
+    def __init__(self, stock: JITCheckpointCallback) -> None:
+        self.trainer, self.jit_manager = stock.trainer, stock.jit_manager
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Wait for the end of the step."""
