@@ -428,6 +428,15 @@ def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkey
     assert is_complete(tmp_path / "checkpoint-6")
 
 
+def test_a_checkpoint_is_pushed_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = []
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda _, folder: pushed.append(is_complete(Path(folder))))
+    trainer = trainer_of(tmp_path, max_steps=2, **EVERY_STEP)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert pushed == [True, True]
+
+
 def test_rotation_keeps_a_complete_checkpoint_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, complete = 2, []
 

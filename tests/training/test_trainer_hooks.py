@@ -28,6 +28,7 @@ SIGNATURES = {
         "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
     ],
     "_save_checkpoint": ["self", "model", "trial"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "_determine_best_metric": ["self", "metrics", "trial"],
     "_issue_warnings_after_load": ["self", "load_result"],
     "_remove_unused_columns": ["self", "dataset", "description"],

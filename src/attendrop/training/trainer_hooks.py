@@ -144,12 +144,15 @@ class TrainerHooks(Trainer):
                 for attribute, value in state.get("attributes", {}).items():
                     setattr(callback, attribute, value)
 
-    # A callback sees neither the moment before a checkpoint is written, nor that before older ones are deleted.
+    # A callback sees neither the moment before a checkpoint is written, nor that before older ones are deleted. It is
+    # pushed to the hub once it is complete.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self._get_output_dir(trial))
-        with self.saving(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
+        checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.saving(checkpoint), replaced_attribute(self, "_push_from_checkpoint", lambda folder: None):
             super()._save_checkpoint(model, trial)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
 
     # A callback sees the metrics, but cannot refuse the model, and is not told whether it is the best.
 
