@@ -319,6 +319,15 @@ SCHEDULES: dict[str, tuple[int, dict[str, Any]]] = {
             "gradient_accumulation_steps": 2,
         },
     ),
+    "workers that persist": (
+        5,
+        EVERY_STEP | {
+            "save_steps": 3,
+            "eval_strategy": "epoch",
+            "dataloader_num_workers": 1,
+            "dataloader_persistent_workers": True,
+        },
+    ),
 }  # fmt: skip
 
 

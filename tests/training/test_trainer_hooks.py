@@ -27,6 +27,9 @@ SIGNATURES = {
     "_init_training_state": [
         "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
     ],
+    "_get_dataloader": [
+        "self", "dataset", "description", "batch_size", "sampler_fn", "is_training", "dataloader_key",
+    ],
     "_save_checkpoint": ["self", "model", "trial"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "_determine_best_metric": ["self", "metrics", "trial"],

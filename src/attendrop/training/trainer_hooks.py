@@ -15,8 +15,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import IntervalStrategy, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -115,6 +116,21 @@ class TrainerHooks(Trainer):
                 return rows, self.data_collator
             return self._remove_unused_columns(rows, description="method"), self.data_collator
         return rows, self._get_collator_with_removed_columns(self.data_collator, description="method")
+
+    # Each pass over a DataLoader draws the seed of its workers, but where these persist, only the first one of a
+    # process does: a resumed run would draw other numbers afterwards than one that was not interrupted.
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:  # fmt: skip
+        loader: DataLoader[Any] = super()._get_dataloader(
+            dataset, description, batch_size, sampler_fn, is_training, dataloader_key
+        )
+        if self.args.dataloader_persistent_workers:
+            prepared: Any = getattr(loader, "base_dataloader", loader)
+            prepared.generator = torch.Generator().manual_seed(self.args.seed)
+        return loader
 
     # Where a resumed run begins is a local variable of the training loop, which takes all steps of data without a
     # length for those of the first epoch. Callbacks keep no counts, as of epochs without improvement, unless arguments
