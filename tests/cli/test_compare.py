@@ -104,3 +104,5 @@ def test_bad_data_are_refused_once_before_any_run(folder: Path, tmp_path: Path, 
     output = tmp_path / "answer"
     asked = command(folder, "--train-file", str(bad), "--output-dir", str(output))
     assert_refused(asked, output, "line 42, column 'label': the label is empty", capsys)
+    asked = ["compare", str(bad), "--test-fraction", "0", "--output-dir", str(output)]
+    assert_refused(asked, output, "test-fraction 0 sets no rows aside", capsys)

@@ -152,6 +152,8 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(AttendropError, match=f"compare has no option {hint} 'methods'"):
             attendrop.compare(output_dir="answer", **wrong, **data)
+    with pytest.raises(AttendropError, match="test-fraction 0 sets no rows aside"):
+        attendrop.compare(output_dir="answer", **data, test_fraction=0)
     assert comparison(folder).config.test_fraction == 0.0  # there are evaluation data
     assert list(asked[0].of_baselines(["majority", "frozen"]).baselines) == ["majority"]
 

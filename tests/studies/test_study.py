@@ -116,6 +116,9 @@ def test_a_file_alone_is_scored_on_a_part_of_it(folder: Path, tmp_path: Path) ->
     units = read_study(write(tmp_path / "study.yaml", found)).units
     assert {unit.method for unit in units} == {"finetune", "r-drop", "majority"}
     assert {unit.config.test_fraction for unit in units} == {0.25}
+    found["run"] |= {"test_fraction": 0}
+    with pytest.raises(AttendropError, match="test-fraction 0 sets no rows aside"):
+        read_study(write(tmp_path / "study.yaml", found))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -19,7 +19,7 @@ from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, names
 from attendrop.studies.comparison import Comparison, default_methods
-from attendrop.studies.units import REFERENCE
+from attendrop.studies.units import REFERENCE, check_evaluation
 
 _DATA = Groups(
     *DATA,
@@ -67,6 +67,7 @@ def compare(
         for options in points.get(name, [{}]):
             check_declared(name, options)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
+    check_evaluation(run | {"train_file": train_file})
     config = RunConfig(**run | {"train_file": train_file}, on_data=partial(announce_files, quiet=quiet))
 
     from attendrop.cli.progress import StudyProgress

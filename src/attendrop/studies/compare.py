@@ -34,7 +34,7 @@ from attendrop.studies.setting_search import (
     selection_unit,
 )
 from attendrop.studies.study import check_study_folder, write_reports
-from attendrop.studies.units import REFERENCE, Result, Unit, duration
+from attendrop.studies.units import REFERENCE, Result, Unit, check_evaluation, duration
 from attendrop.wording import counted
 
 # Of the time that is left after all final runs, the search gets at most so much.
@@ -115,6 +115,7 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
     if unknown := [name for name in options if name not in known]:
         hint = did_you_mean(unknown[0], sorted(known)) or "; help(attendrop.compare) lists them."
         raise AttendropError(f"compare has no option {unknown[0]!r}{hint}")
+    check_evaluation(options)
     config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
     return run_comparison(Comparison(config=config, output_dir=output_dir, **own), workers=workers, backend=backend)
 

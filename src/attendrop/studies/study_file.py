@@ -39,7 +39,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
-from attendrop.studies.units import BASELINES, REFERENCE, Unit, with_evaluation
+from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, with_evaluation
 from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
@@ -250,6 +250,7 @@ def _setting(
 ) -> Setting:
     from attendrop.methods.core.registry import labelled_method
 
+    check_evaluation(options)
     units: dict[str, Unit] = {}
     labels: dict[str, str] = {}
     for seed in dict.fromkeys(seeds):

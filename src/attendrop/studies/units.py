@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
 
@@ -24,6 +26,15 @@ MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "s
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 DEFAULT_TEST_FRACTION = 0.25
+
+
+def check_evaluation(options: Mapping[str, Any]) -> None:
+    """Raise AttendropError where no rows are to be set aside to score on, and none are given."""
+    if options.get("test_fraction") == 0 and options.get("train_file") and not options.get("eval_file"):
+        raise AttendropError(
+            "test-fraction 0 sets no rows aside, and methods are compared on such: give an eval-file, or omit it for "
+            f"{DEFAULT_TEST_FRACTION}."
+        )
 
 
 def with_evaluation(config: RunConfig) -> RunConfig:
