@@ -36,6 +36,7 @@ from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.row_scores import PREDICTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
@@ -197,6 +198,18 @@ def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: 
         assert [float(row["score"]) for row in found] == pytest.approx(scored, rel=1e-6)
     card = (Path(given.output_dir) / "README.md").read_text()
     assert f"Baseline {name}" in card and "dev: " in card
+
+
+def test_a_constant_choice_has_its_share_of_training_among_the_choices_of_a_row() -> None:
+    head = MultipleChoice(("A", "B", "C"))
+    answer, outputs = head.constant_answer(np.array([2, 2, 2, 0]), np.array([0]))
+    model = BaselineModel("majority", head, None, outputs[0])  # type: ignore[arg-type]
+    columns = {"question": ["which?"] * 3, "choices": [["x", "y", "z"], ["x", "y"], ["x", "y", "z", "w"]]}
+    rows = head.prediction_rows(model.constant(columns), probabilities=True)
+    assert answer == "C" and [row["label"] for row in rows] == ["C", "A", "C"]
+    shares = [[2 / 7, 1 / 7, 4 / 7], [2 / 3, 1 / 3], [2 / 8, 1 / 8, 4 / 8, 1 / 8]]
+    for row, expected in zip(rows, shares, strict=True):
+        assert row["probabilities"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_kept_model_of_a_decoder_needs_no_other_folder(folder: Path, tmp_path: Path) -> None:

@@ -87,11 +87,14 @@ class BaselineModel:
         return outputs
 
     def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
-        """Repeat the constant output for each row, or for each word of it."""
+        """Repeat the constant output for each row, or for each word of it; a row's choices may be fewer, or more."""
         inputs = columns[self.head.inputs[0]]
         if self.head.one_vector:
             return np.tile(self.bias, (len(inputs), 1))
-        return row_array([np.tile(self.bias, (len(row), 1)) if self.bias.ndim == 2 else self.bias for row in inputs])
+        if self.bias.ndim == 2:
+            return row_array([np.tile(self.bias, (len(row), 1)) for row in inputs])
+        counts = [len(choices) for choices in columns[self.head.inputs[-1]]]
+        return row_array([np.pad(self.bias, (0, max(0, count - len(self.bias))))[:count] for count in counts])
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
         """Write the model into a folder."""

@@ -208,8 +208,8 @@ answer = choices[logits.argmax()]"""
         return {"accuracy": Metric.counting(lambda labels, outputs: np.equal(self.decode(outputs), labels))}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        most = int(np.bincount(train).argmax())
-        return self.shown_label(most), row_array([np.eye(most + 1)[most]] * len(references))
+        counts = np.bincount(train, minlength=len(self.label_names))
+        return self.shown_label(counts.argmax()), row_array([np.log(counts + 1)] * len(references))
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(question, *choices) for question, choices in zip(rows["question"][:], rows["choices"][:], strict=True)]

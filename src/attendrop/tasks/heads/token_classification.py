@@ -236,9 +236,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return {"accuracy": of_words(accuracy_score), "f1_macro": of_words(_f1_macro)} | of_types
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        most = int(np.bincount(flat(train)).argmax())
-        logits = np.eye(len(self.label_names))[most]
-        return self.label_names[most], row_array([np.tile(logits, (len(row), 1)) for row in references])
+        logits = np.log(np.bincount(flat(train), minlength=len(self.label_names)) + 1)
+        answer = self.label_names[logits.argmax()]
+        return answer, row_array([np.tile(logits, (len(row), 1)) for row in references])
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
