@@ -208,6 +208,10 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
     assert f"Skipped 1 invalid row ({file}: line 3); {output}.skipped.jsonl lists them" in capsys.readouterr().err
     assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
+    (tmp_path / "good.csv").write_text("text\nthe cat\n")
+    again = ["--predict-file", f"{tmp_path}/good.csv", "--output", str(output), *skip, "--overwrite"]
+    assert cli.main(["predict", f"{runs}/single", *again]) == 0
+    assert not Path(f"{output}.skipped.jsonl").exists()  # that of the earlier file
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", "-", *skip]) == 0
     assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
     told = f"Skipped 2 invalid rows ({file}: line 3, line 5); add --skipped-file to list them"

@@ -299,9 +299,12 @@ class _Rows:
             )
 
     def write_skipped(self) -> None:
-        if not self.bad.skipped:
-            return
+        """List the skipped rows in the file for them; without any, delete that of an earlier call."""
         listed, file = "add --skipped-file to list them with what is wrong", self.source.skipped_file
+        if not self.bad.skipped:
+            if file is not None:
+                Path(file).unlink(missing_ok=True)
+            return
         if file is not None:
             write_skipped(file, self.bad.skipped)
             listed = f"{file} lists them"
