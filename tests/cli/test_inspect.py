@@ -266,10 +266,14 @@ def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: 
 def test_chats_are_for_a_language_model(tmp_path: Path, capsys: Captured, label: dict[str, str]) -> None:
     chat = {"messages": [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]}
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(chat | label) for _ in range(3)))
+    (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps(each | label) for each in (chat, {"messages": []})))
     assert cli.main(["inspect", f"{tmp_path}/chats.jsonl"]) == 0
     out = capsys.readouterr().out
     assert "attendrop train " in out and "--text-columns messages --label-type completion" in out
     assert "--label-column" not in out and "compare" not in out
+    assert cli.main(["inspect", f"{tmp_path}/bad.jsonl", "--eval-file", f"{tmp_path}/chats.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert f"--eval-file {tmp_path}/chats.jsonl" in out and "--label-type completion --skip-bad-rows" in out
 
 
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,12 +149,14 @@ def _columns_named(found: Inspection) -> list[str]:
 
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Describe how attendrop interprets the file, and list the commands for it."""
+    evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
     if found.are_chats and not typed:
-        chats = shlex.join([str(found.table.path), *_columns_named(replace(found, label_column=None))])
+        chats = shlex.join([str(found.table.path), *evaluated, *_columns_named(replace(found, label_column=None))])
+        bad = " --skip-bad-rows" if doubts.keys() & {"skipped", "without_text", "not_text"} else ""
         return [
             "Chats: a causal language model trains on their replies. To classify chats, write each as one text.",
             "Next:",
-            f"  attendrop train {chats} --label-type completion --model MODEL",
+            f"  attendrop train {chats} --label-type completion{bad} --model MODEL",
         ]
     needs_label = found.label_type not in UNLABELLED
     if found.label_column is None and needs_label:
@@ -166,7 +168,6 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         "--label-type": found.label_type if typed or found.unclear or found.label_type in SEVERAL_CLASSES else None,
         "--label-map": label_map or (_MAP if found.variants else None),
     }
-    evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
     words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
     words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "not_text", "without_label"} else []
