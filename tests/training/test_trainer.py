@@ -397,6 +397,18 @@ def test_early_stopping_counts_on(tmp_path: Path) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
 
 
+def test_batches_that_one_process_dispatches_are_not_resumed_within_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate would skip half of them in two processes."""
+    options = EVERY_STEP | {"accelerator_config": {"dispatch_batches": True}}
+    trained(tmp_path, max_steps=2, **options)
+    trainer = trainer_of(tmp_path, max_steps=2, **options)
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 2))
+    with pytest.raises(AttendropError, match=r"checkpoint-1' is of the middle of an epoch.*dispatch_batches=True"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
 def test_after_an_error_of_memory_the_method_begins_as_at_the_start(tmp_path: Path) -> None:
     """The weights are not those of the start."""
     trainer = trainer_of(tmp_path, L2SP(), auto_find_batch_size=True)

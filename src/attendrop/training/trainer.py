@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer
+from transformers import Trainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
@@ -128,6 +129,7 @@ class RegularizedTrainer(TrainerHooks):
         self._resumed = self._start = None
         if checkpoint:
             self._resumed = load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
+            self._refuse_to_skip_rows(Path(checkpoint))
         try:
             return super().train(checkpoint or None, *args, **kwargs)
         finally:
@@ -287,6 +289,18 @@ class RegularizedTrainer(TrainerHooks):
             raise AttendropError(
                 f"{self.regularizer.rewarded_by} scores models on labelled rows that are drawn at random, and those "
                 "given are a stream; pass a reward_dataset with random access."
+            )
+
+    def _refuse_to_skip_rows(self, checkpoint: Path) -> None:
+        """Refuse what skips too few rows of an epoch: accelerate takes the batches of a process for those of all."""
+        dispatch: Any = self.args.accelerator_config
+        if self.args.world_size == 1 or not dispatch.dispatch_batches or dispatch.split_batches:
+            return
+        epoch = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).epoch or 0.0
+        if not float(epoch).is_integer() and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
+            raise AttendropError(
+                f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several processes "
+                "with dispatch_batches=True: resume without it."
             )
 
     @property
