@@ -183,9 +183,7 @@ class RegularizedTrainer(TrainerHooks):
                 state, load_method_state(checkpoint, self.args.process_index, self.args.world_size)
             )
             self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
-        elif (
-            self._start is not None
-        ):  # again after an out-of-memory error, from weights that are not those of the start
+        elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
             self.method_state.load_state_dict(*unpacked(self._start))
         elif self.args.auto_find_batch_size:
             self._start = packed(self._regularization.method_state_dicts())
