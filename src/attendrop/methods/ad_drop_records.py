@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class RowMask:
     @property
     def mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """The boolean mask."""
-        bits = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=int(np.prod(self.shape)))
+        bits = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=math.prod(self.shape))
         return bits.view(np.bool_).reshape(self.shape)
 
 
