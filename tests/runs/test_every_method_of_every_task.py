@@ -90,7 +90,7 @@ def run(
         FAMILIES[family](model)
     given: dict[str, Any] = {"max_steps": 3, "batch_size": 8, "learning_rate": 1e-2, "max_length": 24, "device": "cpu"}
     given |= {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
-    given |= {"text_columns": example.texts, "label_column": example.label, **example.options}
+    given |= {"text_columns": example.texts, "label_column": example.label or None, **example.options}
     given |= {
         "method": method,
         "options": options or OPTIONS.get(method, {}),
