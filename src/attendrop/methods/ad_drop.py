@@ -44,9 +44,9 @@ from attendrop.randomness.candidates import Region, pack
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
-# What an option of None means, where the data have not said otherwise.
+# What an option that is None stands for, unless the data decide otherwise.
 _USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
-# The default where so many classes have so few rows each: measured on 20 to 77 classes, docs/does-it-help.md.
+# The defaults for data with at least this many classes and at most this many rows per class: docs/does-it-help.md.
 _MANY_CLASSES, _FEW_ROWS = 20, 10
 _OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 
@@ -84,8 +84,8 @@ class ADDrop(Method):
             prediction, regardless of the gold value. None: magnitude in regression, otherwise high.
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0). False: AD-DROP in all epochs.
-        start_epoch: Number of epochs of plain fine-tuning before the first in which AD-DROP acts. Not in the paper: the
-            attribution of a model that has not yet fitted its training rows says little about what it relies on.
+        start_epoch: Number of epochs of plain fine-tuning before AD-DROP first acts. Not in the paper: the attribution
+            of a model that has not yet fitted its training rows says little about what it relies on.
         scope: Scope of integrated gradients, ``"joint"`` or ``"layerwise"``.
         rule: Quadrature rule of integrated gradients, ``"gauss_legendre"`` or ``"riemann"``.
         steps: Number of quadrature nodes of integrated gradients. The paper's setting is layerwise, riemann, 20.
@@ -100,10 +100,10 @@ class ADDrop(Method):
 
     Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass is used for all layers
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
-    candidates. The paper tunes p and q per data set. Defaults that follow from measurements (docs/does-it-help.md) and
-    differ from the paper's, which ``preset="paper"`` has: ``p=0.1``; no cross-tuning; magnitudes in regression; the
-    first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it acts in all;
-    recorded attributions in all layers, with ``p=0.3``, where classes are many and their rows few.
+    candidates. The paper tunes p and q per data set. These defaults follow from measurements (docs/does-it-help.md) and
+    differ from the paper's, which ``preset="paper"`` sets: ``p=0.1``; no cross-tuning; magnitudes in regression; the
+    first layer only (as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, but not on its other tasks, where it acts in
+    all layers); recorded attributions in all layers, with ``p=0.3``, if there are many classes with few rows.
     ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
     ``direction="magnitude"``.
     """
@@ -163,8 +163,9 @@ class ADDrop(Method):
     def for_data(self, classes: int, rows: int) -> ADDrop:
         """Record attributions, and act in all layers, if there are many classes with few rows.
 
-        That is, unless ``p``, ``attribution``, ``layers`` or the gold label is given. There it gives more than a pass
-        of its own in the first layer, and costs less; with few classes, all layers do harm (docs/does-it-help.md).
+        Nothing changes if ``p``, ``attribution``, ``layers`` or the gold label is given. On such data, recorded
+        attributions gain more than a separate pass for the first layer, and cost less; with few classes, acting in all
+        layers does harm (docs/does-it-help.md).
         """
         if self.p is not None or self.target != "pseudo_label":
             return self._without_data()
@@ -187,7 +188,7 @@ class ADDrop(Method):
         return self.cross_tuning or self.start_epoch > 0
 
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
-        # Nothing is recorded of any row in the first epoch.
+        # No row has a record in the first epoch.
         return [epoch for epoch in range(int(self.needs_rows), num_epochs) if self.active(epoch)]
 
     @property
@@ -204,7 +205,7 @@ class ADDrop(Method):
             share = method.p * method.q
             return RandomMaskPlan(method, context, lambda plan, call: method._drop(plan, call, share))
         attention_layers = method.selected_layers(context.adapter.attention_layers)
-        draws = DropoutDraws()  # of the model's own dropout, in the attribution pass and again in this one
+        draws = DropoutDraws()  # the model's own dropout, the same in the attribution pass and in this one
         candidates = method._attribute(context, attention_layers, draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
@@ -223,7 +224,7 @@ class ADDrop(Method):
             found = row_pass.candidates(call) if drops else None
             if found is not None:
                 edits.append(self._drop(plan, call, self.q, found, found.signal))
-            elif drops:  # nothing, of no possible positions
+            elif drops:  # no possible positions, so nothing is dropped
                 context.report(call.layer.key, *torch.zeros(2, device=call.device))
             if records:
                 edits.append(row_pass.recording(call, self.candidate_mask))

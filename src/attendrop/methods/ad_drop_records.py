@@ -23,18 +23,18 @@ from attendrop.model_support.batches import ROW_INDEX, number_of_rows
 from attendrop.randomness.candidates import pack, unpack
 
 logger = logging.getLogger(__name__)
-# Of each sequence: the first query and the number of queries, the first key and the number of keys, without padding.
+# For each sequence: the first query and the number of queries, the first key and the number of keys, without padding.
 Spans = Sequence[tuple[int, int, int, int]]
 # Returns the mask of the candidates of a layer, given its call and its attribution.
 Choose = Callable[[AttentionCall, Tensor], Tensor]
 _Packed = tuple[Tensor, tuple[int, ...]]
-# Of the memory that is free, records take at most so much.
+# Maximum fraction of the free memory that records take.
 _OF_FREE_MEMORY = 0.25
 _WITHOUT_SYSCONF = 4 << 30
-# What a mask takes beside its bits: the objects that hold it.
+# Bytes of the objects that hold a mask, in addition to its bits.
 _OF_OBJECTS = 250
-# Rows that each process sends at a time: they are on the GPU meanwhile, 18 MiB of each for 12 heads of 12 layers at 128
-# tokens.
+# Number of rows that each process sends at a time. They pass through the GPU, where each takes 18 MiB for 12 layers of
+# 12 heads at 128 tokens.
 _ROWS_AT_A_TIME = 64
 
 
@@ -79,8 +79,8 @@ class RowMask:
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
-    A row takes ``heads * queries * keys / 8`` bytes in each layer, of its own length, and 250 bytes more. Beyond
-    ``limit`` bytes, by default a quarter of the memory that is free now, the rows recorded longest ago are forgotten.
+    In each layer a row takes ``heads * queries * keys / 8`` bytes, for its own length, and 250 more. Beyond ``limit``
+    bytes, by default a quarter of the memory that is free now, the oldest records are discarded.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -170,8 +170,8 @@ def _free_memory() -> int:
 class Recorder:
     """Records of rows, and what the passes of a step have added to them.
 
-    Rows change place from process to process. Each keeps the records of all rows: at the start of an epoch they
-    exchange what they recorded in the one before.
+    Rows move from process to process, so each process keeps the records of all rows: at the start of an epoch they
+    exchange what they recorded in the previous one.
     """
 
     def __init__(self, limit: int | None, processes: Processes) -> None:
@@ -179,7 +179,7 @@ class Recorder:
         self.processes = processes
         self.epoch: int | None = None
         self._step: tuple[int, int] | None = None
-        self._kept = 0  # of what was added, that of earlier micro-batches
+        self._kept = 0  # number of entries in _new from earlier micro-batches
         self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
 
     def clear(self) -> None:
@@ -203,7 +203,7 @@ class Recorder:
         step = (context.key.step, context.key.first)
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
             self.flush()
-        if step == self._step:  # of a method that runs several passes, the last is recorded
+        if step == self._step:  # if a method runs several passes, the last one is recorded
             self._new = self._new[: self._kept]
         else:
             self._step, self._kept = step, len(self._new)
@@ -218,16 +218,16 @@ class Recorder:
     def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
         """Add the candidates of a layer, ``(batch, heads, query, key)``; they stay on their device until the step ends.
 
-        Of copies of a row, which are adjacent, the first is recorded. Where gradients are not ``finite``, as in a step
-        that a float16 scaler skips, what was recorded before stays.
+        If rows are repeated (copies are adjacent), the first copy is recorded. Where gradients are not ``finite``, as
+        in a step that a float16 scaler skips, the previous record is kept.
         """
         self._new.append((rows, layer, pack(mask), spans, finite))
 
     def flush(self) -> float | None:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
-        Returns the fraction of the recorded rows that have no candidate in any layer, as where the gradients of a row
-        are zero in float16; None if nothing was recorded.
+        Returns the fraction of the recorded rows that have no candidate in any layer, for example because their
+        gradients are zero in float16; None if nothing was recorded.
         """
         found: dict[int, dict[str, RowMask]] = {}
         for (rows, layer, (_, shape), spans, _), bits in zip(self._new, self._on_host(), strict=True):
@@ -325,7 +325,7 @@ class RowPass:
         """Return the edit that records the candidates of a layer when the pass is differentiated."""
 
         def receive(gradient: Tensor, value: Tensor) -> None:
-            # One number that is not finite makes the sum so.
+            # The sum is not finite if any number is not.
             finite, attribution = gradient.sum().isfinite(), -gradient
             spans: Spans = self.spans(call)
             if self.hidden:

@@ -43,12 +43,12 @@ class AdversarialDropout(Method):
     """Dropout of attention weights, and dropout that is changed to raise the loss.
 
     The batch runs with dropout of attention weights, in place of the model's own: each is kept with probability ``1 -
-    p`` and divided by it. The gradient of the loss by the mask of zeros and ones tells which changes raise the loss:
-    dropping a weight whose gradient is negative, keeping a dropped one whose gradient is positive. In each layer and
-    sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions that the
-    loss depends on: of a model that classifies by the first token, only that token's row in the last layer. The batch
-    runs again with the changed mask. The loss is that of the first pass plus ``weight`` times that of the second. Two
-    forward and three backward passes per step, one of these without gradients of parameters.
+    p`` and divided by it. The gradient of the loss with respect to the mask of zeros and ones shows which changes raise
+    the loss: dropping a weight whose gradient is negative, keeping a dropped one whose gradient is positive. In each
+    layer and sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions
+    that the loss depends on (if a model classifies by the first token, only that token's row in the last layer). The
+    batch runs again with the changed mask. The loss is that of the first pass plus ``weight`` times that of the second.
+    Two forward and three backward passes per step, one of them without parameter gradients.
 
     Args:
         p: Probability that a weight is dropped at random, in (0, 1).
@@ -110,7 +110,7 @@ def masked(mask: Tensor, p: float) -> AttentionEdit:
 def flipped(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float) -> Tensor:
     """Change the elements of a mask that raise the loss most: of ``n`` valid ones at most ``delta n``, rounded down.
 
-    The mask of zeros and ones and the gradient of the loss by it are ``(batch, heads, query, key)``.
+    The mask of zeros and ones and the loss's gradient with respect to it are ``(batch, heads, query, key)``.
     """
     valid = valid.expand(mask.shape)
     gains = torch.where(mask.detach() > 0, -gradient, gradient).masked_fill(~valid, 0).clamp(min=0).flatten(1)
@@ -289,7 +289,7 @@ def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
 def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
     """Compute the supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
 
-    Without ``labels``, a class for each sequence, the two copies of each sequence are a class.
+    Without ``labels``, a class for each sequence, each sequence and its copy form a class.
     """
     units = functional.normalize(torch.cat([clean, copies]), dim=-1)
     labels = torch.arange(len(clean), device=clean.device) if labels is None else labels

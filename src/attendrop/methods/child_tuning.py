@@ -49,10 +49,10 @@ class ChildTuning(Method):
     Args:
         variant: ``"F"`` or ``"D"``.
         p: Fraction of the parameters in the child network, in (0, 1).
-        fisher_batch_size: Batch size for the Fisher information of D. 1 is the paper's formula; the authors' code has
-            larger batches, which are faster, and squares the gradient of a mean.
-        fisher_max_norm: Norm to which D clips the gradient of each parameter before squaring, in the authors' code that
-            of training, usually 1; 0, the paper's formula: no clipping.
+        fisher_batch_size: Batch size for the Fisher information of D. 1 is the paper's formula; the authors' code uses
+            larger batches, which is faster but squares the mean of their gradients.
+        fisher_max_norm: Norm to which D clips the gradient of each parameter before squaring. 0, the paper's formula:
+            no clipping. The authors' code clips to the norm used in training, usually 1.
 
     Raises:
         AttendropError: With D, the training rows are unknown.

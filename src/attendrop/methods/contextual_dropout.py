@@ -44,14 +44,14 @@ class ContextualDropout(Method):
     """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
 
     In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
-    head's probability from ``c``, the mean of the layer's values over the keys that a query may attend to, normalised:
-    one for the sequence, but in causal attention, where none depends on later tokens. A weight is dropped if ``u < p``,
-    with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator,
-    from an additional pass with ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is
-    ``prior_weight`` times the mean over the queries of a row, without padding, of ``KL(Bernoulli(p) ||
-    Bernoulli(p0))``, summed over heads and layers, where the prior ``p0`` is learnt for each layer; rows are weighted
-    as in the loss. Two forward passes and one backward pass per step; ``reg.step()`` of a custom loop updates the
-    networks.
+    head's probability from ``c``, the normalised mean of the layer's values over the keys that a query may attend to.
+    This is one mean for the whole sequence, except in causal attention, where no mean depends on later tokens. A weight
+    is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained
+    by the ARM estimator, from an additional pass with ``1 - u`` in place of ``u``, see
+    :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a row,
+    without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0`` is
+    learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
+    ``reg.step()`` of a custom loop updates the networks.
 
     Args:
         p: Probability of all heads and queries at the start, in (0, 1).
@@ -65,10 +65,10 @@ class ContextualDropout(Method):
 
     Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
     learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing
-    gradients on to the model, and one probability serves all keys of a query, for which theirs compute several. The
-    last linear layer starts at zero, with the bias that makes ``p``. All defaults are ours. The loss that the estimator
-    compares is the plain loss of a row, without label smoothing or class weights. The model's own dropout stays
-    enabled, with the same sample in both passes.
+    gradients on to the model, and one probability serves all keys of a query, where theirs compute several. The weights
+    of the last linear layer start at zero, and its bias at the log-odds of ``p``. All defaults are ours. The estimator
+    compares plain losses of rows, without label smoothing or class weights. The model's own dropout stays enabled, with
+    the same sample in both passes.
     """
 
     info = MethodInfo(
@@ -181,7 +181,7 @@ class _NetworksPlan(AntitheticPlan):
             self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
         )
         context = self.contexts[key]
-        with torch.autocast(context.device.type, enabled=False):  # within the model and after its pass alike
+        with torch.autocast(context.device.type, enabled=False):  # both within the model and after its pass
             hidden = functional.leaky_relu(functional.linear(context, first, bias))
             return functional.linear(hidden, second, second_bias).transpose(1, 2)
 

@@ -150,9 +150,9 @@ class HiddenCut(Method):
     """Cutting of contiguous spans of the hidden states in each layer.
 
     The batch runs once unchanged, and then ``views`` times with a span cut in each layer: in a sequence of ``n``
-    tokens, ``max(1, floor(alpha n))`` consecutive tokens are set to zero, truncated at its end. The loss is that of the
-    first pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler
-    divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
+    tokens, ``max(1, floor(alpha n))`` consecutive tokens, fewer at the end of the sequence, are set to zero. The loss
+    is that of the first pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean
+    Kullback-Leibler divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
 
     The start of a span is sampled uniformly: with ``select_by="attention"`` from the ``max(1, floor(candidates n))``
     tokens that receive most attention in that layer in the first pass, over all heads and tokens; with ``"random"``
@@ -174,9 +174,9 @@ class HiddenCut(Method):
 
     Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3, with the values of the authors'
     code, which sets the output of the feed-forward to zero, as ``"feed_forward"`` does except for the last bias.
-    ``"block"`` is stronger: it removes all information about these tokens, of which one may be the first, which a
+    ``"block"`` is stronger: it removes all information about these tokens, possibly including the first, which a
     classifier reads. Further deviations from the code: it ranks tokens by the attention of the cut pass, before
-    dropout, with padding; here it is that of the first pass, after dropout, without padding. It skips the dropout after
+    dropout, with padding; here by that of the first pass, after dropout, without padding. It skips the dropout after
     the feed-forward where it cuts; here the model's own dropout acts in all passes, with separate samples. Its
     divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Other kinds of predictions are
     compared as in :class:`attendrop.TokenCutoff`. In an encoder-decoder model only the encoder is cut.

@@ -40,7 +40,7 @@ class NEFTune(Method):
     Raises:
         AttendropError: In training, the model embeds no words (images).
 
-    Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the least of their 5, 10
+    Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the lowest of their 5, 10
     and 15. As in their code, ``n`` does not count padding, and special tokens are changed, too. Deviation: in models
     that normalise or add positions within the embedding (BERT), the noise is added before that. Of encoder-decoder
     models, the encoder's embeddings are changed.
@@ -85,10 +85,10 @@ class R3F(Method):
         AttendropError: In training, the model embeds no words (images) or returns no logits.
 
     Source: Aghajanyan et al. (2021), https://arxiv.org/abs/2008.03156, Eq. 6 and 7, with the defaults of the authors'
-    code. As there, both passes sample their own dropout; noise of 1e-5 is far less than that, so the method is then
-    mainly a consistency of two dropout samples, as R-Drop is. Deviations: the gradient of the divergence also reaches
-    the embeddings in the noisy pass; in regression their code has no such term. R4F is not included. Of encoder-decoder
-    models, the encoder's embeddings are noisy.
+    code. As there, both passes sample their own dropout; its effect is far larger than that of noise of 1e-5, so with
+    this default the method mainly enforces consistency of two dropout samples, as R-Drop does. Deviations: the gradient
+    of the divergence also reaches the embeddings in the noisy pass; in regression their code has no such term. R4F is
+    not included. In encoder-decoder models, the encoder's embeddings are noisy.
     """
 
     info = MethodInfo(
@@ -125,11 +125,11 @@ class SMART(Method):
 
     The batch runs unchanged, and again with a perturbation ``delta`` of the word embeddings. The loss is that of the
     first pass, plus ``weight`` times the mean of ``D = KL(P || Q) + KL(Q || P)``, where ``P`` and ``Q`` are the
-    predictions of both passes. ``delta`` is to maximise ``D``: it starts from normal noise, and in each of ``steps``
+    predictions of both passes. To maximise ``D``, ``delta`` starts from normal noise, and in each of ``steps``
     additional passes becomes ``delta + step_size g / max |g|``, limited to ``[-epsilon, epsilon]`` in each element,
     where ``g`` is the gradient of ``D`` in the sequence. Other kinds of predictions are compared as in
-    :class:`attendrop.R3F`. ``2 + steps`` forward and backward passes per step, ``steps`` without gradients of
-    parameters.
+    :class:`attendrop.R3F`. ``2 + steps`` forward and backward passes per step, ``steps`` of them without parameter
+    gradients.
 
     Args:
         weight: Weight of the divergence (the paper's lambda), above 0.
@@ -145,8 +145,8 @@ class SMART(Method):
     Source: Jiang et al. (2020), https://aclanthology.org/2020.acl-main.197, sections 3.1 and Algorithm 1. ``epsilon``,
     ``step_size``, ``noise`` and ``steps`` are theirs; they choose the weight among 1, 3 and 5. The gradient is divided
     by its maximum over a sequence, as the paper's norm, not over each token, as in the code of MT-DNN. Deviations: the
-    Bregman proximal point optimisation of section 3.2 is not included. The passes with a perturbation have the same
-    dropout sample, the unchanged pass another. Of encoder-decoder models, the encoder's embeddings are perturbed.
+    Bregman proximal point optimisation of section 3.2 is not included. All passes with a perturbation use one dropout
+    sample, the unchanged pass another. In encoder-decoder models, the encoder's embeddings are perturbed.
     """
 
     info = MethodInfo(

@@ -60,8 +60,8 @@ class DropHead(Method):
         AttendropError: In training, the schedule is ``"v"`` and the number of planned optimizer steps is unknown.
 
     Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. Their V has its minimum at the end of the
-    learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to yours. The default of
-    0.2 is ours, and so is that all heads of a layer may be dropped.
+    learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to your warm-up. The
+    default of 0.2 is ours, as is the possibility that all heads of a layer are dropped.
     """
 
     info = MethodInfo(
@@ -112,7 +112,7 @@ class HeadMask(Method):
     Raises:
         AttendropError: With ``"importance"``, a batch has no labels.
 
-    Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
+    Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, who mask a fixed number of heads; the importance is
     that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8 is
     one of the eight heads in a layer of the base Transformer. Selecting heads by layer and sequence is ours.
     """
@@ -150,7 +150,7 @@ class HeadMask(Method):
         return RandomMaskPlan(self, context, make, {layer.key for layer in attention_layers})
 
 
-# -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
+# -lambda * alpha with the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772
 
 
@@ -207,13 +207,13 @@ def affine(p: float) -> tuple[float, float]:
 class EDropout(Method):
     """Dropout of the attention heads that the best of a population of states drops.
 
-    A state tells for each head of the model whether it is dropped; its energy is the loss of a batch with these heads
-    dropped. In each step, each of ``population`` states ``s`` has a challenger: of three other states ``a``, ``b``,
-    ``c``, each element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each
-    element of ``s`` is replaced by that of the result with probability ``crossover``. All run on the batch, without
-    gradients, and a challenger of lower energy replaces its state. The training pass uses the state that had the lowest
-    energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2 population`` forward
-    passes and one backward pass per step; ``reg.step()`` of a custom loop selects the states.
+    A state marks each head of the model as dropped or kept; its energy is the loss of a batch with these heads dropped.
+    In each step, each of ``population`` states ``s`` has a challenger: of three other states ``a``, ``b``, ``c``, each
+    element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each element of ``s``
+    is replaced by that of the result with probability ``crossover``. States and challengers all run on the batch,
+    without gradients, and a challenger with lower energy replaces its state. The training pass uses the state that had
+    the lowest energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2
+    population`` forward passes and one backward pass per step; ``reg.step()`` of a custom loop selects the states.
 
     Args:
         p: Probability that a head is dropped in a state at the start, in (0, 1).
@@ -223,11 +223,11 @@ class EDropout(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
-    papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines. There, filters and units of
-    convolutional networks are dropped, and pruned at the end; here, attention heads, in training. 0.9 for mutation and
-    crossover are the values of the authors' code, which has 0.5 and 8 states. Their energy is the margin between the
-    label's class and the best other one; here it is the loss, which all tasks have. The energies of a batch decide the
-    state of the next step, so that results do not depend on the split into micro-batches.
+    papers cite, not the E-Dropout of Roder et al. (2020) for restricted Boltzmann machines. The paper drops, and
+    finally prunes, filters and units of convolutional networks; here, attention heads are dropped, in training only.
+    0.9 for mutation and crossover are the values of the authors' code, which uses ``p`` = 0.5 and 8 states. Their
+    energy is the margin between the label's class and the best other one; here it is the loss, which all tasks have.
+    The energies of a batch decide the state of the next step, so results do not depend on the split into micro-batches.
     """
 
     info = MethodInfo(
@@ -338,7 +338,7 @@ class _EDropoutState(MethodState):
         """Mutate and cross the states, ``(population, heads)``."""
         method, states = self.method, self.states[layer]
         number, heads = states.shape
-        # The same three others in all layers, in an order of their own for each state.
+        # The same three others in all layers, in a separate random order for each state.
         ranks = _uniform(key, "others", number, number).fill_diagonal_(2.0)
         first, second, third = states[ranks.argsort(stable=True)[:, :3]].unbind(1)
         changes = (second != third) & (_uniform(key, f"{layer}/mutation", number, heads) < method.mutation)

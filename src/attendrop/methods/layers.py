@@ -148,15 +148,15 @@ class LayerReinit(Method):
     random weights, as the model's own initialisation makes them: for BERT, from N(0, 0.02), with biases 0 and
     normalisation 1. They depend on the seed only. Training is then plain fine-tuning.
 
-    On the command line this happens before the head starts from the features of the frozen encoder; elsewhere in the
-    first step. A resumed run goes on with the weights of its checkpoint.
+    On the command line this happens before the head starts from the features of the frozen encoder; elsewhere, in the
+    first step. A resumed run continues with the weights of its checkpoint.
 
     Args:
         layers: Number of blocks, 1 or more.
         pooler: Whether to re-initialise the pooler, if the model has one.
 
     Raises:
-        AttendropError: The model has an adapter of PEFT; or, in training, fewer blocks, or shares them (ALBERT).
+        AttendropError: The model has a PEFT adapter; or, in training, it has fewer blocks, or shares them (ALBERT).
 
     Source: Zhang et al. (2021), https://arxiv.org/abs/2006.05987, section 5. They re-initialise the pooler and up to 6
     of the 24 blocks of BERT-large, with the number searched for each task; the default is ours.

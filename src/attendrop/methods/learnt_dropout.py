@@ -60,12 +60,12 @@ class ConcreteDropout(Method):
     Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3, including ``t`` = 0.1, the
     initial probability of 0.1 and, from their code, ``l`` = 1e-4. There the input features of a layer are dropped, each
     with a row of ``W``, and ``K`` is their number. An attention weight has no row of ``W``, so ``K`` and ``W`` are our
-    choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the weight of the
-    layer's value projection, with that of a LoRA adapter. A joint projection of queries, keys and values is supported
-    if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since kept
-    weights are scaled up. The learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays
-    enabled. In 60 steps on 160 rows of RTE probabilities came from 0.1 to between 0.10 and 0.15; differences between
-    layers result from the gradient of the loss, also with shuffled labels, for the prior pulls all alike.
+    choice: ``K`` is 1, so that the prior of a probability counts as one row of data; ``W`` is the weight of the layer's
+    value projection, including that of a LoRA adapter. A joint projection of queries, keys and values is supported if
+    they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since kept weights
+    are scaled up. The learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays
+    enabled. In 60 steps on 160 rows of RTE, probabilities moved from 0.1 to between 0.10 and 0.15; differences between
+    layers come from the gradient of the loss, even with shuffled labels, because the prior pulls all layers equally.
     """
 
     info = MethodInfo(
@@ -139,8 +139,8 @@ class LearnableBernoulli(Method):
     Source: Boluki et al. (2020), https://arxiv.org/abs/2002.05155, sections 2 and 3, with the estimator of Yin and Zhou
     (2019), https://arxiv.org/abs/1807.11143. There, hidden units and feature maps are dropped; here, attention weights,
     with one probability for each layer. All defaults are ours. ``f`` is the plain loss of a row, without label
-    smoothing or class weights. The estimate is unbiased but noisy: one loss per sequence tells of thousands of sampled
-    positions. The model's own dropout stays enabled, with the same sample in both passes.
+    smoothing or class weights. The estimate is unbiased but noisy: thousands of sampled positions share one loss per
+    sequence. The model's own dropout stays enabled, with the same sample in both passes.
     """
 
     info = MethodInfo(
@@ -186,7 +186,7 @@ class _BernoulliState(LearntProbabilities):
 
 @dataclass(frozen=True)
 class VariationalDropout(Method):
-    """Gaussian noise of attention weights with a learnt variance per layer.
+    """Gaussian noise on attention weights with a learnt variance per layer.
 
     A weight is multiplied by a sample of ``N(1, alpha)``. ``alpha`` is learnt by gradient descent, through the sample
     ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over

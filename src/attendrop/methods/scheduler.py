@@ -49,16 +49,16 @@ class Scheduler(Method):
             numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
-        shape: ``"own"``: by ``progress`` and ``probabilities``. Or predefined, linear from 0.6: ``"qnli"``, the first
-            layer to 0.55, each further one 0.1 lower, to 0.25; ``"cola"``, all layers to 0.9.
+        shape: ``"own"``: by ``progress`` and ``probabilities``. Or predefined, linear from 0.6: ``"qnli"``, to 0.55 in
+            the first layer and 0.1 lower in each further one, at least 0.25; ``"cola"``, to 0.9 in all layers.
 
     Raises:
         AttendropError: A shape is given together with lists; or, at the start of training, the number of lists is
             neither one nor the number of layers, or the number of planned optimizer steps is unknown.
 
-    Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6 with a slope for each layer, which it does not
-    give. By its description of learnt curves, QNLI's first layer stays at 0.55 and the fourth decays faster, and CoLA
-    ends near 0.9; all else of the two shapes is ours, and so are the default and the bound of 0.95.
+    Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6, with slopes for the layers that it does not
+    state. It says of learnt curves that QNLI's first layer stays at 0.55 and the fourth decays faster, and that CoLA
+    ends near 0.9; all else about the two shapes is ours, and so are the default and the bound of 0.95.
     """
 
     info = MethodInfo(

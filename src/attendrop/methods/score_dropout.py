@@ -124,8 +124,8 @@ class DropBlock(Method):
 class DropAttention(Method):
     """Dropout of attention weights with normalised rescaling, in place of the model's own attention dropout.
 
-    Some attention weights of each head are set to zero, and each row is divided by its sum, of which no gradient is
-    computed. A row that is left without any weight attends equally to its valid keys.
+    Some attention weights of each head are set to zero, and each row is divided by its sum, through which no gradient
+    flows. A row that is left without any weight attends equally to its valid keys.
 
     Args:
         p: Approximate fraction of dropped weights, in (0, 1), see :class:`attendrop.DropBlock`.
@@ -135,7 +135,7 @@ class DropAttention(Method):
 
     Source: Lin et al. (2019), https://arxiv.org/abs/1907.11065, section 3: DropAttention(c) and DropAttention(e), and
     the normalised rescaling. The defaults are ours. A window starts at each position with the probability of DropBlock.
-    The paper does not say what becomes of a row that is dropped whole. A column is dropped in one head of one sequence.
+    The paper does not say what happens to a row dropped as a whole. A column is dropped in one head of one sequence.
     """
 
     info = MethodInfo(

@@ -60,8 +60,8 @@ class StructureMask(Method):
 
     Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
     https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, also in prediction, beside
-    unrestricted attention; here the model's own attention is masked, in training only, so that ``p`` is 0.5. In the
-    code of Zhang et al. words do not attend to special tokens. ``"window"`` is ours, for data without structure.
+    unrestricted attention; here the model's own attention is masked, in training only, which is why ``p`` is 0.5. In
+    the code of Zhang et al. words do not attend to special tokens. ``"window"`` is ours, for data without structure.
     """
 
     info = MethodInfo(
@@ -87,7 +87,7 @@ class StructureMask(Method):
 
     def plan(self, context: StepContext) -> Plan:
         outside = None if self.structure == "window" else self._outside(context)
-        placed: dict[tuple[int, int], Tensor] = {}  # shared by all layers of as many sequences and tokens
+        placed: dict[tuple[int, int], Tensor] = {}  # shared by all layers with the same numbers of sequences and tokens
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             batch, _, queries, keys = call.shape

@@ -67,10 +67,10 @@ class SuperT(Method):
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
     taken per token; heads are ranked after dividing the importances of a layer by their norm, and feed-forwards are
     ranked separately; the same fraction of both is pruned; at least one head per layer is kept; and 0.1 is the lowest
-    value in its scripts. Deviations: search and training are one run (``search=0.3`` is ours), so that importances are
-    those of the search steps, with dropout, and the learning rate schedule continues. Gradient clipping still includes
-    the gradients of pruned units. Evaluations during the search count neither for the best checkpoint nor for early
-    stopping.
+    value in their scripts. Deviations: search and training are one run (``search=0.3`` is ours), so that importances
+    are those of the search steps, with dropout, and the learning rate schedule continues. Gradient clipping still
+    includes the gradients of pruned units. Evaluations during the search count neither for the best checkpoint nor for
+    early stopping.
     """
 
     info = MethodInfo(

@@ -32,7 +32,7 @@ from attendrop.extend import (
 from attendrop.methods.common.perturbations import of_rows, token_uniform
 from attendrop.methods.layers import sample_blocks
 
-# Types of models that count positions by the mask, and take other positions; those of others do not depend on it.
+# Types of models whose positions count the unmasked tokens, unless they are passed. Those of other types do not.
 _POSITIONS_BY_MASK = ("opt",)
 
 
@@ -63,9 +63,9 @@ class UniDrop(Method):
     Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
     are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
-    labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone), in
-    encoder-decoder models in the encoder's input only. FD-1 is in addition to the model's own dropout of weights. FD-3
-    is sampled after rotary embeddings, for each query head.
+    labels are unchanged (except in BLOOM and in Falcon with ALiBi, whose biases count unmasked tokens only); in
+    encoder-decoder models, this is done in the encoder's input only. FD-1 is in addition to the model's own dropout of
+    weights. FD-3 is sampled after rotary embeddings, for each query head.
     """
 
     info = MethodInfo(

@@ -53,7 +53,7 @@ class Mixout(Method):
     linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the gradient is that of the formula
     (their code omits the division by ``1 - p``); the model's own dropout stays enabled, while they replace it; one mask
     is used for a whole optimizer step; the head, which has no pre-trained values, is excluded. With a LoRA adapter, its
-    two matrices are mixed with their initial values, in place of the weights that are frozen.
+    two matrices are mixed with their initial values, instead of the frozen weights.
     """
 
     info = MethodInfo(
@@ -293,7 +293,7 @@ class _L2SPState(MethodState):
                     "L2-SP does not support sparse gradients; create the embeddings with sparse=False."
                 )
             if name in self.pretrained:
-                if name not in self.start:  # frozen until now, and so still as at the start
+                if name not in self.start:  # frozen until now, so it still has its initial value
                     self.start[name] = weight.detach().clone()
                 weight.grad.add_(weight - self.start[name].to(weight.device), alpha=self.method.alpha)
             else:

@@ -31,10 +31,10 @@ from attendrop.model_support.batches import ROW_INDEX, refuse_graph, to_device
 
 logger = logging.getLogger(__name__)
 
-# Probability with which a layer that was found to help is dropped in a later period, as in exploration.
+# Probability of dropping, in a later period, a layer whose dropping was found to help; the same as in exploration.
 FOUND = 0.5
-# The same, in each step of a training that knows it from the start: with 0.5 a model still learns from the layer what
-# it should not (docs/attendout.md, the planted problem).
+# The same for each step of a training run that drops these layers from the start: with 0.5 the model still learns from
+# them what it should not (docs/attendout.md, the planted problem).
 KNOWN = 0.9
 # Level of the randomisation test: chance that any layer is significant where no layer has an effect.
 LEVEL = 0.05
@@ -65,9 +65,9 @@ class LayerEffect(NamedTuple):
 def drawn(seed: int, period: int, num_layers: int) -> tuple[bool, ...]:
     """Draw the layers that are dropped in a period.
 
-    Periods come in pairs: in the first each layer is dropped with probability 1/2, in the second all others are. So
-    each pair contrasts every layer with and without, the noisiest layer is dropped in one period of each pair, and what
-    rewards drift by in training cancels. Periods are counted from 0.
+    Periods come in pairs: in the first, each layer is dropped with probability 1/2; in the second, all other layers
+    are. Each pair thus compares every layer dropped and kept, the noisiest layer is dropped in one period of each pair,
+    and any drift of the rewards during training cancels. Periods are counted from 0.
     """
     chance = random.Random(f"{seed}/{period // 2}/layers")
     first = [chance.random() < 0.5 for _ in range(num_layers)]
@@ -77,13 +77,14 @@ def drawn(seed: int, period: int, num_layers: int) -> tuple[bool, ...]:
 def layer_effects(periods: Sequence[Period], seed: int) -> list[LayerEffect]:
     """Estimate the effect of each layer, and test it.
 
-    The estimate is the mean over pairs of the reward with the layer less that without it. It has no bias: which of the
-    two comes first is a fair coin, independent of rewards, other layers and other pairs. The p value asks how often
-    designs drawn anew, with the rewards in their places, give any layer a larger effect. (A ratio to the standard error
-    would give the same: all layers share the sum of squares of the contrasts.)
+    The estimate is the mean over pairs of the reward with the layer dropped minus that with it kept. It is unbiased: a
+    fair coin decides which of the two comes first, independently of rewards, other layers and other pairs. The p value
+    is the fraction of newly drawn designs that, with the same rewards, give any layer an effect at least as large. (A
+    ratio to the standard error would give the same: all layers share the sum of squares of the contrasts.)
 
-    The test is exact if rewards do not depend on which layers are dropped, whatever else they depend on. It also is if
-    some layers, or their number, add noise, because a pair has the same noise whichever of its periods drops a layer.
+    The test is exact if rewards do not depend on which layers are dropped, whatever else they depend on. It is also
+    exact if some layers, or their number, add noise, because the noise of a pair is the same whichever of its periods
+    drops a layer.
 
     Args:
         periods: Finished periods, in order; one without a partner is left out.
@@ -111,10 +112,10 @@ def layer_effects(periods: Sequence[Period], seed: int) -> list[LayerEffect]:
 class EffectsState(MethodState):
     """Exploration, and then training with what it found.
 
-    The trained model is the defender: as long as layers are explored, it is trained as by plain fine-tuning, to the
-    bit. The attacker is a copy of it, made anew for each period, that drops the layers of the period; only its score is
-    used. Then the layers whose dropping helps, significant in the randomisation test, are dropped in half of the
-    periods; if there are none, the rest is plain fine-tuning, too.
+    The trained model is the defender: while layers are explored, it is trained exactly as in plain fine-tuning, bit for
+    bit. The attacker is a new copy of it for each period that drops the layers of the period; only its score is used.
+    Then the layers whose dropping helps, significant in the randomisation test, are dropped in half of the periods; if
+    there are none, the rest of the training is plain fine-tuning, too.
     """
 
     method: AttendOutOptions
@@ -125,7 +126,7 @@ class EffectsState(MethodState):
         self.training = training
         self.periods: list[Period] = []
         self.found: dict[str, LayerEffect] | None = None
-        self.number = self.steps = 0  # of the current period: how many were before, and its steps so far
+        self.number = self.steps = 0  # the number of periods before this one, and its steps so far
         self.rows: set[int] = set()
         self.attacker: SecondModel | None = None
         self.adapter: ModelAdapter | None = None
@@ -181,7 +182,7 @@ class EffectsState(MethodState):
             return {}
         metrics = self._learn() if self.exploring else {}
         self.number, self.steps, self.rows = self.number + 1, 0, set()
-        if self.found is None and not self.exploring:  # the memory of the attacker is free then
+        if self.found is None and not self.exploring:  # closing frees the memory of the attacker
             self.found = self._effects()
             self.close()
         return metrics
@@ -229,7 +230,7 @@ class EffectsState(MethodState):
         found = state["found"]
         self.found = None if found is None else {key: LayerEffect(*known) for key, known in found.items()}
         self.number, self.steps = state["number"], state["steps"]
-        self.training = replace(self.training, seed=state["seed"])  # the other half of a pair is of the same draw
+        self.training = replace(self.training, seed=state["seed"])  # both periods of a pair come from one draw
         self.attention_layers = [AttentionLayer(**layer) for layer in state["layers"]]  # there may be no further step
         self.rows = set(rank_state["rows"])
         if state["attacker"] is not None:

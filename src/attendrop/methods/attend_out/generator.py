@@ -127,8 +127,8 @@ class Draft:
     def logits(self, layer: int, valid: Tensor | None) -> Tensor:
         """Compute the drop logits of a layer, ``(batch, heads, n, n)``, in float32 (float64 for a float64 model).
 
-        The number of the layer, from 0, is greater than in the call before; for layers that were skipped in between,
-        the generator is applied, too, with the same keys. ``valid`` is broadcastable to the logits, None for all.
+        The number of the layer, from 0, must be greater than in the previous call; the generator is also applied for
+        layers skipped in between, with the same keys. ``valid`` is broadcastable to the logits, None for all.
         """
         while self.applications <= layer:
             if self.last is not None:

@@ -38,8 +38,8 @@ class AttendOut(AttendOutOptions):
     period, with whole layers dropped: each with probability 1/2, and in the next period all others. After ``explore``
     of the training, layers whose effect is significant in a randomisation test are found, see
     :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
-    periods, and ``attendrop train`` trains again from the start without them; a trainer's or loop's
-    ``method_state.train_again()`` returns the method to do so with. If there are none, the model is that of plain
+    periods, and ``attendrop train`` trains again from the start without them; in a trainer or loop,
+    ``method_state.train_again()`` returns the method for that. If there are none, the model is that of plain
     fine-tuning, bit for bit (on a CPU).
 
     With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
@@ -51,13 +51,13 @@ class AttendOut(AttendOutOptions):
         ...     reg.loss(batch).backward()  # also computes the second model's gradients
         ...     optimizer.step()  # also steps the second model
         ...     optimizer.zero_grad()
-        ...     reg.step()  # every ``dropout_step`` steps: score, reward, and begin anew
+        ...     reg.step()  # every ``dropout_step`` steps: score, reward, and start the next period
 
     Args:
         variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): sets the defaults of
             ``learner``, ``score_on`` and ``merge``.
         learner: ``"effects"``, the default of the dropout version, or ``"policy_gradient"``, the default of the pruning
-            version: a generator network trained by policy gradient, which alone has the options ``merge``,
+            version: a generator network trained by policy gradient. Only the latter has the options ``merge``,
             ``temperature``, ``init_drop_prob``, ``baseline_decay``, ``credit``, ``learn_bias`` and ``generator_*``.
         score_on: Data on which both models are scored. ``"reward_data"``: items sampled from it, one per step; the
             dropout version. ``"train"``: the training batches of the period; the pruning version. ``"noisy_train"``:

@@ -23,7 +23,7 @@ from attendrop.extend import (
     unit_interval,
 )
 
-# What stands for an option that is empty or None: it depends on the learner and, of the papers', on the variant.
+# Values of options that are empty or None: they depend on the learner and, for the papers' one, on the variant.
 _EFFECTS = {
     "learner": "effects", "score_on": "reward_data", "dropout_step": 5, "reward_batch_size": 8,
     "reward_data": "rotating", "granularity": "layer", "init_drop_prob": 0.5,

@@ -145,7 +145,7 @@ class GeneratorState(MethodState):
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
         self.probabilities: dict[str, Tensor] = {}
-        self.first: dict[str, Any] = {}  # what the networks are created from; a resumed run may take no further step
+        self.first: dict[str, Any] = {}  # what the networks are made from, should a resumed run take no further step
         self.players: Players | None = None
         self._learnt: Mapping[str, Mapping[str, Tensor]] | None = None
 

@@ -29,8 +29,8 @@ def scores(
 ) -> Tensor:
     """Score networks on each item, ``(networks, items)``, in float64 on the CPU.
 
-    Without autocast: their scores differ by less than half precision resolves. ``items`` are the batches that this
-    process scores of each; those of other processes are added.
+    Autocast is off, because the scores differ by less than half precision resolves. ``items`` are the batches of each
+    item that this process scores; results of other processes are added.
     """
     sums = torch.zeros(len(networks) + 1, len(items), dtype=torch.float64)
     with torch.no_grad():

@@ -26,15 +26,15 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 class SecondModel:
     """Copy of the trained model with its own optimizer, which steps whenever the first model's optimizer steps.
 
-    Frozen parameters are shared with the first model, unless the copy is on another device: of a model with an adapter,
-    only the adapter and the head exist twice. The other methods of a composition act on the copy, too.
+    Frozen parameters are shared with the first model, unless the copy is on another device: with an adapter, only the
+    adapter and the head exist twice. The other methods of a composition act on the copy, too.
 
     The gradients of each micro-batch have the same weight as the first model's: the factor by which the training loop
     multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. The learning rate
     and all other settings are the first model's at that step; gradients are clipped by their own norm.
 
-    It is on ``device``: a name, ``"next"``, or empty for the first model's. ``pairs`` are the parameters of the first
-    model, each with that of the copy.
+    The copy is on ``device``: a name, ``"next"``, or empty for the first model's. ``pairs`` are the parameters of the
+    first model, each with that of the copy.
     """
 
     def __init__(self, training: TrainingContext, device: str) -> None:

@@ -24,13 +24,13 @@ from attendrop.model_support.batches import Batch
 class AntitheticPlan(RandomMaskPlan):
     """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p``.
 
-    Weights that are kept are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are
-    those of the layers to act on, or their log-odds by key; a subclass may compute these in :meth:`log_odds`.
+    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are the keys
+    of the layers to act on, or map them to their log-odds; a subclass may compute these in :meth:`log_odds`.
 
     Attributes:
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
             where ``v`` is ``u`` or ``1 - u``. Times the loss of the sequence, it is an unbiased estimate of the
-            gradient of the expected loss by the log-odds at the query; 0 at padding.
+            gradient of the expected loss with respect to the log-odds at the query; 0 at padding.
         queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
     """
 
@@ -167,7 +167,7 @@ def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
 def real_targets(batch: Batch) -> Tensor | None:
     """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if this cannot be seen from the batch.
 
-    Models shift the labels of tokens or, without any, the encoder's inputs (BART as a classifier).
+    Models shift the labels to get these inputs or, without token labels, the encoder's inputs (BART as a classifier).
     """
     mask: Tensor | None = batch.get("decoder_attention_mask")
     if mask is not None:

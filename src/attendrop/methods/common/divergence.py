@@ -25,8 +25,8 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
 
     The kind is that of the outputs, or ``"classes"`` if each token is classified, or each end of an answer. The logits
     are ``(copies, items, outputs)``, in float32 or float64. An item is a row or, in token-level and
-    sequence-to-sequence models, a labelled token. Answers to questions are compared where they can be. Of ``copies`` of
-    each row in the batch, those of a row are adjacent.
+    sequence-to-sequence models, a labelled token. Answers to questions are compared at the tokens that can be part of
+    one. If the batch has several ``copies`` of each row, these are adjacent.
 
     Raises:
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
@@ -115,7 +115,7 @@ def with_views(
     gamma: float,
     eta: float,
 ) -> tuple[Tensor, Any]:
-    """Run the views of a batch, and add their terms to its loss. Returns it, and the outputs of the unchanged batch.
+    """Run the views of a batch, and add their terms to its loss; return the loss, and the unchanged batch's outputs.
 
     ``clean`` are loss and outputs of the unchanged batch. Each view, given by its plan, samples its own dropout.
     ``gamma`` weighs the mean loss of the views, ``eta`` the :func:`mean_spread` of the predictions of all passes.

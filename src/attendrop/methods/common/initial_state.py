@@ -43,7 +43,7 @@ class InitialState:
         """Restore the initial weights and optimizer state. Learning rates are unchanged.
 
         Raises:
-            AttendropError: Other parameters are trainable than at the start.
+            AttendropError: The parameters that are trainable have changed since the start.
         """
         tensors = trained_tensors(self.model)
         if changed := tensors.keys() ^ self.weights.keys():

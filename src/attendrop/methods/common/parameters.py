@@ -30,8 +30,8 @@ class ParameterOverride:
         function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a step:
             under activation checkpointing it is called again in the backward pass.
         throughout: Whether to override them while the whole model runs, for modules that read parameters of others
-            (DeBERTa), and while activation checkpointing runs a block again. The function must then save nothing for
-            the backward pass, as a sum.
+            (DeBERTa), and while activation checkpointing runs a block again. The function must then be one that saves
+            nothing for the backward pass, such as a sum.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ParameterOverride:
     ) -> None:
         self._hooks = ModuleHooks()
         self._function = function
-        self._running: nn.Module | None = None  # the module throughout which parameters are overridden at present
+        self._running: nn.Module | None = None  # the module that runs with parameters overridden at present
         self._places = places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
         self._hooks.before(model, lambda *_: self._reset())
         for module in dict.fromkeys(module for module, _ in places):

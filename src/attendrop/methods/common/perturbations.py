@@ -17,8 +17,8 @@ from attendrop.randomness.keyed_random import SampleKey, normal, uniform
 class WordPlan(Plan):
     """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
 
-    ``change`` returns the changed embeddings, given these, ``(batch, n, width)``, and which tokens are not padding,
-    ``(batch, n)``.
+    ``change`` gets the word embeddings, ``(batch, n, width)``, and which tokens are not padding, ``(batch, n)``, and
+    returns the changed embeddings.
     """
 
     acts_on = frozenset({"embeddings"})
@@ -61,7 +61,7 @@ def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
 
 
 def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Differentiate a model's loss, whose graph is needed again, by ``units``, without overflow in float16.
+    """Differentiate a model's loss, keeping its graph, with respect to ``units``, without overflow in float16.
 
     Zero where the loss does not depend on a unit. Raises AttendropError if the gradients are not finite.
     """

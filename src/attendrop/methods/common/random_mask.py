@@ -52,7 +52,7 @@ class RandomMaskPlan(Plan):
         key = call.layer.key
         if key not in self._edits:
             edit = self.make(call)
-            # Masks are kept in bits until the pass is differentiated, of all layers at once.
+            # Masks are kept as bits: those of all layers stay in memory until the backward pass.
             self._edits[key] = replace(edit, drop=None), None if edit.drop is None else pack(edit.drop)
             return edit
         edit, bits = self._edits[key]

@@ -107,10 +107,10 @@ class Method:
         select = select_self_attention if self.info.self_attention_only else select_layers
         return select(attention_layers, getattr(self, "layers", "all"))
 
-    # What it needs of the data.
+    # Data that it needs.
 
     def for_data(self, classes: int, rows: int) -> Method:
-        """Resolve options that depend on the training data: ``rows`` in ``classes`` of texts (1 for other tasks).
+        """Resolve options that depend on the training data: its ``rows`` and text ``classes`` (1 for other tasks).
 
         The data is split before this is called, so :attr:`columns` and the rows for rewards must not depend on it.
         """
@@ -136,8 +136,8 @@ class Method:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
         ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out for this purpose only;
-        ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time; None,
-        without the trait ``SCORES_ROWS``.
+        ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time. None without
+        the trait ``SCORES_ROWS``.
         """
         return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
 
@@ -264,7 +264,7 @@ class MethodState:
         return False
 
     def train_again(self) -> Method | None:
-        """Return the method with which to train once more from the start, after a finished training; None: not again.
+        """Return the method for training again from the start, once training has finished; None if there is none.
 
         ``attendrop train`` does so, with the same rows and steps.
         """
@@ -313,7 +313,7 @@ def run_pass(
 ) -> tuple[Tensor, Any]:
     """Run the model once on a batch, with the plans and penalties of all ``parts``, and an additional ``plan``.
 
-    A ``model`` to run in place of the trained one gets the penalties, and of the plans ``plan`` alone.
+    A ``model`` that runs in place of the trained one gets the penalties, and ``plan`` as its only plan.
     """
     parts = [(state, dataclasses.replace(context, batch=batch)) for state, context in parts]
     plans = [plan, *(state.plan(context) for state, context in parts if model is None)]

@@ -55,9 +55,9 @@ class LabelledData(Protocol):
     def sample(
         self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
     ) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each, but ``without`` some, on the model's device.
+        """Sample ``count`` batches of ``size`` rows each, except those in ``without``, on the model's device.
 
-        ``by_length`` puts rows of similar length together, where only the mean over all batches matters.
+        ``by_length`` puts rows of similar length together, for use where only the mean over all batches matters.
         """
         ...
 
@@ -82,13 +82,13 @@ class TrainingContext:
         train_data: The training rows, if known.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
             unless within :func:`attendrop.attention.isolation.in_full_precision`.
-        metric: Computes a score (higher is better) from logits and the labelled batch that they are of, if any.
+        metric: Computes a score (higher is better) from logits and their labelled batch, if any.
         mask_token: Id of the mask token, if any.
         special_tokens: Ids of tokens that are never masked.
-        act_on_second_model: Applies the other methods of a composition to a second model that this one trains. Returns
-            a function to call before each step of its optimizer.
-        on_rewind: Functions to call when a method starts again from the initial weights; a state that remembers what
-            weights did adds one that forgets it.
+        act_on_second_model: Applies the other methods of a composition to a second model that this method trains.
+            Returns a function to call before each step of its optimizer.
+        on_rewind: Functions to call when a method starts again from the initial weights; a state that keeps a record of
+            the weights adds one that discards it.
     """
 
     model: nn.Module
@@ -120,8 +120,8 @@ class StepContext:
         source: The method's name in logs.
         epoch: Number of the epoch, from 0, if known.
         progress: Fraction of the planned optimizer steps taken so far, in [0, 1]; None if their number is unknown.
-        micro_batches: Size of the global batch in units of this micro-batch, in the items over which losses average: a
-            sum over the micro-batch times this estimates a sum over the global batch.
+        micro_batches: Size of the global batch relative to this micro-batch, in the items over which losses average:
+            the sum over the micro-batch times this number estimates the sum over the global batch.
         loss_scale: Factor by which gradients are multiplied under float16, for methods that declare
             ``needs_loss_scale``; otherwise 1.
         model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is

@@ -1,7 +1,7 @@
 """Names and options of the library's methods as their source declares them, checked without importing PyTorch.
 
-Methods import PyTorch, which takes seconds; a mistyped option should not. What cannot be read here, such as a method of
-another package or a rule between two options, is checked when the method is made.
+Methods import PyTorch, which takes seconds, and the error for a mistyped option should come sooner. What cannot be read
+here, such as a method of another package or a rule between two options, is checked when the method is created.
 """
 
 from __future__ import annotations

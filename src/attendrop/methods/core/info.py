@@ -40,9 +40,9 @@ class MethodInfo:
         name: Name on the command line and in checkpoints: letters, digits, ``-`` and ``_``.
         summary: Description in one line.
         paper: Source, as "Authors (year), title"; empty if there is none.
-        bibtex: The source as a BibTeX entry, for model cards; empty: that of its name in ``references.bib``, if any.
-        evidence: What was measured of it against plain fine-tuning, as a sentence for logs and documentation; empty if
-            nothing was.
+        bibtex: BibTeX entry for model cards; if empty, the entry under its name in ``references.bib``, if any.
+        evidence: How it compared with plain fine-tuning when measured, as a sentence for logs and documentation; empty
+            if it was not measured.
         compared: Whether comparisons include it where no methods are named.
         acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
             ``parameters``, ``gradients`` and ``loss``.
@@ -61,8 +61,8 @@ class MethodInfo:
             are none, those of the decoder.
         adds_penalty: Whether it, or its state, defines a penalty.
         edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
-        edits_pretrained_weights: Whether it writes into weights of the model also where they are frozen. An adapter of
-            PEFT is not saved with them, so the method is refused with one.
+        edits_pretrained_weights: Whether it changes weights of the model even if they are frozen. A PEFT adapter is
+            saved without them, so the method is refused with an adapter.
         reads_weights: Whether its penalty is computed from weights of the model itself.
         skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
         needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.

@@ -23,7 +23,7 @@ from attendrop.methods.core.options import build_from_options, split_options
 
 logger = logging.getLogger(__name__)
 _METHODS: dict[str, type[Method]] = {}
-# Of these, those that neither the library nor an entry point has.
+# Those of them that come neither from the library nor from an entry point.
 _OF_PROGRAM: set[str] = set()
 
 
@@ -31,9 +31,9 @@ def register_method(method: type[Method]) -> type[Method]:
     """Register a method under its ``name``; usable as a class decorator.
 
     Raises:
-        AttendropError: It is not a :class:`Method` subclass, or lacks its ``info``; the name has other characters than
-            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent), and not by an
-            earlier definition of the class, as where a cell of a notebook runs again.
+        AttendropError: It is not a :class:`Method` subclass, or lacks its ``info``; the name has characters other than
+            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent), except by an
+            earlier definition of the same class, for example when a notebook cell runs again.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise AttendropError(f"{method!r} is not a method; derive the class from attendrop.extend.Method.")
@@ -112,9 +112,9 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a method has to be given: not its defaults, nor what follows from the other options.
+    """Return the options that must be passed to a method, without defaults and what follows from other options.
 
-    Names and options are those of :func:`build_method`, which raises AttendropError for others.
+    Takes the names and options of :func:`build_method`, which raises AttendropError for others.
     """
     options = flat_options(build_method(name, options).options())
     given = options  # a default among them may be needed: defaults can depend on other options

@@ -34,11 +34,11 @@ class Replay:
         """Return the micro-batches to train on in place of ``batch``, and their number in the step.
 
         Each has the number of ``items`` in its global batch, if known. If the step has fewer ``calls`` than the
-        recorded one, as the last of an epoch, several recorded micro-batches are returned at once; if it has more, the
-        first calls return none.
+        recorded one, as at the end of an epoch, several recorded micro-batches are returned at once; if it has more,
+        the first calls return none.
 
         Raises:
-            AttendropError: There are more calls than that, or than in the recorded step.
+            AttendropError: There are more calls than ``calls`` or, if that is None, than in the recorded step.
         """
         if steps_taken != self._step:
             self._step, self._calls, self._next = steps_taken, 0, 0

@@ -14,8 +14,8 @@ _NONE = torch.zeros(2)
 class RunningStatistics:
     """Counts of passes and dropped units, and sums of metrics, kept on their device to avoid synchronization.
 
-    ``active`` is the number of ``passes`` in which each source was active, ``counts`` the numbers of dropped and of
-    possible units by ``source/layer``, ``notes`` sum and number of values by ``source/name``.
+    ``active`` is the number of ``passes`` in which each source was active; ``counts`` holds the numbers of dropped and
+    of possible units by ``source/layer``, and ``notes`` the sum and number of values by ``source/name``.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RunningStatistics:
     def summary(
         self, sources: Sequence[str], total: Callable[[Tensor], Tensor], gather: Callable[[Any], list[Any]]
     ) -> dict[str, float]:
-        """Return the metrics of these sources, over all processes; one may have counted what others have not.
+        """Return the metrics of these sources, over all processes, which may have counted different ones.
 
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
