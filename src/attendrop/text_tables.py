@@ -26,7 +26,7 @@ def aligned(rows: Sequence[Sequence[str]], align: str = LEFT, gap: str = "  ") -
 
     Args:
         rows: Rows of equal length, the header first if there is one.
-        align: ``l`` or ``r`` for each column; further columns are as the last one.
+        align: ``l`` or ``r`` for each column; the last one also applies to further columns.
         gap: What stands between columns.
     """
     sides = _sides(align, len(rows[0]))

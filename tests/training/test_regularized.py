@@ -112,7 +112,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match="pass train_data"):
         weights(ChildTuning(variant="D"), several)
     for method, reason in (
-        (DropAttention(), "all of a text in one argument"),
+        (DropAttention(), "as one mapping"),
         (ADDrop(attribution="recorded"), "makes its own batches"),
     ):
         with pytest.raises(AttendropError, match=reason):

@@ -110,7 +110,7 @@ class ModelAdapter:
         """Blocks that hold attention layers, in the order in which their modules first run; needs :meth:`trace`.
 
         Raises:
-            AttendropError: The model's blocks cannot be told apart.
+            AttendropError: The model's blocks cannot be distinguished.
         """
         by_module = {} if self._trace is None else self._trace.structure.blocks
         found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
@@ -125,7 +125,7 @@ class ModelAdapter:
         same columns, for as long as the model's modules stay the same.
 
         Raises:
-            AttendropError: The model does not hand keywords on to its attention layers, or some of its layers compute
+            AttendropError: The model does not pass keywords on to its attention layers, or some of its layers compute
                 their attention themselves.
         """
         cache = trace_cache(self.model)
@@ -195,7 +195,7 @@ class ModelAdapter:
 
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
-    """List the attention layers of a model, in the order in which a forward pass on ``batch`` meets them.
+    """List the attention layers of a model, in the order in which a forward pass on ``batch`` runs them.
 
     By default the batch is a tiny example made from the model's configuration. The model is left unchanged.
 

@@ -20,8 +20,8 @@ from attendrop.errors import AttendropError
 class BlockHooks:
     """Hooks for plans that act beyond attention, registered when the first such plan is bound.
 
-    Blocks receive the plan as a keyword, as attention does, if the model hands keywords on. Embedding and head do not,
-    and take that of the call in progress; under activation checkpointing neither runs again.
+    Blocks receive the plan as a keyword, as attention does, if the model passes keywords on. Embedding and head do not,
+    and use the plan of the call in progress; under activation checkpointing neither runs again.
     """
 
     def __init__(self, model: nn.Module, running: RunningPlan) -> None:

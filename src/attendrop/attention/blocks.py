@@ -22,7 +22,7 @@ class Block:
     """One block of a model (attention, feed-forward, norms) in one forward pass.
 
     Attributes:
-        module: The module; of a model that shares its layers (ALBERT), that of several blocks.
+        module: The module; in a model that shares its layers (ALBERT), several blocks have the same one.
         attention_layers: The attention layers in it; none if its attention was not found.
         input_projections: The modules that make queries, keys and values, by the key of the attention layer.
         output_projections: The module that projects the outputs of the heads, by the key of the attention layer.

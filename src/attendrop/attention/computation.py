@@ -64,7 +64,7 @@ class AttentionComputation:
         else:
             output = self._fused(edit.drop)
         if (weights is not None or edit.constant) and self.valid is not None:
-            # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
+            # For a row without any valid key (left padding under a causal mask), SDPA returns zeros.
             output = output.masked_fill(self._without_keys(self.valid), 0)
         output = output.transpose(1, 2).contiguous()
         return output if edit.output is None else edit.output(output), weights
@@ -116,7 +116,7 @@ class AttentionComputation:
             # A row of minus infinity alone would be NaN.
             scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
         if valid is not None:
-            # Adding takes a CPU less time than filling in, and none in the backward pass; infinity times 0 is NaN.
+            # On a CPU, adding takes less time than filling in, and none in the backward pass; infinity times 0 is NaN.
             hidden = hidden_keys(valid, self.valid).to(scores.dtype)
             scores.add_(hidden, alpha=torch.finfo(scores.dtype).min)
         half = scores.dtype in (torch.float16, torch.bfloat16)
@@ -140,8 +140,8 @@ class AttentionComputation:
     def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Apply ``drop`` to query, valid keys and bias.
 
-        A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
-        valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
+        A row that is dropped whole is made constant by setting its query and its bias to zero and its mask to the valid
+        keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key is unchanged.
         """
         if drop is None:
             return self.query, self.valid, self.bias

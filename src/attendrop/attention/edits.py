@@ -1,7 +1,7 @@
 """Calls of attention layers, and edits of attention and blocks: how they combine, and how they act.
 
-A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what the two ways of
-computing attention (``computation`` and ``own_softmax``) make of it.
+A new kind of attention edit needs a field of :class:`AttentionEdit`, a rule for combining several, and support in the
+two ways of computing attention (``computation`` and ``own_softmax``).
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class AttentionCall:
 class DropoutDraws:
     """Dropout whose random numbers are drawn once for passes that begin in the same random state.
 
-    On a CPU one thread draws them, which takes longer than softmax. A draw is kept, in bits, with the random states
-    before and after it; where a later pass comes to the same state, it takes that draw and goes on from the state
-    after it. So outputs and random states are those of ``functional.dropout``, bit for bit. Elsewhere than on a CPU
-    nothing is kept.
+    On a CPU a single thread draws them, which takes longer than softmax. A draw is kept, in bits, with the random
+    states before and after it; if a later pass reaches the same state, it reuses that draw and continues from the state
+    after it. So outputs and random states are those of ``functional.dropout``, bit for bit. On other devices nothing is
+    kept.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,8 @@ class _Edit:
     """Base class of edits; a field with its default changes nothing.
 
     Attributes:
-        combine: How the values of several edits become one, by field; of other fields, only one edit can have a value.
+        combine: Functions that combine the values of several edits, by field; any other field may be set by only one
+            edit.
     """
 
     combine: ClassVar[Mapping[str, Callable[[list[Any]], Any]]] = {}
@@ -129,7 +130,7 @@ class AttentionEdit(_Edit):
         inputs: Function that replaces queries, keys and values, each ``(batch, heads, n, dim)``.
         values: Function that reads the values that the weights multiply, ``(batch, heads, key, dim)``.
         dropout: Probability of the dropout of attention weights, in place of the model's own.
-        draws: Random numbers of that dropout, where passes share them; they change no result.
+        draws: Random numbers of that dropout, if passes share them; they do not change the result.
     """
 
     combine: ClassVar = {"drop": partial(reduce, torch.logical_or), "constant": any, "draws": itemgetter(0)}

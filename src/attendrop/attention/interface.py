@@ -163,8 +163,8 @@ def _follow(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Compute one attention layer under the plan, from queries, keys, values and the mask.
 
-    None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python, another
-    one in each pass.
+    None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python objects, a
+    new one for each pass.
     """
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):

@@ -71,7 +71,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def in_full_precision(model: nn.Module) -> Iterator[None]:
     """Run a model without autocast within the block, in the precision of its weights.
 
-    Also a model whose ``forward`` accelerate has wrapped for mixed precision, which would switch autocast on again.
+    This includes models whose ``forward`` accelerate has wrapped for mixed precision, which would switch autocast on
+    again.
     """
     prepared = "_original_forward" in vars(model)
     wrapper = vars(model).pop("forward") if prepared else None

@@ -31,7 +31,7 @@ def logits_of(outputs: Any) -> Tensor:
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
     """Name the outputs of a model that returns tuples for the inputs ``batch``; others are returned unchanged.
 
-    As everywhere in transformers, the loss comes first, if there is one, and then the logits: of question answering
+    As everywhere in transformers, the loss comes first, if there is one, and then the logits: for question answering,
     those of the first and of the last token.
     """
     if not isinstance(outputs, tuple):

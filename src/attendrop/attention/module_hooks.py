@@ -124,9 +124,9 @@ def _stock_state(module: nn.Module) -> dict[str, Any]:
 class RunningPlan:
     """The plan that a model was called with, for as long as the call lasts.
 
-    Under activation checkpointing, layers run again in the backward pass. A model that hands keywords on to its layers
-    hands on the plan then, too. In one that does not (``takes_keyword=False``), the keyword ends here, and layers that
-    run again find the plan of their first run here.
+    Under activation checkpointing, layers run again in the backward pass. A model that passes keywords on to its layers
+    then passes on the plan, too. In one that does not (``takes_keyword=False``), the keyword stops here, where layers
+    that run again find the plan of their first run.
     """
 
     def __init__(self, model: nn.Module, *, takes_keyword: bool) -> None:

@@ -1,7 +1,7 @@
 """Attention modules that compute softmax themselves, instead of calling transformers' attention interface.
 
-Their own forward runs, under a watch on three of its operations, in which edits act: softmax of the scores, dropout of
-the weights, and the product of the weights with the values.
+Their own forward runs, and three of its operations are intercepted, in which edits act: softmax of the scores, dropout
+of the weights, and the product of the weights with the values.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _SoftmaxWatch(TorchFunctionMode):
         made = [getattr(module, name)(states).unflatten(-1, (heads, -1)).transpose(1, 2) for name in names]
         changed = (each.transpose(1, 2).flatten(2) for each in self.edit.inputs(*made))
         self._unread = dict(zip(names, changed, strict=True))
-        # Attributes of the instance hide the projections until they are called.
+        # Attributes of the instance take precedence over the projections until they are called.
         vars(module).update({name: partial(self._read, module, name) for name in names})
         try:
             yield

@@ -15,7 +15,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 
 PLAN_KEYWORD = "attendrop_plan"
-# What a plan may declare that it acts on, and its function for that.
+# Values of a plan's ``acts_on``, each with the function that the plan must then define.
 FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
 _Place = TypeVar("_Place")
 

@@ -18,8 +18,8 @@ DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin")
 _SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
 # Attributes of an attention module that projects to queries, keys and values at once.
 _FUSED = ("c_attn", "Wqkv", "qkv")
-# Of these, known to make them one after the other and of the same width, if made by modules of this class. Others go
-# head by head (GPT-NeoX, the linear c_attn of GPTBigCode), or make fewer keys and values than queries (Phi-3).
+# Those known to produce them one after the other with the same width, if the module is of this class. Others go head by
+# head (GPT-NeoX, the linear c_attn of GPTBigCode), or have fewer keys and values than queries (Phi-3).
 _THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
 
 
@@ -94,7 +94,8 @@ def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
     """List the parameters of an attention module that produce queries and keys, each with the relevant part.
 
-    Of a fused projection that is taken to be the first two thirds. Empty if the module has none that are known here.
+    For a fused projection, this is assumed to be the first two thirds. Empty if the module has none that are known
+    here.
 
     Raises:
         AttendropError: They are quantized.
@@ -135,7 +136,7 @@ class ValueProjection:
 def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueProjection | None:
     """Find the projection to values among those, with their names in their parents, that run before attention does.
 
-    None if none is known, or more than one may be meant.
+    None if none is known, or if there are several candidates.
     """
     candidates = list(candidates)
     separate = [module for name, module in candidates if name.startswith("v")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# How far below the largest entry of its row a mask hides a key. Models write -100 (Swin, beside a learned bias), -10000
-# or less; exp(-64) is 1e-28, and biases that are learned, such as T5's, spread over less.
+# A mask hides a key if its entry is this far below the largest of its row. Models write -100 (Swin, beside a learned
+# bias), -10000 or less; exp(-64) is 1e-28, and learned biases, such as T5's, spread over less.
 _HIDDEN_BELOW = 64.0
 
 
@@ -39,7 +39,7 @@ def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The keys, and the rows that are dropped whole, ``(..., query, 1)``: these attend to all their valid keys,
-        equally. A row without any valid key stays as it was.
+        equally. A row without any valid key is unchanged.
     """
     if valid is None:
         whole = ~any_last(~drop)

@@ -15,9 +15,9 @@ NOT_FINITE = (
     "The attribution is not finite: training has diverged, or the model's activations are too large for float16. Lower "
     "the learning rate, or train in bfloat16."
 )
-# What is differentiated is multiplied by the first of these, so that float16 gradients do not vanish; where they
-# overflow, by the next. Powers of two change no digit. The loss scale of the training would overflow: it is made for a
-# mean over the batch, and starts at 65536, which float16 does not have.
+# Factors for what is differentiated: the first keeps float16 gradients from vanishing; where they overflow, the next is
+# used. Powers of two are exact. The loss scale of the training would overflow: it is meant for a mean over the batch,
+# and starts at 65536, which exceeds the range of float16.
 _FACTORS = (2.0**10, 2.0**4, 2.0**-2, 2.0**-8)
 _Found = TypeVar("_Found")
 
@@ -59,7 +59,7 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """Differentiate a scalar by each of ``units``, under the names ``keys``; zero where it does not depend on them."""
     found: Sequence[Tensor | None] = [None] * len(units)
-    if units and total.requires_grad:  # not if the model has skipped all layers that the scalar reaches units through
+    if units and total.requires_grad:  # False if the model skipped all layers that link the scalar to units
         found = torch.autograd.grad(total, list(units), allow_unused=True, retain_graph=keep_graph)
     return {
         key: torch.zeros_like(unit) if grad is None else grad
@@ -74,7 +74,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 def is_finite(values: Tensor) -> Tensor:
     """Return whether no element is infinite or NaN, as a boolean scalar on the device of the elements."""
-    # A tenth of the time that isfinite().all() takes on a CPU; aminmax hands on NaN.
+    # A tenth of the time that isfinite().all() takes on a CPU; aminmax propagates NaN.
     return torch.stack(values.aminmax()).isfinite().all()
 
 

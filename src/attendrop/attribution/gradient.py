@@ -40,9 +40,9 @@ def gradient_attribution(
         units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
         inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
             withholds the labels.
-        keep: What is kept of each layer's attribution, of the shape of the units, in float32 or better. Attributions
-            are computed one after the other, so that those of all layers need not exist at once.
-        draws: Draws of the model's attention dropout, for a later pass to share.
+        keep: Returns what to keep of each layer's attribution, which has the shape of the units, in float32 or better.
+            Attributions are computed one after the other, so that those of all layers need not exist at once.
+        draws: Draws of the model's attention dropout, shared with a later pass.
 
     Returns:
         What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.

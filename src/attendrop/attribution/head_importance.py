@@ -22,9 +22,9 @@ class GatePlan(Plan):
     """Multiplies the output of each head and feed-forward by a gate of one, for each row of the batch.
 
     Args:
-        rows: Number of rows of the batch. If attention sees a multiple of it, all sequences of a row have one gate.
+        rows: Number of rows of the batch. If attention sees a multiple of it, all sequences of a row share one gate.
             None: each sequence that attention sees has its own.
-        heads: Whether heads have gates; or the keys of the attention layers whose heads have.
+        heads: Whether heads have gates; or the keys of the attention layers whose heads have gates.
         feed_forward: Whether feed-forwards have gates.
         by_token: Whether each token has gates of its own.
 

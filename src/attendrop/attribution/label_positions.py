@@ -53,8 +53,8 @@ def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
 def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether the model's loss compares each label with the prediction one position before it.
 
-    Two passes of each model tell: a label in the first position alone changes the loss, or does not. A model that
-    computes no loss does not shift.
+    Two passes of each model show whether a label in the first position alone changes the loss. A model that computes no
+    loss does not shift.
     """
     if model not in _SHIFTS:
         labels = batch["labels"]

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from attendrop.model_support.batches import ANSWER_MASK, Batch
 
-# Answers have at most so many tokens, as in the script of BERT's authors.
+# Maximum number of tokens of an answer, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30
 # Logit of a token that cannot be part of an answer: its probability is 0, and differences stay finite.
 _EXCLUDED = -1e4
@@ -77,9 +77,9 @@ def predicted_tokens(model: nn.Module, logits: Tensor) -> Tensor:
 def answer_tokens(batch: Batch, logits: Tensor) -> Tensor:
     """Find the tokens that can be part of an answer, boolean ``(batch, n)``.
 
-    The column ``answer_mask`` tells, which this library's own tasks have. Without it, these are the tokens of the
-    second text by ``token_type_ids``, but its last one, a separator; or, in a row where there are no such types, all
-    tokens that are not padding by ``attention_mask``.
+    In this library's own tasks the column ``answer_mask`` marks them. Without it, these are the tokens of the second
+    text by ``token_type_ids``, except its last one, a separator; or, in a row without such types, all tokens that are
+    not padding by ``attention_mask``.
     """
     given, types, attended = (batch.get(name) for name in (ANSWER_MASK, "token_type_ids", "attention_mask"))
     if given is not None:
@@ -107,7 +107,7 @@ def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Ten
     A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``.
 
     Returns:
-        Sums, first and last tokens, ``(batch,)``; minus infinity, 0 and 0 in a row without a token.
+        Sums, first and last tokens, ``(batch,)``; minus infinity, 0 and 0 in a row without an allowed token.
     """
     gaps = (~allowed).cumsum(-1)
     further = (0, MOST_ANSWER_TOKENS - 1)

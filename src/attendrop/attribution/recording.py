@@ -30,7 +30,7 @@ def keep_all(call: AttentionCall, attribution: Tensor) -> Tensor:
 
 
 class ObservePlan(Plan):
-    """Base class of plans that hand units of some layers that run, or their gradients, to a function, ``receive``.
+    """Base class of plans that pass units of some layers, or their gradients, to a function, ``receive``.
 
     Args:
         attention_layers: The layers to observe.
@@ -71,17 +71,17 @@ class RecordPlan(ObservePlan):
 
 
 class GradientPlan(ObservePlan):
-    """Hands over the gradients of the units of a pass, one layer after the other.
+    """Passes on the gradients of the units of a pass, one layer after the other.
 
-    The gradient by the weights follows from that by the output of the heads, ``O = A V``: ``dF/dA = dF/dO V^T``. So
-    layers run fused kernels where they would otherwise, and no more than one gradient of the size of ``A`` exists at a
-    time.
+    The gradient with respect to the weights follows from that with respect to the output of the heads, ``O = A V``:
+    ``dF/dA = dF/dO V^T``. So layers run fused kernels where they would otherwise, and only one gradient of the size of
+    ``A`` exists at a time.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Of each layer of a pass its call, the outputs of its heads, as a node of the graph, and its values; None once
-        # differentiated.
+        # For each layer of a pass: its call, the outputs of its heads, as a node of the graph, and its values; None
+        # once differentiated.
         self._seen: dict[str, tuple[AttentionCall, Tensor, Tensor]] | None = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -113,13 +113,13 @@ class GradientPlan(ObservePlan):
 
 
 def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tensor], None]) -> AttentionEdit:
-    """Return the edit that hands over the gradient of the heads' outputs of a layer in a training pass.
+    """Return the edit that passes on the gradient of the heads' outputs of a layer in a training pass.
 
-    The gradient by the output of the heads, ``dL/dO``, exists in its backward pass anyway; the edit changes nothing.
-    Under activation checkpointing a layer runs twice: the gradient is that of the first run, and the values those of
-    the second. ``receive`` is called with ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and the
-    values, ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method differentiates
-    the pass before, the last time for the loss.
+    The gradient with respect to the output of the heads, ``dL/dO``, exists in its backward pass anyway; the edit
+    changes nothing. Under activation checkpointing a layer runs twice: the gradient is that of the first run, and the
+    values those of the second. ``receive`` is called with ``dL/dO`` in float32 or better, ``(batch, query, heads,
+    dim)``, and the values, ``(batch, heads, key, dim)``, as soon as they are known; several times if a method
+    differentiates the pass earlier, the last time for the loss.
     """
     values: list[Tensor] = []
 
@@ -155,7 +155,7 @@ def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
 def isolated_pass(model: nn.Module) -> Iterator[None]:
     """Isolate extra passes within the block: parameters take no part in the graph, random states are restored.
 
-    Without parameters the graph begins at the lowest attributed layer and keeps fewer activations.
+    Without parameters, the graph begins at the lowest attributed layer and keeps fewer activations.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

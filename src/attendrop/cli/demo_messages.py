@@ -1,8 +1,8 @@
 """Generator of messages to a travel agency: the data of the demonstration.
 
 A topic is a booking and what the customer wants, such as "ferry: refund". Training messages use half of the phrases for
-each of the two, test messages all: three quarters of them have a phrase that no training message has. All messages name
-a place, which says nothing about the topic.
+each of the two, test messages all of them: three quarters of these have a phrase that no training message has. All
+messages name a place, which says nothing about the topic.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def show_patterns(
 ) -> tuple[dict[str, Any], str]:
     """Plot the patterns of a run in ``output``, and fit a schedule to them, in the file ``options``.
 
-    Without ``pieces``, the least number of linear pieces (see ``close_fit``), none is fitted. Returns what was found,
-    as plain values and as text.
+    Without ``pieces``, the minimum number of linear pieces (see ``close_fit``), no schedule is fitted. Returns what was
+    found, as plain values and as text.
     """
     if options is not None and pieces is None:
         raise AttendropError(

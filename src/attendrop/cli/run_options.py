@@ -85,7 +85,8 @@ class Groups:
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
 
-    The command gets, for each such parameter, the values of the options that are given; those of mappings are read.
+    For each such parameter, the command gets the values of the options that are given, with mappings converted from
+    text.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Groups] = {}

@@ -139,7 +139,7 @@ def _read_run(
     of_preset = {} if named is None else preset(named, options.get("task"), method)
     options = of_preset | options
     if "epochs" in line and "max_steps" not in line:
-        options.pop("max_steps", None)  # of a file or a preset, which would have the last word
+        options.pop("max_steps", None)  # of a file or a preset, which would take precedence
     of_method = dict(of_preset.get("options", {}))
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})

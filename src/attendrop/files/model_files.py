@@ -15,9 +15,9 @@ from attendrop.files.output_files import known_sha256
 MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# The file of PEFT that marks an adapter, in the place of a model's config.json.
+# The file of PEFT that marks an adapter, instead of a model's config.json.
 ADAPTER_CONFIG = "adapter_config.json"
-# The file of a pruned model in that place: transformers raises an error instead of loading an incomplete model.
+# The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
 PRUNED_CONFIG = "pruned_config.json"
 _WEIGHTS = "model.safetensors"
 _OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")

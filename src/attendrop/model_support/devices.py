@@ -1,7 +1,7 @@
 """Devices and processes on which models are trained: gradient scalers with fused optimizers, and FSDP2.
 
-A gradient scaler leaves to an optimizer with a fused kernel what it does itself for others: dividing the gradients by
-the scale, and skipping the step where a gradient is infinite or NaN. Hooks before a step are called before either.
+A gradient scaler divides the gradients by the scale, and skips the step if one is infinite or NaN; it leaves both to an
+optimizer with a fused kernel. Hooks before a step are called before either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from attendrop.errors import AttendropError
 
-# Without 64-bit floating-point numbers, in which counts are multiplied by fractions, and metrics summed.
+# These devices have no 64-bit floating-point numbers, in which counts are multiplied by fractions, and metrics summed.
 _WITHOUT_DOUBLES = ("mps",)
 
 
@@ -58,7 +58,7 @@ def sharding_mesh(model: nn.Module) -> Any:
     """Return the device mesh over which a model's parameters are divided; None for a model that is whole.
 
     Raises:
-        AttendropError: They are divided over a mesh of several dimensions, or otherwise than by ``fully_shard``.
+        AttendropError: They are divided over a mesh of several dimensions, or by other means than ``fully_shard``.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return None

@@ -58,8 +58,8 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
 
     For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
     ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows. For
-    other scores that are shares (``span`` of 1), such as the F1 of entities, the variance that two such rows have alone
-    is added to the bootstrap's.
+    other scores that are fractions (``span`` of 1), such as the F1 of entities, the variance that two such rows alone
+    have is added to the bootstrap's.
 
     With one or two rows, the interval is infinite. Without rows, the scores are taken as exact.
     """

@@ -44,7 +44,7 @@ class HeldAttention:
 
         hooks = ModuleHooks()
         hooks.before(model.base_model, self)
-        # Attention modules are given the plan themselves: an encoder also runs without its model, in generation.
+        # The plan is passed to the attention modules themselves: an encoder also runs without its model, in generation.
         for name in {self.attention_layers[number].name.partition("#")[0] for number in self.layers}:
             hooks.before(model.get_submodule(name), give_plan, with_kwargs=True)
         forget_traces(model)
@@ -71,8 +71,8 @@ def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
 def mask_layers(model: Any, layers: Collection[int]) -> Any:
     """Copy a model, with constant attention in some layers, numbered from 0.
 
-    The copy is a model of the same class, which transformers runs and trains as any other. Queries and keys of these
-    layers are zero, and stay zero in training, because the gradients of both vanish. Where that does not make attention
+    The copy is a model of the same class, which transformers runs and trains like any other. Queries and keys of these
+    layers are zero, and stay zero in training, because the gradients of both vanish. If that does not make attention
     constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), this library holds it
     constant while the copy runs; copies of the copy, and its files, then have the model's own attention.
 
@@ -131,7 +131,7 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
 def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
     """Check the attention weights of a pass, since some models add other terms to their scores."""
     batch = example_inputs(masked)
-    found: list[float] = []  # how far weights are from those of equal attention, relative to these
+    found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
 
     def measure(call: AttentionCall, weights: Tensor) -> None:
         visible, weights = weights > 0, weights.float()  # keys without weight are hidden

@@ -130,7 +130,7 @@ def _longest(model: Any) -> int | None:
 
 QUANTIZATIONS = ("int8",)
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single
-# and in half precision; sums have a different order.
+# and in half precision; sums are computed in a different order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
 
 
@@ -163,22 +163,22 @@ def export_onnx(
     """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
     Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
-    length)``: ``input_ids``, ``attention_mask`` and, for models with more than one type of token, ``token_type_ids``. A
-    model of images has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, of any batch. The
-    output is ``logits``, of question answering those of start and end, ``(batch, length, 2)``; logits of padding are
-    undefined. Of models that have a fast form, pruned or not, the file computes padding in attention alone, and logits
-    in int8 do not depend on it. DeBERTa-v3 and ModernBERT take it on the right.
+    length)``: ``input_ids``, ``attention_mask`` and, for models with more than one type of token, ``token_type_ids``.
+    An image model has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, for any batch size.
+    The output is ``logits``, for question answering those of start and end, ``(batch, length, 2)``; logits of padding
+    are undefined. If a model has a fast form, pruned or not, the file computes padding in attention only, and logits in
+    int8 do not depend on it. DeBERTa-v3 and ModernBERT need padding on the right.
 
     The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
 
     Args:
         model: A :class:`PrunedModel`, or a model of transformers for texts or images.
         path: The file, below 2 GB including the weights. It is replaced when the new one is complete.
-        quantize: ``"int8"``: eight-bit weights, a quarter of the size; measure the loss of score.
+        quantize: ``"int8"``: eight-bit weights, a quarter of the size; measure how much score is lost.
         metadata: Additional metadata of the file.
 
     Returns:
-        The largest difference of a logit of the file from that of the model, on example inputs. Before quantization it
+        The largest difference of a logit of the file from that of the model, on example inputs. Before quantization, it
         is at most 1e-4 (in half precision 0.02) times the largest logit, if that is above 1.
 
     Raises:

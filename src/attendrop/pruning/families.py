@@ -75,8 +75,8 @@ class Family:
     output: str  # path of the output projection of attention
     block: type[LayerParts]  # what a layer computes with its parts
     parts_of_block: Mapping[str, str]  # its fields that are not named here, with their paths in a layer
-    relative_positions: bool = False  # whether attention adds to its scores as DeBERTa's: its own module computes it
-    pads_right: bool = False  # whether the first token is read, and cannot be told from padding before it
+    relative_positions: bool = False  # whether scores have further terms, as DeBERTa's: its own module computes them
+    pads_right: bool = False  # whether the first token is read, and cannot be distinguished from padding before it
 
     @property
     def projection_paths(self) -> list[str]:
@@ -152,7 +152,7 @@ def has_fast_form(model: Any) -> bool:
         return False
     if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice: reads padding
         return False
-    # DeBERTa's convolution over neighbouring tokens is no part of a layer.
+    # DeBERTa's convolution over neighbouring tokens is not part of a layer.
     return config.model_type in FAMILIES and not getattr(config, "conv_kernel_size", 0)
 
 

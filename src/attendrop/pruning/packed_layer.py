@@ -2,8 +2,8 @@
 
 Tokens are concatenated, ``(tokens, hidden)``, and padded only for attention that is not constant. In a layer with
 constant attention, the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
-sequence: the two matrices are folded into one, which is applied once per sequence. Local attention has a mean for each
-token instead, over its window.
+sequence: the two matrices are folded into one, which is applied once per sequence. In local attention, each token has
+its own mean, over its window.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Tokens(NamedTuple):
 class PackedLayer(nn.Module):
     """Layer that runs on the tokens that are not padding, and replaces a ``stock`` layer of a model.
 
-    With constant attention that has no projections. Where the model reads ``first_only``, the first token, the last
-    layer computes no other. With ``keep_first``, that token is computed even if it is padding.
+    With constant attention if it has no projections. If the model reads ``first_only``, the first token, the last layer
+    computes no other. With ``keep_first``, that token is computed even if it is padding.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PackedLayer(nn.Module):
         Rotary positions are cosines and sines, each ``(batch or 1, length, size of a head)``; DeBERTa's are relative.
 
         Returns:
-            Of the last layer, hidden states that are zero on padding (except a first column that is read), or with
+            From the last layer, hidden states that are zero on padding (except a first column that is read), or with
             ``first_only`` ``(batch, 1, hidden)``.
 
         Raises:

@@ -59,8 +59,8 @@ class PrunedModel(nn.Module):
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
-        held: Whether this library holds the attention constant, since zero queries would not make it so: such a model
-            has no stock form, and cannot be exported.
+        held: Whether this library keeps the attention constant, because zero queries would not: such a model has no
+            stock form, and cannot be exported.
     """
 
     def __init__(self, masked: Any) -> None:
@@ -115,8 +115,8 @@ class PrunedModel(nn.Module):
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
 
-        It can be trained (the queries are frozen), and saved for use without this library. Two matrices that were
-        folded become their product and an identity.
+        It can be trained (the queries are frozen), and saved for use without this library. Where two matrices were
+        folded, one becomes their product and the other an identity.
 
         Raises:
             AttendropError: No weights make the attention constant.
@@ -149,8 +149,8 @@ class PrunedModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
 
-        transformers alone refuses to load the folder of a fast model, because weights are missing there, and of one
-        whose attention is held constant. Other models are saved as ordinary models.
+        transformers alone refuses to load the folder of a fast model, because it lacks weights, and of one whose
+        attention is held constant. Other models are saved as ordinary models.
 
         Raises:
             AttendropError: The folder holds another model, or parts were replaced, which :func:`load` would not know.

@@ -101,7 +101,7 @@ class PackedLayout(PaddedLayout):
         return x.view(self.batch, self.length, x.shape[-1])
 
     def mean(self, x: Tensor) -> Tensor:
-        # The fastest sum over segments of different lengths; half precision is accumulated in single.
+        # This is the fastest sum over segments of different lengths; half precision is accumulated in single.
         weights = self._mean_weights
         return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=weights)
 
@@ -134,7 +134,7 @@ class GatheredLayout(PaddedLayout):
             kept = kept | (columns == 0)
         self._sequence, column = kept.nonzero().unbind(1)
         self._places = self._sequence * self.length + column
-        self._slots = (kept.flatten().long().cumsum(0) - 1).clamp(min=0)  # of padding: of a token before it
+        self._slots = (kept.flatten().long().cumsum(0) - 1).clamp(min=0)  # padding gets the place of a token before it
         sequences = torch.arange(self.batch, device=hidden_states.device)
         member = self._sequence == sequences[:, None]
         weights = self._mean_weights.flatten().index_select(0, self._places)

@@ -41,7 +41,8 @@ class SampleKey:
     def seeds(self, name: str, batch: int) -> list[int]:
         """Make a 64-bit seed for each of the ``batch`` sequences that an attention layer sees.
 
-        That of a sequence does not depend on how many its row has, since rows with fewer choices are padded.
+        The seed of a sequence does not depend on the number of sequences of its row, since rows with fewer choices are
+        padded.
         """
         return [_hash(f"{self.seed}/{self.step}/{number}/{self.salt}{name}") for number in self._numbers(batch)]
 
@@ -198,7 +199,7 @@ def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) 
     head = torch.arange(heads, device=device).view(1, -1, 1, 1)
     row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
     word = torch.arange(-(-columns // 4), device=device)
-    # Not blocking: a blocking copy would have the host wait for the device, once for each layer.
+    # Not blocking: with a blocking copy the host would wait for the device, once for each layer.
     seed = torch.tensor([_signed(seed) for seed in seeds]).to(device, non_blocking=True).view(-1, 1, 1, 1)
     lanes = _lanes_of_counters((row * heads + head << 32) + word, seed)
     column = (torch.arange(columns, device=device) - start).clamp(min=0)

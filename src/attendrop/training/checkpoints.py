@@ -1,4 +1,4 @@
-"""Checkpoints with a manifest, which tells complete ones from interrupted ones.
+"""Checkpoints with a manifest, which distinguishes complete from interrupted ones.
 
 A process may die while it writes or deletes a checkpoint. So each has a manifest, written last, that lists its files
 with their SHA-256. A checkpoint is complete if it has one and all files are as listed.
@@ -29,7 +29,7 @@ from attendrop.training.model_call import replaced_attribute
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
 METHOD_STATE = "attendrop_session.pt"
-# What transformers adds while it writes a checkpoint on SIGTERM, and then deletes.
+# File that transformers adds while it writes a checkpoint on SIGTERM, and then deletes.
 _IN_PROGRESS = "checkpoint-is-incomplete.txt"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 logger = logging.get_logger(__name__)
@@ -111,7 +111,8 @@ def delete_unfinished(output_dir: Path) -> None:
 def delete_oldest(newest: Path, limit: int | None, best: str | None) -> None:
     """Delete checkpoints beside the newest so that at most ``limit`` are left, if any; the best one is kept.
 
-    Those with greater numbers than the newest are of an earlier run in the same folder, and the oldest.
+    Checkpoints with greater numbers than the newest come from an earlier run in the same folder, and count as the
+    oldest.
     """
     if limit is None or limit <= 0:
         return

@@ -35,8 +35,8 @@ class LabelledRows:
     ) -> list[Batch]:
         """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some.
 
-        ``by_length``: the batches have no row in common, as far as there are enough, and rows of similar length
-        together, so that little is padded.
+        ``by_length``: no two batches share a row if there are enough rows, and rows of similar length are together, so
+        that little is padded.
         """
         generator = random.Random(seed)
         left = [number for number in range(len(self.rows)) if number not in without]
@@ -121,8 +121,8 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 class ColumnCollator:
     """Wrapper of a collator that makes tensors, padded with -1, of additional columns with numbers for each token.
 
-    Rows without such columns, and rows that are no mappings, are left to the wrapped collator. Pickling needs that it
-    can be pickled.
+    Rows without such columns, and rows that are no mappings, are left to the wrapped collator. It can be pickled if the
+    wrapped collator can.
     """
 
     collate: Callable[[list[Any]], Any]  # the wrapped one, which gets rows without these columns
@@ -130,7 +130,8 @@ class ColumnCollator:
     with_index: bool = False  # whether rows have their index in the training data, in ROW_INDEX
 
     def __getattr__(self, name: str) -> Any:
-        # A trainer may read what its own kind of collator has. Unpickling asks before it is set.
+        # A trainer may read attributes of its own type of collator. Unpickling looks attributes up before ``collate``
+        # is set.
         if name.startswith("__") or name == "collate":
             raise AttributeError(name)
         return getattr(self.collate, name)
@@ -208,7 +209,7 @@ class EpochSampler(Sampler[int]):
 def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
     """Find the length of each row in tokens, in ``column``, or by counting ``input_ids``; AttendropError without both.
 
-    Unused columns may have been removed from ``dataset``, and ``original`` has the same rows with all.
+    Unused columns may have been removed from ``dataset``; ``original`` has the same rows with all columns.
     """
     for source in (dataset, original):
         if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):

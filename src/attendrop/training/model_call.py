@@ -1,7 +1,7 @@
 """Hooks on the call of a model within a function that computes a loss: its arguments and its outputs.
 
-Such a function may be a user's own, and knows nothing of plans. The plan still travels as a keyword of the forward
-pass: a hook on the module that the function calls, which may be a wrapper of the model, adds it.
+Such a function may be the user's, which does not know of plans. The plan is still passed as a keyword of the forward
+pass: it is added by a hook on the module that the function calls, which may be a wrapper of the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ModelCall:
     """The call of a model within a function, to which a plan is passed, and its ``outputs``.
 
     Calls without gradients, in a function that runs with gradients, are ignored. With a plan, or ``once``, there must
-    be a call, and no second one.
+    be exactly one call.
     """
 
     def __init__(self, plan: Plan | None, *, once: bool) -> None:

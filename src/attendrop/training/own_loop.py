@@ -36,8 +36,8 @@ def regularize(
 ) -> Iterator[Regularization]:
     """Regularise the training of ``model`` by ``method`` within a ``with`` block.
 
-    At the end of the block, also after an exception, the model is exactly as it would be without the library, but for
-    what training did to its weights.
+    At the end of the block, even after an exception, the model is exactly as it would be without the library, except
+    for what training did to its weights.
 
     Example:
         >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
@@ -52,19 +52,19 @@ def regularize(
         ...             reg.step()
 
     Args:
-        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel. One that
-            ``fully_shard`` (FSDP2) has divided among processes is trained by all of them: each passes its own rows of a
-            batch, equally many, and calls the same functions of the regularised model, :meth:`Regularization.logs`
-            included.
+        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel. A model that
+            ``fully_shard`` (FSDP2) has divided among processes is trained by all of them: each passes its own part of a
+            batch, with the same number of rows, and calls the same functions of the regularised model, including
+            :meth:`Regularization.logs`.
         method: The method, such as ``ADDrop()``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
-        optimizer: The model's optimizer. Methods that act on gradients need it, of several the one that steps first;
-            and so do those that restart training, or train a second model with another like it.
-        max_grad_norm: Norm to which you clip the model's gradients; those of a method's second model are clipped alike.
+        optimizer: The model's optimizer. Needed by methods that act on gradients (if you have several, pass the one
+            that steps first), restart training, or train a second model with another optimizer like it.
+        max_grad_norm: Norm to which you clip the model's gradients; also used for those of a method's second model.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
         reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
-            not trained on, or a list of batches, which are used as they are, whatever batch size a method would take.
+            not trained on, or a list of batches, which are used as they are, whatever batch size the method asks for.
         train_data: The training rows, in the same forms, for methods that look at them beforehand.
         tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
 

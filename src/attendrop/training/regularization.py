@@ -48,7 +48,7 @@ class Regularization:
         steps_taken: Number of optimizer steps so far.
         sequences: Number of rows since the last step whose loss was computed.
         batches: Number of micro-batches so far in this epoch.
-        idle: Whether the method regularises nothing, as plain fine-tuning.
+        idle: Whether the method regularises nothing, like plain fine-tuning.
         loss_scale: The factor by which gradients are multiplied under float16.
         loss_weight: The weight of a mean over the micro-batch in the loss of the step.
         accumulation_steps: Number of micro-batches whose losses are averaged after :meth:`compute`; 1 if
@@ -160,16 +160,17 @@ class Regularization:
         """Compute the training loss of a micro-batch, with all passes that the method needs.
 
         Args:
-            batch: The model's inputs as a mapping, with labels; where questions are answered from a text, with the
-                column of :func:`attendrop.attribution.predictions.answer_tokens`, which the model does not see.
-            rows: The index of each row of the batch in the training data, for methods that remember rows.
+            batch: The model's inputs as a mapping, with labels; for extractive question answering, also the column of
+                :func:`attendrop.attribution.predictions.answer_tokens`, which the model does not see.
+            rows: The index of each row of the batch in the training data, for methods that keep records of rows.
 
         Returns:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The batch is no mapping; rows are not as many integers; the model is in evaluation mode,
-                and gradients are on; or the method acts in some epochs and :meth:`set_epoch` was not called.
+            AttendropError: The batch is not a mapping; ``rows`` is not one integer for each row; the model is in
+                evaluation mode, and gradients are on; or the method acts in some epochs only, and :meth:`set_epoch` was
+                not called.
         """
         if not isinstance(batch, Mapping):
             raise AttendropError(
@@ -269,8 +270,8 @@ class Regularization:
         ``<method>/active`` is the fraction of passes in which the method acted. If it did, ``<method>/dropped`` is the
         fraction of positions dropped, of those in rows that can have candidates, and
         ``<method>/dropped/<kind>.<layer>`` that of one layer. Methods add metrics of their own. Each method of a
-        composition has its own name. :meth:`metrics` is included. Where several processes train a model, these are
-        the metrics of all, and all call this.
+        composition has its own name. :meth:`metrics` is included. If several processes train a model, all must call
+        this, and get the metrics of all.
         """
         if self.idle:
             return {}

@@ -57,15 +57,15 @@ from attendrop.training.trainer_loss import TrainerLoss
 class RegularizedTrainer(TrainerHooks):
     """``transformers.Trainer`` with one more argument: what regularises training.
 
-    Every other argument, callback and training argument means what it means there, and so does a subclass's own
+    All other arguments, callbacks and training arguments work as they do there, and so does a subclass's own
     ``compute_loss``, which must call the model once. Four things differ:
 
     - The metrics of the method are logged beside the loss: see :meth:`Regularization.logs`.
-    - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and
-      resumed continues exactly, and so that all methods see the same batches.
-      ``train_sampling_strategy="group_by_length"`` groups global batches of similar length and shuffles these.
-    - Each checkpoint carries the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the newest
-      checkpoint that is complete, and starts over if there is none.
+    - The order of batches depends on the data seed and the epoch alone, so that a run that was killed and resumed
+      continues exactly, and all methods see the same batches. ``train_sampling_strategy="group_by_length"`` groups
+      global batches of similar length and shuffles these.
+    - Each checkpoint contains the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the
+      newest checkpoint that is complete, and starts over if there is none.
     - Under gradient accumulation and DDP, losses that are a mean over the micro-batch (those of classification heads,
       and of any ``compute_loss`` or ``compute_loss_func`` that ignores ``num_items_in_batch``) give the gradient of the
       mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
@@ -73,10 +73,10 @@ class RegularizedTrainer(TrainerHooks):
     Args:
         *args: As for ``transformers.Trainer``.
         regularizer: A method, such as ``ADDrop()``. None is plain fine-tuning.
-        reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
-            By default the method sets a fraction of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
-        compute_reward_metrics: Metrics of batches of these rows, for methods that reward them; by default
-            ``compute_metrics``, and called as that is.
+        reward_dataset: Labelled rows, not trained on, on which a method may score models during training. By default,
+            depending on the method, a fraction of ``train_dataset`` is held out, or ``eval_dataset`` is used.
+        compute_reward_metrics: Function for metrics of batches of these rows, for methods that use metrics as rewards;
+            by default ``compute_metrics``, and called in the same way.
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
@@ -140,8 +140,8 @@ class RegularizedTrainer(TrainerHooks):
     ) -> Tensor:
         """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes.
 
-        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call. Where the
-        method takes an earlier step again, the micro-batches are those of that step.
+        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call. If the
+        method repeats an earlier step, the micro-batches are those of that step.
         """
         if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -322,7 +322,7 @@ class RegularizedTrainer(TrainerHooks):
     def _metric(self, logits: Tensor, batch: Batch) -> float:
         """Compute the metric that selects the best model, with a sign such that more is better.
 
-        It is computed of one batch, from what ``compute_metrics`` is given when ``transformers.Trainer`` evaluates.
+        It is computed for one batch, from what ``compute_metrics`` gets when ``transformers.Trainer`` evaluates.
         """
         assert self.compute_reward_metrics is not None
         by_batch, given = self.args.batch_eval_metrics, {"predictions": logits, "label_ids": batch["labels"]}
@@ -349,7 +349,7 @@ class RegularizedTrainer(TrainerHooks):
         assert self._regularization is not None
         metrics = self._regularization.metrics()
         if metrics:
-            due = self.control.should_log  # which logging unsets, though the loss of the step is yet to be logged
+            due = self.control.should_log  # logging unsets this, though the loss of the step is yet to be logged
             self.log(metrics)
             self.control.should_log = due
 
@@ -393,7 +393,7 @@ class RegularizedTrainer(TrainerHooks):
                 if self._regularization is not None:
                     self.complete_checkpoint(checkpoint, self._regularization)
         except BaseException:
-            if self.args.should_save:  # on a full disk, the rest of it would be in the way
+            if self.args.should_save:  # on a full disk, an incomplete checkpoint would take up space
                 shutil.rmtree(checkpoint, ignore_errors=True)
             raise
         if self._regularization is not None and self.args.should_save:
@@ -447,16 +447,16 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     Example:
         >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
 
-    What a trainer does otherwise, it still does. Its loss must come from one call of a transformers model, unless the
+    Everything else about the trainer is unchanged. Its loss must come from one call of a transformers model, unless the
     method acts on weights or gradients only. Tested with ``trl.SFTTrainer``, whose loss builds no logits, so that
-    methods which compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
+    methods that compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
     calls its model once for each text of a row, so that only methods on weights and gradients work.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
 
     Raises:
-        AttendropError: It is none.
+        AttendropError: It is not one.
     """
     if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
         raise AttendropError(

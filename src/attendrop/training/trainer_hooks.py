@@ -107,7 +107,7 @@ class TrainerHooks(Trainer):
     def readable(self, rows: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Return the rows, and a collator, so that batches have only the columns that the model reads.
 
-        Where it reads none but labels, the collator makes what it reads of the others.
+        If it reads none but labels, the collator makes the model's inputs from the other columns.
         """
         if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
             self._set_signature_columns_if_needed()
@@ -132,10 +132,10 @@ class TrainerHooks(Trainer):
             prepared.generator = torch.Generator().manual_seed(self.args.seed)
         return loader
 
-    # Where a resumed run begins is a local variable of the training loop, which takes all steps of data without a
-    # length for those of the first epoch. Callbacks keep no counts, as of epochs without improvement, unless arguments
-    # are restored, too. The best checkpoint is recorded by its path: where the folder was moved, or it is relative
-    # to another one, it would be forgotten, and the last weights be kept.
+    # The position at which a resumed run begins is a local variable of the training loop, which assigns all steps to
+    # the first epoch if the length of the data is unknown. Callbacks keep no counts, such as epochs without
+    # improvement, unless arguments are restored, too. The best checkpoint is recorded by its path: if the folder was
+    # moved, or the path is relative to another folder, it would be lost, and the last weights kept.
 
     def _init_training_state(
         self, max_steps: Any, num_update_steps_per_epoch: Any, num_train_epochs: Any, resume_from_checkpoint: Any,
@@ -170,7 +170,7 @@ class TrainerHooks(Trainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
 
-    # A callback sees the metrics, but cannot refuse the model, and is not told whether it is the best.
+    # A callback sees the metrics, but cannot refuse the model, and does not learn whether it is the best.
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         if not self.may_be_best():
@@ -188,8 +188,8 @@ class TrainerHooks(Trainer):
         missing = [key for key in load_result.missing_keys if key not in absent]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    # The loss since it was last logged is in no checkpoint, so that the next loss logged would be a mean over fewer
-    # steps than those since the last one.
+    # The loss since it was last logged is in no checkpoint, so the next loss logged would be a mean over fewer steps
+    # than those since the last one.
 
     def unlogged_loss(self) -> tuple[Tensor, int]:
         """Return the sum of the losses of the steps since the loss was last logged, and the step of that."""
@@ -210,7 +210,7 @@ class TrainerHooks(Trainer):
 class TrainingClock(TrainerCallback):
     """Callback that tells a ``RegularizedTrainer`` when training, an epoch or an optimizer step begins or ends.
 
-    Epochs count from 0; a resumed run goes on with its own.
+    Epochs count from 0; a resumed run continues its count.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -238,7 +238,7 @@ class TrainingClock(TrainerCallback):
 class SaveAfterEvaluation(TrainerCallback):
     """Callback that saves the checkpoint of an epoch's last step only after the epoch was evaluated and logged.
 
-    A run that is resumed from it begins with the next epoch, and would skip the evaluation and the logs.
+    A run resumed from such a checkpoint begins with the next epoch, and would skip the evaluation and the logs.
     """
 
     def __init__(self) -> None:

@@ -23,16 +23,16 @@ from attendrop.training.trainer_hooks import TrainerHooks, unrecorded
 
 
 class TrainerLoss:
-    """Adapter that runs the ``compute_loss`` that a trainer has now for the passes of a method.
+    """Adapter that runs the ``compute_loss`` of a trainer for the passes of a method.
 
-    It may be that of a subclass, which knows nothing of plans, repeated rows or second models.
+    This may be a subclass's own function, which does not know of plans, repeated rows or second models.
     """
 
     def __init__(self, trainer: TrainerHooks, method: Method) -> None:
         self.trainer = trainer
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
-        # Where the loss depends on what the model returned, this must be what one call returned.
+        # If the loss depends on what the model returned, the outputs must come from a single call.
         self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
         self._ignores_num_items: bool | None = None
 
@@ -53,11 +53,11 @@ class TrainerLoss:
         def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
             nonlocal is_first
             records, is_first = nullcontext() if is_first else unrecorded(self.trainer), False
-            # Of a batch whose rows a method repeats, each copy counts for its part.
+            # If a method repeats the rows of a batch, each copy counts for its part.
             copies = number_of_rows(batch) // number_of_rows(inputs)
             num_items = None if num_items_in_batch is None else num_items_in_batch * copies
             passed = None if is_mean else num_items
-            # The trained model alone is prepared for autocast.
+            # Only the trained model is prepared for autocast.
             with records, nullcontext() if other is None else self.trainer.accelerator.autocast():
                 loss, outputs = self._loss_and_outputs(model if other is None else other, batch, plan, passed)
             if is_mean:
@@ -98,9 +98,9 @@ class TrainerLoss:
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
         if in_one and (self._reads_outputs or any(part.info.uses_attention for part in self.method.parts)):
             raise AttendropError(
-                f"compute_loss gives {type(model).__name__} all of a text in one argument, {in_one[0]!r}, and may call "
-                f"it once for each text of a row: method '{self.method.name}' cannot follow that. Those that act on "
-                "weights or gradients only can."
+                f"compute_loss passes the inputs of {type(model).__name__} as one mapping, {in_one[0]!r}, and may call "
+                f"the model once for each text of a row, which method '{self.method.name}' does not support; use a "
+                "method that acts on weights or gradients only."
             )
         made = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in inputs)
         if made and any(part.info.uses_attention for part in self.method.parts):
@@ -111,11 +111,11 @@ class TrainerLoss:
         return set(arguments)
 
     def _is_mean(self, inputs: dict[str, Any]) -> bool:
-        """Whether the loss is a mean over the micro-batch, though the trainer takes it for a sum over ``num_items``.
+        """Whether the loss is a mean over the micro-batch, though the trainer treats it as a sum over ``num_items``.
 
-        The stock trainer passes ``num_items_in_batch``, which most heads but those of language models ignore, as do
+        The stock trainer passes ``num_items_in_batch``, which most heads except those of language models ignore, as do
         many ``compute_loss`` and ``compute_loss_func``. The loss itself is tested, once, on the first micro-batch that
-        has one, and only where it makes a difference and ``loss_is_scaled_for_ga`` does not say it.
+        has one, and only if it makes a difference and ``loss_is_scaled_for_ga`` does not say.
         """
         trainer = self.trainer
         if trainer.args.gradient_accumulation_steps == trainer.args.world_size == 1 or "labels" not in inputs:
@@ -126,7 +126,7 @@ class TrainerLoss:
             model = trainer.accelerator.unwrap_model(trainer.model)
             losses = []
             for count in (1, 2):
-                # A random loss draws the same in both.
+                # Random numbers in the loss are the same in both calls.
                 with torch.no_grad(), forked_rng(model), evaluating(model), unrecorded(trainer):
                     batch, number = self._without_extra_columns(inputs), torch.tensor(count, device=trainer.args.device)
                     losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
@@ -142,7 +142,8 @@ class TrainerLoss:
     def _number_of_items(self, batch: Batch) -> Tensor | None:
         """Count the items of a batch outside of training; None for a loss that needs no number, or cannot have one.
 
-        The stock trainer counts those of all processes, which evaluate as many batches each; here they need not.
+        The stock trainer counts those of all processes, each of which evaluates the same number of batches; here they
+        may not.
         """
         trainer = self.trainer
         is_passed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None

@@ -41,7 +41,7 @@ _AT_A_TIME = 1000
 _ATTRIBUTED = {
     CLASSES: "the logit of the predicted class",
     LABELS: "the log-likelihood of the predicted labels",
-    NUMBER: "minus the squared distance of the predicted number from the number one above it",
+    NUMBER: "minus the squared difference between the predicted number and that number plus one",
     TOKENS: "the log-likelihood of the predicted tokens",
     SPAN: "the logits of the first and the last token of the predicted answer",
 }

@@ -142,4 +142,4 @@ def _begin_with(model: Any, tokenizer: Tokenizer, code: str) -> None:
     elif labels[-1] == language:
         model.generation_config.decoder_start_token_id = language
     else:
-        raise AttendropError(f"{type(tokenizer).__name__} writes no language code {code!r} into labels; omit it.")
+        raise AttendropError(f"{type(tokenizer).__name__} adds no language code {code!r} to labels; omit it.")
