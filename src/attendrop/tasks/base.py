@@ -33,7 +33,7 @@ class Task:
     # Classes of models trained on other tasks, each with the class of this task that it is read as. Where there are
     # any, models with other classes are not scored.
     readings: tuple[Mapping[str, str], ...] = ()
-    unknown_names: tuple[str, ...] = ()  # as of `Head`
+    unknown_names: tuple[str, ...] = ()  # as in `Head`
 
     @cached_property
     def head(self) -> Head:
@@ -49,7 +49,7 @@ class Task:
         """Return the task with another treatment of long texts; None leaves it as it is.
 
         Raises:
-            AttendropError: Rows of this task do not have it.
+            AttendropError: Rows of this task do not support it.
         """
         if wanted in (None, HEAD):
             return self if wanted is None else replace(self, long_texts=wanted)

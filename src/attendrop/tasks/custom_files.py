@@ -46,16 +46,16 @@ def load_files(
             for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
-            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one, of any
-            file, has a decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``,
-            ``1,000``) are refused unless classes are asked for.
+            if they are objects as in SQuAD, several labels if they are lists, numbers if at least one, in any file, has
+            a decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
+            refused unless classes are asked for.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         token_columns: Further columns of the training file to read, by name with their kinds (see
             :mod:`attendrop.tasks.token_columns`). "train" then has them, and "place", where each row is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
-        shift_column: Column of the training file of which "train" keeps the values as text, as :data:`SHIFT_VALUES`.
+        shift_column: Column of the training file whose values "train" keeps as text, as :data:`SHIFT_VALUES`.
 
     Raises:
         AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
@@ -99,7 +99,7 @@ def load_files(
     return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
 
 
-# Column of the training rows by which some are held out.
+# Column of the training rows by whose values some are held out.
 SHIFT_VALUES = "shift_values"
 
 
@@ -127,7 +127,7 @@ def stream_file(
     """Read a file of any length for an existing model, in chunks of at most ``size`` valid rows.
 
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
-    not read. ``scored`` rows need an answer, also one that is no label.
+    not read. Rows that are to be ``scored`` need an answer, even if the kind of task needs no labels.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names({})

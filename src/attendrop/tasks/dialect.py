@@ -21,7 +21,7 @@ from attendrop.errors import AttendropError
 
 STDIN = "-"
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-# Encodings that are told apart, as Python names them, with their usual names.
+# Encodings that are distinguished, as Python names them, with their usual names.
 ENCODINGS = {
     "utf-8": "UTF-8",
     "utf-8-sig": "UTF-8 with a byte-order mark",
@@ -32,7 +32,7 @@ ENCODINGS = {
 }
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _GZIP = b"\x1f\x8b"
-# What a file is that begins with these bytes.
+# Kinds of files by their first bytes.
 _NO_TEXT = {
     b"PK\x03\x04": "a ZIP archive, such as an Excel workbook, not text; unpack it, or name the workbook .xlsx",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook, not text; save it as .xlsx, or as CSV in UTF-8",
@@ -90,7 +90,7 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
 def delimiter_of(lines: Sequence[str], usual: str) -> str:
     """Find the separator of columns, given the first lines, the header first.
 
-    It is another than the ``usual`` if that divides the header into more columns, and most of the rows into as many.
+    It differs from the ``usual`` one if it divides the header into more columns, and most rows into the same number.
     """
     widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
     if not widths[usual]:

@@ -23,7 +23,7 @@ from attendrop.wording import counted
 _LISTED = 20
 # Bins of probability of the reliability diagram, and of the expected calibration error.
 _BINS = 10
-# With fewer rows, what fits them best is mostly the prior of the fit.
+# With fewer rows, the best fit mostly reflects the prior of the fit.
 ROWS_FOR_TEMPERATURE = 100
 
 
@@ -37,13 +37,13 @@ def error_analysis(
         outputs: Logits of the rows, ``(rows, classes)``.
         references: Class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
         rows: The rows as they were loaded.
-        train: The training rows, among which the neighbours of errors are looked for; None: none are.
+        train: The training rows, in which the nearest neighbours of errors are searched; None: there is no search.
 
     Returns:
-        ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. Of single classes also
+        ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. For single classes also
         ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; and ``errors``, the wrong rows of which the model is surest: ``row`` (in the file, from 0),
-        ``text, class, predicted, probability``, and with training rows ``nearest``: the one most like it by TF-IDF,
+        :func:`calibration`; and ``errors``, the most confident wrong predictions: ``row`` (in the file, from 0),
+        ``text, class, predicted, probability``, and with training rows ``nearest``: the most similar one by TF-IDF,
         with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     head = task.head
@@ -80,7 +80,7 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
 
     Args:
         logits: ``(rows, classes)``.
-        labels: Class ids ``(rows,)``; those that are no class count as wrong.
+        labels: Class ids ``(rows,)``; ids that are no class count as wrong.
 
     Returns:
         ``error``, the expected calibration error (Guo et al., 2017) over ten bins of equal width; ``bins`` with rows,
@@ -106,8 +106,8 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
 def best_temperature(logits: Array, labels: Array) -> float:
     """Return the number by which to divide logits so that their cross-entropy is least, between 0.05 and 20.
 
-    Of ``n`` rows, a label has the probability ``(n + 1) / (n + 2)``, and the other classes share the rest, as in Platt
-    (1999): so that a few rows that are all right do not make the model sure of everything.
+    With ``n`` rows, a label has the probability ``(n + 1) / (n + 2)``, and the other classes share the rest, as in
+    Platt (1999), so that a few rows that are all right do not make the model overconfident.
     """
     known = labels < logits.shape[1]
     logits, labels = logits[known], labels[known]

@@ -33,10 +33,10 @@ def _glue(
     class_names: tuple[str, ...] = (),
     file_names: Mapping[str, str] = _FILES,
 ) -> Source:
-    """Make a task of its folder in the official archive, the columns of its files, and the labels in them.
+    """Make a task from its folder in the official archive, the columns of its files, and the labels in them.
 
-    Without labels, they are numbers from 0 to 5; ``class_names`` are the classes, where files write them in another
-    way. Models are selected by the first metric.
+    If there are no ``labels``, they are numbers from 0 to 5; ``class_names`` are the classes if files write them
+    differently. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
     kind = "classification" if labels else "regression"

@@ -46,7 +46,7 @@ def is_image(path: str | Path) -> bool:
 def read_image(path: str | Path) -> Image:
     """Read an image as RGB: upright, as its EXIF orientation says, without transparency, of several frames the first.
 
-    This is what ``transformers.pipeline`` does, but for grey images of 16 bits, which it makes white. Raises
+    This is what ``transformers.pipeline`` does, except for 16-bit grey images, which it makes white. Raises
     AttendropError if the file cannot be read.
     """
     try:

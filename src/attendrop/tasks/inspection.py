@@ -39,7 +39,7 @@ from attendrop.tasks.values import (
 from attendrop.wording import counted, counts_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
-# Rows that are looked at; of longer files the first.
+# Maximum number of rows that are inspected, the first of longer files.
 MOST_ROWS = 200_000
 # What columns of a role are called.
 _NAMES = {
@@ -163,7 +163,7 @@ def inspect_files(
     Args:
         train_file: The file.
         eval_file: Evaluation data, with the same columns.
-        text_columns: Columns of the texts; by default, as the next two, what looks like it.
+        text_columns: Columns of the texts; guessed by default, like the next two.
         label_column: Column of the labels.
         label_type: Type of the labels.
         label_map: See :mod:`attendrop.tasks.label_map`.

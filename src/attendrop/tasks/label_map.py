@@ -118,10 +118,10 @@ def as_meant(
 ) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
-    Several columns, see :func:`label_columns`, become one more, with a list of the labels that a row has; a row that
-    does not say so is reported to ``bad``. Labels that ``meanings`` lacks stay. A value may hold several labels if the
-    label type is of ``SEVERAL_CLASSES``. Where labels are numbers, by a type of ``NUMBER`` or all of them with "auto",
-    ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
+    Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has; a row
+    with other values than yes or no is reported to ``bad``. Labels that ``meanings`` lacks are kept. A value may hold
+    several labels if the label type is in ``SEVERAL_CLASSES``. If labels are numbers, by a type in ``NUMBER`` or all of
+    them with "auto", ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
     """
     if column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
         table.values(names)  # raises if one is missing

@@ -44,8 +44,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     """Hold out rows that are unlike the others of their class.
 
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
-    group is held out: that of which the nearest rows that are kept are farthest, among those of between half the
-    fraction and half of the class. Of numbers, all rows are one class. Classes of fewer texts than groups are kept.
+    group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
+    are farthest. For numbers, all rows form one class. Classes with fewer texts than groups are kept.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
 
@@ -73,9 +73,9 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
     """Hold out the rows of whole values: the last in order, such as the newest of dates; numbers by value.
 
-    ``values`` has that of each row, of a column with a name for messages. Values are held out until their rows are
-    about the fraction; empty ones and words for nothing, such as "n/a", are none. Texts are in alphabetical order,
-    numbers within them by value.
+    ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
+    make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
+    alphabetical order, numbers within them by value.
 
     Raises:
         AttendropError: All rows have the same value; or the order of values is not clear: dates in which the year is

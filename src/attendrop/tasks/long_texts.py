@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
-# Column with the number of the text that an encoded row is of.
+# Column with the number of the text to which an encoded row belongs.
 DOCUMENT = "document"
 # Fraction of what is kept that is from the beginning: 128 of 510 tokens in Sun et al. (2019).
 _HEAD_FRACTION = 0.25
@@ -31,7 +31,7 @@ def split_long(
     Args:
         whole: Columns of the encoded texts, not truncated, with an entry for each token.
         tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens.
+        max_length: Maximum number of tokens, including special tokens.
         long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
             et al., 2019); ``"windows"`` keeps all tokens: windows are spread evenly and overlap by a quarter at least.
 

@@ -25,7 +25,7 @@ from attendrop.tasks.table_files import read_table
 from attendrop.tasks.text_files import HEADS, WORDS, Sentence, decode, read_sentences
 from attendrop.tasks.values import read_choices
 
-# Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
+# Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
 _CONVERTED = "refs/convert/parquet"
 _SPLITS = ("train", "dev", "test")
 

@@ -149,7 +149,7 @@ class PredictionWriter:
         return file
 
     def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
-        # The writer quotes the characters of its own line ends: so, in a cell, a carriage return alone, too.
+        # The writer quotes cells with characters of its line ends; so a lone carriage return in a cell is quoted, too.
         return csv.DictWriter(
             _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
         )

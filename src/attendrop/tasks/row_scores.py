@@ -66,7 +66,7 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     """
     head, metric = task.head, task.head.metrics[task.metric]
     outputs, count = head.checked(outputs), len(references)
-    if head.in_sequence or count != len(rows):  # of long texts several rows may have been made
+    if head.in_sequence or count != len(rows):  # a long text may have become several rows
         blocks = np.arange(count) * min(count, _BLOCKS) // max(count, 1)
     else:
         blocks = _belonging_together(head.texts(rows))

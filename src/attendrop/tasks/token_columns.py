@@ -1,8 +1,8 @@
 """Columns with numbers for each token: reading, checks against the tokens, truncation with the texts.
 
-They are told by name, with their kinds: "positions" is a list of positions of other tokens, from 0, -1 for none;
+They are given by name, with their kinds: "positions" is a list of positions of other tokens, from 0, -1 for none;
 "matrix" a list of n lists of n numbers; "numbers" a list of numbers, or such a matrix. There is an entry for each token
-of the model's input, special tokens included; where the head reads words, for each word.
+of the model's input, including special tokens; if the head reads words, for each word.
 """
 
 import json
@@ -19,7 +19,7 @@ _FORMS = {
     "positions": "a list of whole numbers, such as [-1, 2, 2, -1]",
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
-# Columns of data sets on the way to the model, of which none can be a column for tokens.
+# Columns of data sets on the way to the model, which cannot be columns for tokens.
 TAKEN = (
     *("label", "index", "place", "document", "sha256", "shift_values", "word_starts", "word_labels"),
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels", "length"),

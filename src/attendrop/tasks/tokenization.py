@@ -26,8 +26,8 @@ def encode(
         dataset: The rows.
         task: The task.
         tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens, at most that of the tokenizer; the longer of two texts is
-            truncated first.
+        max_length: Maximum number of tokens, including special tokens, at most that of the tokenizer; the longer of two
+            texts is truncated first.
         token_columns: Columns of the data set, by name with their kinds, to keep and truncate with the texts.
 
     Returns:

@@ -46,7 +46,7 @@ def _is_there(place: str, name: str) -> bool:
 def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make a tokenizer without a padding token, as GPT-2 and Llama have, pad with its end-of-sequence token.
 
-    The model's configuration is told the padding token if it has none; ``name`` is for messages.
+    The model's configuration gets the padding token if it has none; ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.

@@ -56,7 +56,7 @@ class Metric:
     score: Callable[[Array, Array], float]  # of labels and outputs, one row per example
     span: float = 1.0  # largest possible difference of two scores
     selects: bool = True  # whether models can be selected by it, because greater is better
-    # Tells of each row whether it is right; None: the score is not the fraction of these rows.
+    # Whether each row is right; None: the score is not the fraction of these rows.
     right: Callable[[Array, Array], Array] | None = None
 
     @classmethod
@@ -76,10 +76,10 @@ class Head(ABC):
 
     Most members have defaults. A simple head defines the facts :attr:`kind`, :attr:`label_type`, :attr:`output_kind`,
     :attr:`default_metrics`, :attr:`predicts` and :attr:`metrics`, and, unless it is a ``SequenceHead``,
-    :attr:`auto_class` and :attr:`pipeline_tag`; tells its saved models by :meth:`recognizes` where another head has the
-    same class; reads labels of files by :meth:`label_problem` and :meth:`read_labels`;
-    makes them the model's by :meth:`targets`; reads outputs by :meth:`decode` and :meth:`prediction_rows`; and reports
-    on data by :meth:`describe_labels` and :meth:`label_lines`. Start from a copy of ``regression.py``.
+    :attr:`auto_class` and :attr:`pipeline_tag`; identifies its saved models by :meth:`recognizes` if another head has
+    the same class; reads labels of files by :meth:`label_problem` and :meth:`read_labels`; converts them to the model's
+    by :meth:`targets`; reads outputs by :meth:`decode` and :meth:`prediction_rows`; and reports on data by
+    :meth:`describe_labels` and :meth:`label_lines`. Start from a copy of ``regression.py``.
 
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
@@ -92,7 +92,7 @@ class Head(ABC):
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
-        unknown_names: Labels of evaluation data that are none of these, so that the model cannot predict them; their
+        unknown_names: Labels of evaluation data that are not among these, so that the model cannot predict them; their
             ids follow.
     """
 
@@ -135,14 +135,14 @@ logits = model(**inputs).logits"""
     # Outputs and scores
     padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
     reads_labels: ClassVar[bool] = False  # whether raw outputs depend on the labels, if there are any
-    reference_column: ClassVar[str] = "labels"  # encoded column of which references are made
+    reference_column: ClassVar[str] = "labels"  # encoded column from which references are made
     rewarded_by_loss: ClassVar[bool] = False  # whether methods are rewarded by the loss: scores need several passes
     answer_column: ClassVar[str] = "label"  # column of the prediction, ``predicted_...`` beside columns of the input
-    analysed_by: ClassVar[str] = ""  # what errors are counted by: "class", "label" of several, or none are analysed
+    analysed_by: ClassVar[str] = ""  # errors are counted by "class" or, for several, by "label"; empty: no analysis
     has_probabilities: ClassVar[bool] = False  # whether predictions can come with the probabilities of all classes
     default_metrics: ClassVar[tuple[str, ...]]  # metrics of custom files; models are selected by the first
     metric_aliases: ClassVar[Mapping[str, str]] = {}  # alternative names of metrics
-    fitted_at: ClassVar[tuple[str, float] | None] = None  # metric, and its least value on rows that have been fitted
+    fitted_at: ClassVar[tuple[str, float] | None] = None  # metric, and its minimum on rows that have been fitted
     most_fit_rows: ClassVar[int] = 1000  # number of training rows on which the fit is measured, at most
 
     def __post_init__(self) -> None:
@@ -484,7 +484,7 @@ model = {load}(folder)
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Convert raw outputs, of all encoded rows, to outputs; by default, those of a text in windows to their mean.
 
-        ``encoded`` has all columns that :meth:`tokenize` made, and "labels"; of the batches on which a method is
+        ``encoded`` has all columns that :meth:`tokenize` made, and "labels"; for the batches on which a method is
         rewarded in training, only "labels".
         """
         return document_means(raw, encoded)

@@ -14,10 +14,10 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Inverse strengths of the regularisation, for features of norm 1. With fewer rows of a class than this, the default,
-# for the choice is noisy then: with five rows per class of Banking77, 10 is up to 0.01 more accurate than 100.
+# Inverse strengths of the regularisation, for features of norm 1. If a class has fewer rows than this, the default is
+# used, because the choice is noisy: with five rows per class of Banking77, 10 is up to 0.01 more accurate than 100.
 _CS, _DEFAULT_C, _FOLDS, _LEAST_ROWS = (1.0, 10.0, 100.0), 10.0, 3, 10
-# Sparse features of up to so many rows are rotated, which takes the cube of the number of rows.
+# Maximum number of rows for which sparse features are rotated, which takes time in proportion to its cube.
 _ROTATED_ROWS = 3000
 _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
@@ -43,8 +43,8 @@ def fit_logistic_regression(
 ) -> LinearFit | None:
     """Fit a logistic regression with a penalty on the squared weights; None if all rows are of one class.
 
-    The features are divided by one number, their mean norm, which the weights make up for. The strength ``C`` has the
-    best likelihood in cross-validation over 1, 10 and 100; it is 10 where a class has fewer than ten rows.
+    The features are divided by one number, their mean norm, for which the weights compensate. The strength ``C`` has
+    the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer than ten rows.
 
     Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
     If ``balanced``, classes have equal weight, instead of rows.

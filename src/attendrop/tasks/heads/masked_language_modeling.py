@@ -52,15 +52,15 @@ class MaskedLanguageModeling(Head):
     """Head that predicts hidden tokens of a text (Devlin et al., 2019). There are no labels in the data.
 
     Rows are encoded with masks that depend on their tokens alone, on which all models are scored. In training, each
-    epoch has masks of its own. Raw outputs are, for each hidden token of a row, its log-likelihood, the most likely
+    epoch has different masks. Raw outputs are, for each hidden token of a row, its log-likelihood, the most likely
     token and the probability of that, ``(rows, tokens, 3)``, padded with -100. References are the ids of the hidden
     tokens of each row.
 
     Attributes:
-        mask_probability: Probability of a token, or word, to be hidden; of each row, one at least is.
+        mask_probability: Probability that a token, or word, is hidden; at least one of each row is.
         whole_words: Whether all tokens of a word are hidden together.
         pack: Whether training texts are joined, with a separator between them, and cut into rows of the maximum length.
-            Otherwise each is a row, and what is too long is cut off. Texts are scored one by one in any case.
+            Otherwise each is a row, truncated if it is too long. Texts are scored one by one in any case.
     """
 
     mask_probability: float = option(0.15, unit_interval(one=True))
@@ -303,7 +303,7 @@ class TokenRow:
 
 
 def token_rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int | None, *, pack: bool) -> list[TokenRow]:
-    """Tokenize texts, each to a row; where a tokenizer does not tell words (it is not fast), each token is one.
+    """Tokenize texts, each to a row; if a tokenizer does not identify words (it is not fast), each token is one.
 
     ``max_length`` is in tokens, including special tokens; None is no limit. With ``pack``, the texts are joined, with
     the tokenizer's separator between them if it has one, and cut into rows of this length.
@@ -342,9 +342,9 @@ _MASKED, _REPLACED = 0.8, 0.1
 class TokenMasks:
     """Chooses tokens to predict, and changes most of them: 80 % to the mask token, 10 % to a random token.
 
-    What is chosen is a function of a key and the row's own tokens: neither of padding, nor of the other rows, nor of
-    the place of the row in a file. Rows with the same tokens are masked alike. Special tokens, among them unknown ones,
-    are neither chosen nor drawn. ``probability`` is that of each token, or word, to be chosen; one at least is.
+    The choice depends on a key and the row's own tokens only, not on padding, the other rows or the place of the row in
+    a file. Rows with the same tokens are masked alike. Special tokens, among them unknown ones, are neither chosen nor
+    drawn. Each token, or word, is chosen with ``probability``; at least one is.
     """
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:

@@ -28,15 +28,15 @@ from attendrop.errors import AttendropError
 
 # The name that ModernBERT and others give to the option.
 _OPTION = "classifier_pooling"
-# Ends as the classes of transformers do, which choose the loss by it.
+# Ends like the names of transformers' classes, from which the loss is derived.
 _SUFFIX = "MeanPoolingForSequenceClassification"
 
 
 class MeanPooling:
     """Part of a model class: an encoder, and a linear layer on the mean of its last hidden states.
 
-    The linear layer has a name of its own, so that another class misses it in the weights instead of taking it for its
-    own.
+    The linear layer has a distinct name, so that other classes report it as missing from the weights instead of loading
+    it as their own.
     """
 
     encoder_class: ClassVar[type[PreTrainedModel]]

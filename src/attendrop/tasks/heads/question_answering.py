@@ -26,11 +26,12 @@ from attendrop.tasks.long_texts import DOCUMENT, document_slices
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import is_missing
 
-# Offsets of a token that is not of the text.
+# Offsets of a token that is not part of the text.
 NOT_TEXT = [-1, -1]
-# Names of the model's outputs: where each question has an answer in its text, and where some have none.
+# Names of the model's outputs: if each question has an answer in its text, and if some have none.
 ALWAYS, SOMETIMES = ("start", "end"), ("start or none", "end or none")
-# Of the maximum length, at most this part is the question, and this part of the text is in the next window, too.
+# Parts of the maximum length: at most a third is the question, and a quarter of the text is repeated in the next
+# window.
 _QUESTION, _OVERLAP = 3, 4
 
 
@@ -273,7 +274,7 @@ class SpanAnswer:
 def read_answers(value: Any) -> dict[str, list[Any]] | None:
     """Read the accepted answers to a question, as ``text`` and ``answer_start``, which may be empty: not given.
 
-    A value is a text, a list of texts, or both lists by name, as SQuAD has them; lists and names may be JSON. Nothing
+    A value is a text, a list of texts, or both lists by name, as in SQuAD; lists and names may be JSON. An empty value
     means that there is no answer. Returns None if the value has another form.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):

@@ -29,8 +29,8 @@ _ASSISTANT = "assistant"
 class TextGeneration(WritingHead):
     """Head that completes prompts. The loss is on the tokens of the completion only, the end of the text included.
 
-    A prompt is a text, or a list of messages; of a list that ends with a message of the assistant, this is the
-    completion. Models are scored by the likelihood of the completions, in one pass; for predictions they generate.
+    A prompt is a text, or a list of messages; if the list ends with a message of the assistant, that is the completion.
+    Models are scored by the likelihood of the completions, in one pass; for predictions they generate.
     """
 
     kind = "text-generation"
@@ -98,8 +98,8 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize prompts and completions one after the other; add ``labels`` and ``references`` if these are known.
 
-        Where both are longer than ``max_length``, the prompt keeps at least the last half of it, and the completion is
-        cut at its end.
+        If the two are longer than ``max_length`` together, the prompt keeps its end, at least half of ``max_length``,
+        and the completion is truncated at its end.
         """
         pairs = _pairs(columns)
         found: dict[str, list[Any]] = {"input_ids": [], "attention_mask": []}

@@ -40,7 +40,7 @@ class Translation(WritingHead):
         source_lang: Code of the language of the texts, for multilingual models, as their tokenizer writes it
             (``tr_TR``, ``tur_Latn``). None: as the tokenizer's files say.
         target_lang: Code of the language to translate to, with which generation begins.
-        source_prefix: Text before each text, such as ``"translate English to Romanian: "`` of T5.
+        source_prefix: Text before each text, such as T5's ``"translate English to Romanian: "``.
     """
 
     source_lang: str | None = option(None, _TEXT)

@@ -24,7 +24,7 @@ from attendrop.model_support.models import position_limit
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer, row_array
 from attendrop.tasks.values import count_words, text_problem
 
-# Of models that do not say themselves how much they write.
+# For models whose files do not say how much they generate.
 DEFAULT_NEW_TOKENS = 128
 
 
@@ -61,7 +61,7 @@ class WritingHead(Head):
     output_kind = TOKENS
     rewarded_by_loss = True
     reads_labels = True
-    reference_column = "references"  # the whole texts, of which the model may have seen a part
+    reference_column = "references"  # the whole texts, of which the model may have seen only a part
     most_inputs = 1
     most_fit_rows = 100
     tokenizer_options: ClassVar = {}  # programs that generate with the saved model pad on the left
