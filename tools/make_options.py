@@ -16,7 +16,7 @@ HEAD = """\
 Written by `make docs` from the fields of `attendrop.runs.config.RunConfig`; CI checks that it is up to date.
 
 The names are those of keywords of `RunConfig`, of `attendrop.compare`, of `run.yaml` and of study files. On the command
-line they have dashes, or the flag that is given here. `attendrop train --help` lists all options of the command.
+line they have dashes, or the flag given here. `attendrop train --help` lists all options of the command.
 
 | option | default | allowed | what it does |
 |---|---|---|---|

@@ -17,9 +17,9 @@ from attendrop.pruning.export import TOLERANCE, describe, export_onnx, require_o
 from attendrop.runs.baseline_models import BaselineModel, tf_idf
 from attendrop.runs.prediction_passes import unit_means
 
-# What stands for the blank at both ends of a word, among characters: no character of a text.
+# Stands for the blank at both ends of a word in the vocabulary of characters; no text contains it.
 _BLANK = "\ufdd0"
-# In Python the sigma that ends a word has a form of its own: after a letter with a case, and before none.
+# In Python, a sigma at the end of a word has a separate lower-case form: after a cased letter, and before none.
 _CASED, _IGNORED = r"[\p{Cased}&&[^\p{Case_Ignorable}]]", r"\p{Case_Ignorable}*"
 _FINAL_SIGMA = rf"(?<={_CASED}{_IGNORED})Σ(?!{_IGNORED}{_CASED})"
 _PAD, _UNKNOWN = "[PAD]", "[UNK]"
@@ -29,9 +29,9 @@ _TOKENIZERS = ("words", "characters")
 def export_baseline(model: BaselineModel, config: Any, file: Path, metadata: Mapping[str, str]) -> float:
     """Write a baseline as ONNX, and of TF-IDF the tokenizers ``words.json`` and ``characters.json`` beside it.
 
-    Of a frozen encoder, inputs are those of :func:`attendrop.export_onnx`; of TF-IDF ``words`` and ``characters``,
-    the ids of both tokenizers, int64 ``(batch, length)``, and of a second text ``words_2`` and ``characters_2``. The
-    output is ``logits``.
+    For a frozen encoder, inputs are those of :func:`attendrop.export_onnx`; for TF-IDF they are ``words`` and
+    ``characters``, the ids of both tokenizers, int64 ``(batch, length)``, and for a second text ``words_2`` and
+    ``characters_2``. The output is ``logits``.
 
     Returns:
         The largest difference of a logit of the file from that of the model, on example texts.
@@ -100,7 +100,7 @@ def _tokenizer(name: str, vectorizers: Sequence[TfidfVectorizer]) -> Any:
     units = dict.fromkeys(unit for each in own for term in _terms(name, each) for unit in term)
     vocabulary = {unit: number for number, unit in enumerate(dict.fromkeys((_PAD, _UNKNOWN, _BLANK, *units)))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=_UNKNOWN))
-    # As Python does: marks, as of Hindi, are no part of words.
+    # As in Python, combining marks, such as those of Hindi, are not part of words.
     lowercase = [normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
     if name == "words":
         tokenizer.normalizer = normalizers.Sequence(lowercase)

@@ -1,7 +1,7 @@
 """Models without fine-tuning: a linear model on TF-IDF or on a frozen encoder, or a constant prediction.
 
 Their folders are those of runs, with ``baseline.json`` (the head with its classes, and the vocabularies) and
-``baseline.safetensors`` (the linear model) in the place of a model of transformers, which refuses such a folder.
+``baseline.safetensors`` (the linear model) instead of a model of transformers, which refuses such a folder.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class BaselineModel:
         name: Name of the baseline.
         head: Head of the task, which reads rows and scores outputs.
         tokenizer: Tokenizer with which rows are encoded.
-        bias: Of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each word of
-            a row, ``(1, outputs)``.
-        weight: Of the linear model, ``(outputs, features)``; None: all rows have one answer.
+        bias: Bias of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each
+            word of a row, ``(1, outputs)``.
+        weight: Weights of the linear model, ``(outputs, features)``; None: all rows have one answer.
         vectorizers: TF-IDF of each text column, two for each, see :func:`fit_tf_idf`; empty: the encoder's features.
-        encoder: The frozen model, if features are its.
+        encoder: The frozen model, if it computes the features.
     """
 
     name: str

@@ -61,13 +61,13 @@ class RunConfig:
         "of images.",
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.")
-    """Without one, the score is one on held-out rows."""
+    """Without one, the score is measured on held-out rows."""
     text_columns: tuple[str, ...] = option(
         (), "columns", "Text columns of your files, comma-separated.", shown="those that look like it"
     )
-    """As many as the kind of task reads. Files of some formats have columns by default: column files (.conll, .conllu)
-    ``tokens``, two parallel text files ``source``, and folders ``image``. Columns that the method reads are needed in
-    the ``train_file`` only."""
+    """Their number depends on the kind of task. Some formats have default columns: ``tokens`` of column files (.conll,
+    .conllu), ``source`` of two parallel text files, and ``image`` of folders. Columns that the method reads are needed
+    in the ``train_file`` only."""
     label_column: str | None = option(
         None, "columns", "Label column of your files.", shown="the one that looks like it"
     )
@@ -79,7 +79,7 @@ class RunConfig:
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning."
     )
-    """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks stays as it is; one with an
+    """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
     task_options: Mapping[str, Any] = option(
         {},
@@ -99,15 +99,15 @@ class RunConfig:
     test_fraction: float = option(
         0.0, "held_out", "Instead of --eval-file: fraction of the training data to report on.", FRACTION
     )
-    """The same rows for every seed, stratified by class; rows with the same text are on the same side. Of a task, they
-    take the place of its development set, which then stays unseen: settings can be chosen on them."""
+    """The same rows for every seed, stratified by class; rows with the same text are on the same side. For a named
+    task, they replace its development set, which then stays unseen, so that settings can be chosen on them."""
     shift: bool | None = option(
         None,
         "held_out",
         "Also score on rows unlike the training rows: whole groups of similar texts, held out.",
         flags=["--shift"],
     )
-    """In each class, one group, of about as many rows as ``test_fraction`` (a quarter, where that is 0); see
+    """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
     :func:`attendrop.tasks.likeness.hold_out_like`."""
     shift_column: str | None = option(
         None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
@@ -115,7 +115,7 @@ class RunConfig:
     metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )
-    """Named as for :func:`attendrop.tasks.metrics.with_metric`."""
+    """Names are those of :func:`attendrop.tasks.metrics.with_metric`."""
     class_weights: str | None = option(
         None, "score", "balanced: classes have equal weight in the loss.", choice("balanced"), shown="none"
     )
@@ -134,7 +134,7 @@ class RunConfig:
         choice("auto", "random", "frozen", "contrastive"),
     )
     """``"frozen"`` is a linear model fitted to the frozen encoder's features of the training rows; ``"auto"`` the same,
-    where the head is one linear layer on trained features; ``"contrastive"`` the same, after SetFit's contrastive stage
+    if the head is one linear layer on trained features; ``"contrastive"`` the same, after SetFit's contrastive stage
     on these rows (package setfit)."""
     lora: Mapping[str, Any] | None = option(
         None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
@@ -203,7 +203,7 @@ class RunConfig:
     """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``,
     ``calibrate`` or the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
     refit: bool | None = option(None, "selection", "Train again, including the held-out rows.", shown="if any are")
-    """For as many steps as were best with a part held out. None: wherever a part was held out, but for rewards."""
+    """For the number of steps that was best with rows held out. None: if rows were held out, except for rewards."""
     patience: int | None = option(
         None,
         "selection",
@@ -213,7 +213,7 @@ class RunConfig:
     calibrate: bool | None = option(
         None, "selection", "Scale the logits so that probabilities fit held-out rows.", shown="no"
     )
-    """By one temperature, in the weights of the last layer; predictions stay. For classes."""
+    """By one temperature, in the weights of the last layer; predicted classes do not change. For classification."""
     save_steps: int | None = option(None, "checkpoints", "Number of steps between additional checkpoints.")
     """In addition to one after each epoch."""
     report_to: str = option(
@@ -234,7 +234,7 @@ class RunConfig:
     """In training, and to choose an epoch; final scores are those of the saved weights, in their precision."""
     fp16: bool = option(False, "machine", "float16 mixed precision; needs a GPU.")
     on_data: InitVar[Callable[[RunConfig], object] | None] = None
-    """Called with the options before the method is made, which loads PyTorch: to look at the data first."""
+    """Called with the options before the method is created, which loads PyTorch, to check the data first."""
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)

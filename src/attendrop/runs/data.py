@@ -31,7 +31,7 @@ _READ_BY = (
 )
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
-# Rows that are held out as unlike the others, where no part of test rows is given.
+# Fraction of rows held out as unlike the others, if no fraction of test rows is given.
 SHIFT_FRACTION = 0.25
 
 
@@ -83,7 +83,7 @@ def data_files(config: RunConfig) -> list[Path]:
         return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
-    except AttendropError:  # loading tells what is wrong
+    except AttendropError:  # loading reports what is wrong
         return []
 
 

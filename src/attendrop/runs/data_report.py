@@ -35,8 +35,8 @@ def data_report(
     """Describe the rows of a run; raises AttendropError if no row of a part has a token that the model knows.
 
     Returns:
-        Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what
+        Plain values: ``kind``; ``parts``, each with ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
+        ``mean``, ``max``), ``unknown_labels`` (counts of labels that train lacks, if any), what
         :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
         ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
         ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and

@@ -40,9 +40,9 @@ def option(
         group: Group of options on the command line; empty: commands declare it themselves.
         help: What ``--help`` says.
         allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        shown: What ``--help`` says of the default; empty: the default itself.
+        shown: What ``--help`` shows as the default; empty: the default itself.
         flags: Names on the command line; empty: the option's own.
-        example: Of a mapping, one NAME=VALUE.
+        example: For a mapping, an example NAME=VALUE.
         listed: Whether the command line and files take several values: a run for each.
     """
     if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
@@ -148,7 +148,7 @@ def check_fields(options: Any) -> None:
 def takes_options(*kinds: Any) -> Callable[[Function], Function]:
     """Return a decorator that lists the options of classes in a signature, for ``help`` and notebooks.
 
-    They stand in the place of the function's ``**options``; its own parameters win.
+    They replace the function's ``**options``; its own parameters take precedence.
     """
 
     def decorate(function: Function) -> Function:

@@ -48,15 +48,15 @@ def export_run(
         output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
             folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
-        quantize: ``"int8"``, for ONNX. The loss of score is measured on the reported rows of the run, otherwise on its
+        quantize: ``"int8"``, for ONNX. The loss in score is measured on the reported rows of the run, otherwise on its
             selection split.
         overwrite: Replace existing files.
         data_dir: Folder of the run's task, if it was moved.
 
     Returns:
-        ``model, format, output, bytes``; of ONNX ``difference`` (of a logit from the model's on example inputs), and
+        ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
         with ``quantize`` its ``loss``: the ``set`` with its ``rows``, the ``metric``, ``before``, ``after`` and the
-        ``difference``; None: there are no data.
+        ``difference``; None if there are no data.
 
     Raises:
         AttendropError: There is no such format or finished run, or the output cannot be written or exists.
@@ -94,7 +94,7 @@ def export_run(
         else:
             options = run_options(Path(run_dir))
             length = options.get("max_length") or DEFAULT_MAX_LENGTH
-            if model is not None:  # which reads no more than its positions
+            if model is not None:  # which reads only as many tokens as it has positions
                 length = min(length, getattr(tokenizer, "model_max_length", length))
             read = {"max_length": length, "long_texts": options.get("long_texts")}
             metadata = {name: str(value) for name, value in read.items() if value is not None}

@@ -155,8 +155,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     """List the runs in a folder and in all folders below it, in the order of their paths.
 
     Returns:
-        Of each run ``folder``, ``finished``, ``pruned``, ``label`` (the method with its options), and of its
-        ``metrics.json`` ``task``, ``model``, ``method``, ``seed``, ``metric``, ``selection_score``, ``score`` (of dev),
+        For each run ``folder``, ``finished``, ``pruned``, ``label`` (the method with its options), and from its
+        ``metrics.json`` ``task``, ``model``, ``method``, ``seed``, ``metric``, ``selection_score``, ``score`` (on dev),
         ``steps``, ``train_seconds``; an unfinished run has None for what is not known yet.
 
     Raises:

@@ -123,7 +123,7 @@ def fit(
 
     After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
     record if this training may have begun before, otherwise empty. ``checkpoints`` are in ``place`` by default, one
-    after each epoch or ``checkpoint_seconds``. ``stop_after`` is a number of steps, of a longer schedule.
+    after each epoch or ``checkpoint_seconds``. ``stop_after`` ends a longer schedule after this number of steps.
     """
     checkpoints = checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
-    Nothing is random, and no random number is taken from the model's: with the same rows, all methods start alike.
+    Nothing is random, and the model's random state is not used: with the same rows, all methods start alike.
 
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``; None if the head starts at
@@ -140,7 +140,7 @@ def _features(
         hook.remove()
 
 
-# Pairs in a step, as its authors have it.
+# Pairs in a step, as in its authors' settings.
 BATCH_SIZE = 16
 
 
@@ -154,8 +154,8 @@ def tune_contrastively(
     """Train an encoder on pairs of texts, with the package setfit and its authors' settings.
 
     Pairs of the same class and of different classes come equally often (``sampling_strategy="oversampling"``); the
-    cosine of the means of their tokens is to be 1 or 0; batches of 16 pairs, learning rate 2e-5. No random number is
-    taken from the global generators.
+    cosine of the means of their tokens is trained towards 1 or 0; batches of 16 pairs, learning rate 2e-5. The global
+    random generators are not used.
 
     Raises:
         AttendropError: The package is missing, the model is no encoder, rows have two texts, or there are no two rows

@@ -22,7 +22,7 @@ from attendrop.runs.run_file import RUN_FILE
 from attendrop.runs.run_folder import METRICS, RUN, SAMPLED_ROWS, keeps_model, own_files
 from attendrop.tasks.row_scores import PREDICTIONS
 
-# What a run keeps that says something of the rows it was trained on, or of this machine.
+# Files of a run that reveal something about its training rows, or about this machine.
 _STAYS = {RUN, METRICS, PREDICTIONS, RUN_FILE, SAMPLED_ROWS, SKIPPED, "training_args.bin"}
 
 

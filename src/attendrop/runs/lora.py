@@ -33,7 +33,7 @@ def _targets(name: str, value: str | Sequence[str] | None) -> str | None:
 class LoraOptions:
     """Options of a LoRA adapter (Hu et al., 2022, https://arxiv.org/abs/2106.09685).
 
-    A targeted layer computes ``W x + (alpha / r) B A x``, of which ``A`` and ``B`` are trained.
+    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained.
 
     Attributes:
         r: Rank of the adapter, 1 or more; 8 is PEFT's default, and the paper's for GLUE.

@@ -36,7 +36,7 @@ class Source:
     file: str | None = option(None, "file", "Your file instead of a task; - is stdin.")
     text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
     label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
-    """To evaluate."""
+    """Only to evaluate."""
     label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
     unknown_labels: str | None = as_in_runs("unknown_labels", "labels", shown="as in training")
     input_format: str | None = option(

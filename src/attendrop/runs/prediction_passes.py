@@ -50,7 +50,7 @@ def over_rows(
 ) -> Array:
     """Compute something for batches of rows of similar length, the longest first, without gradients.
 
-    Batches so have little padding; the values are in the order of the rows.
+    So batches have little padding. The values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
     read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
@@ -85,7 +85,7 @@ def frozen_features(
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
     Special tokens, and the class token of an image, count; padding does not: the sentence embedding of Reimers and
-    Gurevych (2019). Of a model with an encoder and a decoder, the encoder is read.
+    Gurevych (2019). In a model with an encoder and a decoder, the encoder is read.
 
     Returns:
         Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.

@@ -75,8 +75,8 @@ def prune_run(
         output_dir: A new folder.
         layers: As for :func:`attendrop.prune`.
         select_by: Ranking of the layers. ``"importance"``: by the loss without each layer's attention. ``"method"``: by
-            what the run's method learnt to drop. ``"auto"``: by the method where its result can be told from noise, or
-            ``layers`` is a threshold; otherwise by importance.
+            what the run's method learnt to drop. ``"auto"``: by the method if its result is significant, or ``layers``
+            is a threshold; otherwise by importance.
         tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
@@ -88,11 +88,11 @@ def prune_run(
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
         ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``, and whether scores on them
-        decided which layers (``chosen``); with ``auto`` ``scores`` and ``differences`` by number of pruned layers, and
-        in words what is ``unknown``; ``selection`` and ``all_scores`` before and after with the ``difference``;
-        ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and ``high``, of its
-        95 % interval. Without a pruned layer ``speed`` and the differences of before and after are None: it is the
-        same model.
+        decided which layers (``chosen``); for ``auto``, also ``scores`` and ``differences`` by number of pruned layers,
+        and in words what remains ``unknown``; ``selection`` and ``all_scores`` before and after with the
+        ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and
+        ``high``, of its 95 % interval. Without a pruned layer, ``speed`` and the differences of before and after are
+        None, because it is the same model.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.

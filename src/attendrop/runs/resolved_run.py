@@ -20,7 +20,7 @@ class ResolvedRun:
     """Run with resolved options, which are read only here.
 
     Attributes:
-        config: The options; none is left to decide, but for the start of the head, which depends on the model.
+        config: The options, all decided except the start of the head, which depends on the model.
         given: The options as they were given.
         data: The task with all its rows.
         parts: The splits of the run, not encoded.

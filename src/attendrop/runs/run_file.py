@@ -112,8 +112,8 @@ def convert_option(path: str, name: str, value: Any) -> Any:
 
 PRESETS = ("paper",)
 # The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
-# stop sooner). Of the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle and
-# the first; the best epoch is chosen on the development set.
+# stop sooner). Among the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle
+# and the first; the best epoch is chosen on the development set.
 _PAPER = {
     "learning_rate": 2e-5,
     "batch_size": 16,

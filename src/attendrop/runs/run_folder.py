@@ -121,7 +121,7 @@ def last_begun(folder: Path) -> int:
 def check_whole(folder: Path) -> None:
     """Raise AttendropError if a file of the run is missing without which another model might be loaded.
 
-    What is for readers alone, such as its card and the options to repeat it, may be missing.
+    Files for readers only, such as its card and the options to repeat it, may be missing.
     """
     written = (read_run(folder) or {}).get("files", {})
     lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]

@@ -48,11 +48,11 @@ class SetScores:
 
     Attributes:
         scores: All metrics of the task.
-        baseline: The ``answer`` and the ``scores`` of a model that always gives one: the most common class of the
-            training rows, or their mean; None: the kind of task has no such answer.
+        baseline: The ``answer`` and the ``scores`` of a constant prediction: the most common class of the training
+            rows, or their mean; None: the kind of task has no such answer.
         predicted: Number of predictions of each class; empty if there are no classes.
         rows: Number of rows of the set.
-        by_row: The score of the task's metric, divided among the rows; None of other sets than "dev" and "shifted".
+        by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "shifted".
         predictions: Predicted labels of the rows; None as above.
         report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
             for predictions that are no classes or labels.
@@ -129,7 +129,7 @@ def score_model(
 ) -> dict[str, SetScores]:
     """Score the model on the reported sets, which the honest protocol uses only here.
 
-    Where there is none, on the selection split, or as :func:`selection_report` did before the final training.
+    If there are none, score it on the selection split, or return the scores that :func:`selection_report` found.
     """
     if not encoded.report and selected is not None:
         return {"selection": SetScores(**selected["scores"])}
@@ -196,7 +196,7 @@ def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
     if run.chooses_epoch:
         return trainer.state.best_metric
     found = [entry[f"eval_{run.task.metric}"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return float(found[-1]) if found else None  # of no steps
+    return float(found[-1]) if found else None  # no steps
 
 
 def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
         ``Head.fitted_at``.
     """
     texts = texts_of(rows)
-    # At random: of classes that take turns, a step through the rows may see one alone.
+    # At random: if classes alternate, rows taken at regular steps may all be of one class.
     numbers = random.Random(0).sample(range(len(texts)), min(len(texts), task.head.most_fit_rows))
     kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))

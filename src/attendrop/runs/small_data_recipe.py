@@ -20,7 +20,7 @@ BATCH_SIZE = 16
 EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
 # Learning rates by the largest hidden size that they are for.
 LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
-# Of adapters, which take higher rates: Hu et al. (2022) tune RoBERTa-base with 4e-4 to 5e-4, large with 2e-4 to 4e-4.
+# For adapters, which take higher rates: Hu et al. (2022) tune RoBERTa-base with 4e-4 to 5e-4, large with 2e-4 to 4e-4.
 LORA_FACTOR = 10
 # Rows to hold out where a selection split is asked for, or where there is no other set to score on.
 SELECTION_FRACTION = 0.1
@@ -32,8 +32,8 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     """Decide how many rows are held out, and whether the model is trained again on all.
 
     Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, rewards, or a
-    score where there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded
-    on it, or there is no step to take.
+    score if there are no evaluation rows. Finally the model is also trained on held-out rows, unless a method was
+    rewarded on them, or there is no step to take.
     """
     rewarded = config.rewarded_on == "selection"
     fraction = config.selection_fraction
@@ -50,12 +50,12 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
     """Decide batch size, number of steps, learning rate and pooling.
 
     - A step has 16 rows.
-    - Steps are 10 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
+    - Steps are 10 epochs, but at least 240 and at most 1,200; for large sets, 3 epochs if that is more.
     - The learning rate falls with the model's hidden size, see ``LEARNING_RATES``. An adapter's is ten times that.
-    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None
-      where there is no choice of it.
+    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None if
+      the model offers no choice.
 
-    The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
+    The steps do not depend on the method, so that methods that hold rows out are compared over the same steps.
     """
     refuse_untrainable(config.model)
     found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}

@@ -133,7 +133,7 @@ def _train(
     announce_data(report, run.task.head)
     if not begun and is_main_process():
         clear_unfinished(place)
-    # Fit it; where it is to be trained on held-out rows, too, once without and once with them.
+    # Fit it; if held-out rows are to be trained on, too, once without and once with them.
     found = decided(run.config) | {"options": run.config.options}
     begin = partial(begin_run, place, config, rows, decided=found)
     fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
@@ -148,7 +148,7 @@ def _train(
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
         steps = counted(selected["steps"], "step")
         logger.info("Training again on all %d rows, for %s.", len(final.parts.train), steps)
-    # Once more from the start, where the method asks for it by what it found.
+    # Train again from the start, if the method asks for it because of what it found.
     stop_after, explored = (selected or {}).get("steps"), begun.get("explored")
     if explored is None:
         trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=stop_after)
@@ -239,8 +239,8 @@ def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: 
 def divide_logits(model: PreTrainedModel, temperature: float) -> None:
     """Divide the logits of a model by a temperature, in the weights of its last layer.
 
-    So every program that loads the model, stock transformers and ONNX files among them, computes the calibrated
-    probabilities. The predicted classes stay; above 1, the model becomes less sure.
+    So every program that loads the model, including stock transformers and ONNX files, computes the calibrated
+    probabilities. The predicted classes do not change; above 1, the model becomes less confident.
 
     Raises:
         AttendropError: The model has no linear layer with an output for each class at its end.
