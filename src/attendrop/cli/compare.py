@@ -55,7 +55,7 @@ def compare(
     """Find out what your data should be fine-tuned with.
 
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
-    seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. Started again, it goes on.
+    seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
     train_file = one_file(file, "--train-file", data.get("train_file"))
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}

@@ -48,8 +48,8 @@ from attendrop.tasks.tokenization import columns_of, encode
 def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, overwrite: bool = False) -> dict[str, Any]:
     """Score a baseline, and write ``metrics.json`` in ``config.output_dir``; a finished one is returned.
 
-    It is fitted on the training and the selection rows of a fine-tuning with this configuration: it has no epoch to
-    choose. Its selection score is that of a fit on the training rows only.
+    It is fitted on the training and the selection rows of a fine-tuning run with this configuration, since it has no
+    epoch to choose. Its selection score is that of a fit on the training rows only.
 
     - ``majority``: the constant answer, the most common class or the mean.
     - ``tfidf``: TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text, with a linear
@@ -57,7 +57,8 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
     - ``frozen``: the mean of the tokens of the model as it is, two texts read as a pair, with a linear model; see
       :func:`attendrop.runs.prediction_passes.frozen_features`.
     - ``setfit``: the same, after the contrastive stage of SetFit (Tunstall et al., 2022) on the training rows, by its
-      package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
+      package and with its authors' settings; it reads the same number of texts as fine-tuning by the recipe. For single
+      texts only.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
     (:mod:`attendrop.tasks.heads.linear_models`).

@@ -49,7 +49,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
 def add_scores(answer: Answer, label: str, folder: Path) -> None:
     """Add the comparison's score to the card of the kept model.
 
-    It is of other models: the kept one may be trained on the rows of the score.
+    The score belongs to other models: the kept one may be trained on the scored rows.
     """
     card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
     if row is None or not card.exists():  # without a finite score, there is no row
@@ -66,7 +66,7 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
 def _all_rows(config: RunConfig) -> dict[str, Any]:
     """Return the options for training on all rows, except those that the method or the protocol needs.
 
-    What is held out to choose the epoch is trained on in the end.
+    Rows held out to choose the epoch are finally trained on.
     """
     on_evaluation_rows = config.rewarded_on == "eval" or config.protocol == "paper"
     changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)

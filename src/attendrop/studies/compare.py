@@ -37,7 +37,7 @@ from attendrop.studies.study import check_study_folder, write_reports
 from attendrop.studies.units import REFERENCE, Result, Unit, check_evaluation, duration
 from attendrop.wording import counted
 
-# Of the time that is left after all final runs, the search gets at most so much.
+# Maximum fraction of the time left after all final runs that the search gets.
 _SEARCH_FRACTION = 0.8
 _MOST_TRIALS = 12
 # How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
@@ -100,7 +100,7 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         >>> print(*outcome.lines())
 
     Args:
-        output_dir: Folder of the answer, the runs and the chosen model. Called again, it goes on there.
+        output_dir: Folder of the answer, the runs and the chosen model. Another call continues there.
         workers: Number of processes; 0: this one; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.run_units`.
         **options: ``methods``, ``seeds``, ``budget``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
@@ -131,8 +131,8 @@ def run_comparison(
     """Run a comparison, or its missing runs.
 
     All methods train on the same rows, in the same batches and with the same number of steps for the same seed. The
-    evaluation rows are scored once for each run. Stopped at any moment and started again, it goes on: finished runs
-    are kept, and the answer is the same. See :func:`attendrop.studies.executor.run_units` for the other options;
+    evaluation rows are scored once for each run. It can be stopped at any moment and started again: finished runs are
+    kept, and the answer is the same. See :func:`attendrop.studies.executor.run_units` for the other options;
     ``on_plan`` is called with the number of runs, as far as it is known.
 
     Raises:

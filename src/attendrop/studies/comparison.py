@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
 RECORD = "comparison.json"
-# Options that may change from one call to the next: of single runs, paths (the content counts), and of no effect.
+# Options that may change between calls: those of single runs, paths (the content counts), and those without effect.
 _NOT_RECORDED = (
     *("method", "options", "seed", "output_dir", "train_file", "eval_file", "label_map", "data_dir"),
     *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps"),
@@ -95,9 +95,9 @@ class Comparison:
 
     config: RunConfig
     """Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data, a quarter
-    of the training rows is set aside."""
+    of the training rows is held out."""
     output_dir: str = option("comparison", "output", "Folder of the answer; the same command continues there.")
-    """Also of the runs and the chosen model."""
+    """Also the folder of the runs and the chosen model."""
     methods: Sequence[Any] = option(
         None,
         "methods",
@@ -109,20 +109,20 @@ class Comparison:
     searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
     seeds: int = option(5, "search", "Number of seeds per method.")
     budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
-    """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; what time is left goes
-    into the search of settings."""
+    """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; the remaining time is
+    used to search settings."""
     trials: int | None = option(
         None,
         "search",
         "Settings to try for each method, including learning rates.",
         shown="what fits into the budget",
     )
-    """The default setting is one of them. None: as many as fit into the budget, and only the default without one."""
+    """The default setting is one of them. None: what fits into the budget; without a budget, only the default."""
     folds: int = option(3, "search", "Selection splits on which settings are scored.")
     baselines: tuple[str, ...] = option(
         CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all but setfit"
     )
-    """By default all but ``setfit``, which takes as long as a fine-tuning."""
+    """By default all but ``setfit``, which takes as long as fine-tuning."""
     keep_best: bool = option(True)
     """Train the recommended model on all rows, and keep it in ``best/``."""
 

@@ -54,7 +54,7 @@ def run_units(
 ) -> list[Result]:
     """Run units, each in a folder of its own below ``FOLDER/runs``; a unit that is finished there is not run again.
 
-    A unit that fails is a result with an error, and never the end of the others. A unit whose process is lost is run
+    A unit that fails is a result with an error, and does not stop the others. A unit whose process is lost is run
     again, from its last checkpoint. Neither the number of workers nor the order of units changes a result, except that
     sums of floats may differ in the last digit with another number of threads.
 
@@ -199,7 +199,7 @@ class InProcess:
         assert job is not None
         share_results()
         level = logger.level
-        logger.setLevel(logging.WARNING)  # what a run says of data and method is the same for all runs of a study
+        logger.setLevel(logging.WARNING)  # what a run says about data and method is the same for all
         try:
             request = json.loads(json.dumps(job.request()))
             message = perform(request, lambda message: report(Event(job=job, **message)))

@@ -1,6 +1,6 @@
 """Worker processes on this machine: :mod:`multiprocessing` starts them afresh, and a pipe leads to each.
 
-A pool of :mod:`concurrent.futures` ends as a whole when one of its processes dies, and hears of no progress.
+A pool of :mod:`concurrent.futures` ends as a whole when one of its processes dies, and gets no reports of progress.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SPAWN = get_context("spawn")
 class LocalWorkers:
     """Worker processes that stay warm between jobs. Use as a context manager: at its end they are killed.
 
-    By default there is one for each GPU, otherwise for each core, 8 at most. A process starts when the first job is
-    there for it. It has ``cores / count`` threads; with GPUs, process ``i`` has GPU ``i % n``.
+    By default there is one for each GPU, otherwise for each core, 8 at most. A process starts with its first job. It
+    has ``cores / count`` threads; with GPUs, process ``i`` has GPU ``i % n``.
     """
 
     attempts = 2
@@ -179,7 +179,7 @@ def _silence_libraries() -> None:
 def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
     """Let a process start with other variables, and without the caller's script.
 
-    multiprocessing would import that script in each process, which one without a main guard does not survive.
+    multiprocessing would import that script in each process, which fails if it has no main guard.
     """
     main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in environment}
     sys.modules["__main__"] = ModuleType("__main__")
@@ -196,7 +196,7 @@ def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
 def threads_of_worker(threads: int) -> dict[str, str]:
     """Return the variables that set a process's number of threads, or the user's ``OMP_NUM_THREADS``.
 
-    All libraries have the same: PyTorch reads ``MKL_NUM_THREADS``, too, and that goes first.
+    All libraries get the same number: PyTorch also reads ``MKL_NUM_THREADS``, which takes precedence.
     """
     wanted = os.environ.get(_THREADS[0], str(threads))
     return {name: os.environ.get(name, wanted) for name in _THREADS}

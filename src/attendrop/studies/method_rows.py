@@ -145,8 +145,8 @@ class MethodRow:
 def method_label(metrics: Metrics) -> str:
     """Name a run by its method and its options without the defaults, from its ``metrics.json``.
 
-    What the data decided is not in the name, so that runs on other data are of the same method.
-    A study that has a name of its own for the method adds it as :data:`LABEL`.
+    Options that the data decided are not in the name, so that runs on other data have the same one.
+    A study that has its own name for the method adds it as :data:`LABEL`.
     """
     if own := metrics.get(LABEL):
         return str(own)

@@ -68,7 +68,7 @@ class RayWorkers:
             raise
         self.count, share = share_of_job(machines, self._asked)
         threads = threads_of_worker(max(1, int(share["num_cpus"])))
-        # What becomes of a job that is lost is decided by who asked for it, so Ray does not try again.
+        # The caller decides what happens to a lost job, so Ray does not try again.
         self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
         return self
 
@@ -130,8 +130,8 @@ def share_of_job(machines: Sequence[Mapping[str, float]], asked: int | None = No
 def run_on_machine(request: dict[str, Any], current: str) -> Message:
     """Run a job in this process, and return the message about its end, with its ``warnings`` and ``files``.
 
-    If this machine has not the folder of the study, the run takes place in a temporary one, and all files of a finished
-    run are sent. Paths are relative to the folder ``current``, where it exists.
+    If this machine does not have the folder of the study, the run takes place in a temporary one, and all files of a
+    finished run are sent. Paths are relative to the folder ``current``, where it exists.
     """
     warned: list[str] = []
     with suppress(OSError):

@@ -19,9 +19,9 @@ from attendrop.runs.config import RunConfig
 from attendrop.studies.units import Result, Unit
 
 SELECTION_FRACTION = 0.2
-# As many as settings are tried at most by default: plain fine-tuning has nothing else to search.
+# One for each setting tried by default, at most: plain fine-tuning has nothing else to search.
 LEARNING_RATE_FACTORS = (1.0, 0.125, 0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
-# Selection splits have seeds of their own: none is the seed of a final run.
+# Selection splits have separate seeds: none is the seed of a final run.
 _FIRST_SEED = 1_000
 _LEARNING_RATE = "learning_rate"
 # Selection score of a run that failed; finite, so that it can be averaged.
@@ -113,12 +113,13 @@ def search_settings(
     """Try settings of methods on selection rows.
 
     Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
-    fold. After a fold only the better half of a method's settings goes on, and its default. All methods have the same
-    number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are given
-    are not searched, also those of the other settings of the same method: each remains what it is compared as.
+    fold. After each fold, only the better half of a method's settings, and its default, remain. All methods have the
+    same number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are
+    given are not searched, nor are those given in other settings of the same method, so that each setting stays what it
+    is compared as.
 
-    For each default, at most so many ``trials`` are made, itself included; ``learning_rate`` is its learning rate, and
-    ``decided`` has by its label the options that it has on these data.
+    For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is its learning rate, and
+    ``decided`` has, by its label, the options that the data decided.
 
     Returns:
         The trials by label of the default, which comes first.

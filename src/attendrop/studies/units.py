@@ -20,9 +20,9 @@ ANSWER = "answer.json"
 REPORTS = ("answer.md", ANSWER, "answer.csv")
 # The method that others are compared with by default.
 REFERENCE = "finetune"
-# Names of the baselines, see :mod:`attendrop.studies.baselines`, from the cheapest on.
+# Names of the baselines, see :mod:`attendrop.studies.baselines`, the cheapest first.
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
-# Those that cost little beside a fine-tuning.
+# Those that cost little compared with fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 DEFAULT_TEST_FRACTION = 0.25
@@ -142,7 +142,7 @@ class Result:
 def data_sha256(config: RunConfig) -> str:
     """Hash the files of a run's data.
 
-    Missing files do not count: the run itself fails, with an error that tells more. Nor do data of the hub.
+    Missing files are ignored: the run itself fails, with an error that says more. So are data from the hub.
     """
     from attendrop.runs.data import data_files, digest
 

@@ -47,7 +47,7 @@ Why = Literal[
     "no reference", "few seeds", "no row scores", "alone", "ahead", "all behind", "negligible", "undecided", "behind",
     "others not ahead", "",
 ]  # fmt: skip
-# Why more seeds would not tell models apart: all scores are at the best possible one, or equal.
+# Why more seeds would not distinguish models: all scores are at the best possible one, or equal.
 Limit = Literal["at best", "equal", ""]
 _TEXTS = ("kind", "use", "why", "challenger", "incumbent", "limit", "baseline")
 _LABELS = ("also_ahead", "slight", "behind", "not_judged")
@@ -102,8 +102,8 @@ class Verdict:
         also_ahead, behind: Labels of other methods that are shown to be ahead of the reference, or behind it.
         slight: Labels of methods that are shown to be ahead, but by practically nothing, where others are open.
         not_judged: Labels of methods with too few seeds, where others are judged.
-        baseline: Label of the best baseline, of which what is recommended is ahead, or else the challenger not yet.
-            None where the baseline is the incumbent.
+        baseline: Label of the best baseline, if the recommendation is shown to be ahead of it, or the challenger not
+            yet. None where the baseline is the incumbent.
         among: Verdict on the fine-tuned models alone, where the baseline changes it.
         baseline_leads: How each fine-tuned model compares with the best baseline, by label; empty without a baseline.
     """
@@ -157,12 +157,12 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
 
     What takes more must be shown to be ahead of what takes less on new rows: with a p value of at most 0.05
     (:func:`attendrop.studies.statistics.crossed_test`), corrected by Holm over the methods, from at least
-    :data:`MIN_SEEDS` common seeds, and unless the interval of the difference lies below ``margin`` as a whole.
+    :data:`MIN_SEEDS` common seeds, and unless the interval of the difference is entirely below ``margin``.
 
     Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
     cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what takes a tenth less
-    time where all differences are practically nothing. What is recommended so must be shown to be ahead of the best
-    baseline, too. If it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
+    time if all differences are practically nothing. This recommendation must be shown to be ahead of the best baseline,
+    too. If it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")
