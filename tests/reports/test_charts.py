@@ -138,7 +138,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert (marks["finetune"].x, marks["finetune"].y) == (1, 0)
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
-    assert "Bars: 95 % intervals on new rows. An open marker at an edge stands for a value outside the chart." in chart.caption
+    assert "Bars: 95 % intervals on new rows. An open marker at an edge marks a value beyond it." in chart.caption
     chart = found["scores"]
     assert [mark.x for mark in chart.marks][:2] == pytest.approx([0.515, 0.615])
     assert chart.marks[2].x > 0.4  # far away, at the edge
@@ -147,7 +147,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
         ["r-drop", "0.615", "[0.602, 0.628]"],
         ["majority", "0.010", "-"],
     ]
-    assert "An open point at an edge stands for a value outside the chart." in chart.caption
+    assert "An open point at an edge marks a value beyond it." in chart.caption
 
 
 def test_times_have_labels_also_where_there_is_one_power_of_ten_at_most(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def assumed_targets(
 ) -> list[Any]:
     """Make targets of a model's own outputs.
 
-    A prediction is its own label; a predicted number gets the number one above, so that the score that is attributed,
-    minus the squared error, rises with the prediction. There is an output for each example, and a target for each
-    encoded row; the windows of a text have the same.
+    A prediction is its own label; the target of a predicted number is that number plus one, so that the attributed
+    score, minus the squared error, rises with the prediction. There is an output for each example, and a target for
+    each encoded row; the windows of a text have the same.
     """
     assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
     if DOCUMENT in encoded:
@@ -120,7 +120,7 @@ def text_maps(
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
     :func:`attendrop.attribution.targets.fix_target`; for an encoded text without ``"labels"``, :func:`assumed_targets`
-    tells what is taken as its label.
+    gives the labels.
 
     The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see
     :func:`attendrop.attention.layers.select_layers`, only the encoder's self-attention is shown, or that of a

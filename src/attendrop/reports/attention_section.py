@@ -38,7 +38,7 @@ from attendrop.tasks.long_texts import of_documents
 from attendrop.tasks.tokenization import columns_of, encode
 
 _IDENTIFIER, _HEADING = "attention", "Attention"
-# Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
+# Number of rows to show, and of tokens that they should have; only the first of very many rows are considered.
 COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
     """Load the model that a comparison kept, and show its attention; studies keep none.
 
     Returns:
-        A function that makes a part which adds at most so many bytes to a page, or else the shortest there is. To fit,
-        every other layer is left out, and of a single layer, the last text.
+        A function that makes a part which adds at most a given number of bytes to a page, or else the shortest there
+        is. To fit, every other layer is left out, again and again, and of a single layer, the last text.
 
     Raises:
         AttendropError: Texts were given that cannot be shown.
@@ -143,8 +143,8 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
 def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
     """Choose rows that are short, but not the shortest: those whose length is nearest to 16 tokens.
 
-    Of equals, the first is chosen; of very many, the first 2,000 rows count. Each label has its share, as far as there
-    are rows of it. Returns the numbers of at most three rows.
+    If several are equal, the first is chosen; only the first 2,000 rows count. Each label has its share, as far as
+    there are rows of it. Returns the numbers of at most three rows.
     """
     first = rows.select(range(min(len(rows), MOST_ROWS)))
     encoded = columns_of(encode(first, task, tokenizer, max_length))

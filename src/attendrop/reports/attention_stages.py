@@ -42,7 +42,7 @@ class Stage:
 
     Attributes:
         name: Heading, such as "After training".
-        note: What else is to be known of it; may be empty.
+        note: Further information about it; may be empty.
         drops: What its method drops; None: no method drops anything in attention.
     """
 
@@ -81,9 +81,9 @@ class Stages:
 def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
     """Load what is shown for a model.
 
-    Of the folder of a run: its base model, with the head with which training began where that was random, and the
-    trained model. The drops are those of the ``method``, or of the run's, or if that drops nothing in attention of the
-    ``default``; ``seed`` is theirs, and that of the head of a model that has none.
+    For the folder of a run: its base model, with the head with which training began if that was random, and the trained
+    model. The drops are those of ``method``, or of the run's or, if that drops nothing in attention, of ``default``;
+    ``seed`` determines them, and the head of a model that has none.
 
     Raises:
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded.

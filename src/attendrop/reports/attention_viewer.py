@@ -34,7 +34,7 @@ class ShownText:
     """One input with its maps in each model.
 
     Attributes:
-        text: The text; of a pair both.
+        text: The text; both texts of a pair.
         label: Its label in the data; None: unknown.
         note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
     """
@@ -71,9 +71,9 @@ def show_texts(
 ) -> list[ShownText]:
     """Compute the maps of texts; warn of texts that are truncated or not shown as the run reads them.
 
-    A long text is cut as in the run; of a text in windows, the beginning is shown. For a model of pairs, each has a
-    second text. See :func:`attendrop.reports.attention_maps.text_maps` for ``attribution`` and ``layers``; the maximum
-    length in tokens is that of the run, or 128, by default.
+    A long text is truncated as in the run; if texts are read in windows, its beginning is shown. For a model of pairs,
+    each has a second text. See :func:`attendrop.reports.attention_maps.text_maps` for ``attribution`` and ``layers``;
+    the maximum length in tokens is that of the run, or 128, by default.
 
     Raises:
         AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not

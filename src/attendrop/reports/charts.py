@@ -76,7 +76,7 @@ def _of_setting(setting: ReportedSetting, every: Looks) -> Iterator[tuple[str, M
 # Scores, and cost against gain ---------------------------------------------------------------------------------------
 
 SCORES = "scores"
-# Where a time is too short to be measured.
+# Used as the time if it is too short to be measured.
 _LEAST_COST = 1e-3
 # A baseline that is this many times as far from zero as the fine-tuned models would hide how these differ.
 _FAR = 4.0
@@ -120,7 +120,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
         f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
         f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
     )
-    caption += " An open point at an edge stands for a value outside the chart." if beyond else ""
+    caption += " An open point at an edge marks a value beyond it." if beyond else ""
     header = ("method", metric, "95 % interval beside the reference", "seeds")
     return drawn.chart(SCORES, setting.name, "Scores", caption, header)
 
@@ -157,7 +157,7 @@ def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
         _scale_costs(axes)
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
-    caption += " An open marker at an edge stands for a value outside the chart." if beyond else ""
+    caption += " An open marker at an edge marks a value beyond it." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
     return drawn.chart("cost_gain", setting.name, "Cost against gain", caption + left_out, header)
 

@@ -95,7 +95,7 @@ class PassDrops:
 
 
 def acting_in_attention(method: Method) -> Method | None:
-    """Return the method, or of a composition its methods, that can drop positions of attention; None if there are none.
+    """Return the method, or the methods of a composition, that can drop positions of attention; None if there are none.
 
     A skipped layer and a dropped head count as all of their positions.
     """
@@ -128,7 +128,7 @@ def record_drops(
         model: The model.
         method: The method, from :func:`acting_in_attention`.
         batch: Inputs with labels, on the model's device, and the columns that the method reads.
-        moment: When in a training.
+        moment: When in the training.
         learnt: What a finished run learnt; None: the method has learnt nothing yet. One that searches before it trains
             is then at the first of its steps.
         tokenizer: The model's tokenizer, for methods that change tokens.
@@ -195,8 +195,8 @@ def record_drops(
 class WatchedPlan(CombinedPlan):
     """Plan that wraps another one, and records what it drops.
 
-    Dropped is a position whose score the plan drops, whose weight it multiplies by less than half of the largest factor
-    in the layer, or whose head it sets to zero; and all positions of a layer with constant attention, or that is
+    A position is dropped if the plan drops its score, multiplies its weight by less than half of the largest factor in
+    the layer, or sets its head to zero; and so are all positions of a layer with constant attention, or that is
     skipped.
     """
 

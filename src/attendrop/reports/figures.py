@@ -85,7 +85,7 @@ class Chart:
         caption: How to read it.
         header, rows: The values, as a table of texts.
         marks: Points to hover over.
-        detail: In what it differs from others of its kind and setting, such as a method; it is part of the title.
+        detail: How it differs from others of its kind and setting, such as a method; it is part of the title.
     """
 
     kind: str
@@ -217,7 +217,7 @@ class Drawing:
 
 @contextmanager
 def drawing(height: float, labels: Collection[str] = (), panels: int = 1) -> Iterator[Drawing]:
-    """Draw a chart in the style of all of them; its legend is added in the end.
+    """Draw a chart in the style of all of them; its legend is added at the end.
 
     The panels, each of a height in inches, have a common x axis. Below them is space for a legend of ``labels``.
     """
@@ -271,7 +271,8 @@ Looks = Mapping[str, Mapping[str, Any]]
 def every_method(results: Results) -> Looks:
     """Choose how each method is drawn in all figures of a report, by its label.
 
-    More methods than there are colours share them, with other markers and dashes. Methods without a score come last.
+    If there are more methods than colours, they share them, with other markers and dashes. Methods without a score come
+    last.
     """
     labels = dict.fromkeys([*results.labels, *(label for each in results.settings for label in each.by_label)])
     looks = {}

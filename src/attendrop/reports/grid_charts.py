@@ -19,7 +19,7 @@ _NONE = "no method was run on a grid of two numeric options"
 _SPREAD = 0.6
 # Cells that are darker than this share of the largest difference have white text.
 _DARK = 0.6
-# There is room for so many characters across all cells.
+# Maximum number of characters across all cells.
 _MOST_CHARACTERS = 60
 
 

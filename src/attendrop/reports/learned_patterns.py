@@ -20,7 +20,7 @@ from attendrop.wording import counted
 _DECIMALS = 6
 # Yellow lines are hard to see on white.
 _LIGHTEST = 0.88
-# A fit that is further off than this at any point takes more pieces, up to so many.
+# A fit with a larger deviation than this at any point gets more pieces, up to this maximum.
 _FAR, _MOST_PIECES = 0.1, 12
 Numbers = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Patterns:
         probabilities: ``(T, layers)``, the mean probability of dropping in a period; NaN for a layer that was skipped
             in all of it.
         rewards: ``(T,)``.
-        attacker_survived: Of each period.
+        attacker_survived: Whether the attacker survived each period.
     """
 
     run: str

@@ -123,9 +123,9 @@ def probe(
         batches: Labelled rows, on the model's device.
         rates: Fractions, in (0, 1).
         seed: Seed of the random positions.
-        row_numbers: For each example of the batches the number of its row, of which there are several where texts are
+        row_numbers: For each example of the batches, the number of its row, which several examples share if texts are
             in windows; None: each is a row.
-        on_pass: Called before each pass with the number of passes done, and of all.
+        on_pass: Called before each pass with the number of passes done, and the number of all.
 
     Raises:
         AttendropError: A rate is out of its range, or there are no rows; or the model is not supported.
@@ -223,7 +223,7 @@ class RunProbe:
     Attributes:
         run: What was trained on what, for a title.
         rows: Name of the set of rows.
-        score, scores: The score without dropping, and of each result.
+        score, scores: The score without dropping, and that of each result.
     """
 
     run: str
@@ -242,10 +242,10 @@ class RunProbe:
 def probe_run(
     run_dir: str, source: RowSource, rates: Sequence[float], on_pass: Callable[[int, int], None] | None = None
 ) -> RunProbe:
-    """Probe the model of a run on its development rows; without any on its selection split.
+    """Probe the model of a run on its development rows; if there are none, on its selection split.
 
-    Texts that the run reads in windows are read in all their windows, and scored as in the run. The rows are sampled by
-    the run's seed. See :func:`probe` for the other options.
+    Texts that the run reads in windows are read in all their windows, and scored as in the run. The rows are sampled
+    with the run's seed. See :func:`probe` for the other options.
 
     Raises:
         AttendropError: There is no finished run, it kept no model, its data changed, or it has no rows that it was not

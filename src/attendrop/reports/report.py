@@ -68,7 +68,7 @@ def write_report(
         folder: Folder of the study or the comparison.
         output: Folder of the report. None: ``report`` in the former.
         reference: See :func:`attendrop.reports.results.read_results`.
-        overwrite: Replace also files with these names that no report wrote, or that were changed since.
+        overwrite: Also replace files with these names that no report wrote, or that were changed since.
         viewer: What the attention viewer shows of the model that a comparison kept; None: there is no viewer.
 
     Raises:

@@ -42,8 +42,8 @@ def report_page(
 ) -> tuple[str, str]:
     """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
 
-    The table of all settings is shown if there are several, and a method has a score. The section of attention, before
-    that of the runs, gets what room the rest leaves. Returns also what that section lacks.
+    The table of all settings is shown if there are several, and a method has a score. The attention section, before
+    that of the runs, gets the room that the rest leaves. Also returns what that section lacks.
     """
     drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
     above = [Section("answer", "Answer", _answer(results, drawn)), error_section(results)]

@@ -115,9 +115,9 @@ class Results:
 def read_results(folder: Path, reference: str | None = None) -> Results:
     """Read the results in a folder.
 
-    The answers are those in ``answer.json``; with another reference, its runs are compared anew. Where there is none,
-    or it names no runs, the finished runs below the folder are compared: those whose options are the same but for
-    method and seed are a setting.
+    The answers are those in ``answer.json``; with another reference, its runs are compared anew. If there is no such
+    file, or it names no runs, the finished runs below the folder are compared: runs that differ only in method and seed
+    form a setting.
 
     Args:
         folder: Folder of a study or a comparison, or any folder of runs.

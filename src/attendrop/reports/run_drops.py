@@ -68,10 +68,10 @@ class RecordedDrops:
 
     Attributes:
         run: What was trained on what, for a title.
-        method: The method of the run, or of a composition its methods that can drop positions of attention; None if
+        method: The method of the run, or those methods of a composition that can drop positions of attention; None if
             there are none.
         windows: Number of encoded rows; where texts are read in windows, there are more than rows.
-        source: Where they came from.
+        source: Where the rows came from.
         acted: Whether the method was active in an epoch of the run.
     """
 
@@ -90,9 +90,9 @@ def record_run_drops(
     """Replay training steps of a finished run's method on some rows, without updates.
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
-    steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
-    that is active in some epochs only, these are seen. Before each step, ``on_batch`` is called with the number of
-    steps done, and of all.
+    steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. If a method
+    is active in some epochs only, the steps are in these. Before each step, ``on_batch`` is called with the number of
+    steps done, and the number of all.
 
     Raises:
         AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.
