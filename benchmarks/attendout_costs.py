@@ -1,8 +1,8 @@
 """What AttendOut costs on small data, and which of its parts costs it: ``python benchmarks/attendout_costs.py FOLDER``.
 
 Plain fine-tuning is changed one thing at a time, until it is AttendOut in the papers' form: fewer rows, two networks
-that are merged, dropping. AttendOut with its default learner stands beside them. Needs ``ATTENDROP_DATA``; about three
-hours on a core; goes on where it stopped. docs/attendout.md has what came out.
+that are merged, dropping. AttendOut with its default learner is run for comparison. Needs ``ATTENDROP_DATA``; about
+three hours on a core; resumes where it stopped. The results are in docs/attendout.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Run all that only a GPU shows, part after part: ``make gpu``.
 
-A part that fails or runs out of time does not keep the others from running; the exit code tells. Needs the standard
+A part that fails or runs out of time does not keep the others from running; the exit code shows it. Needs the standard
 library alone, so that it can say what is missing.
 """
 
@@ -30,7 +30,7 @@ PACKAGES = (
     "pytest-xdist",
     "hypothesis",
 )
-# A part that is interrupted has so many seconds to end; one of figures begins no further case that late.
+# Seconds that an interrupted part has to end; a part with figures begins no further case within this time.
 _SECONDS_TO_END = 20
 _CHECK = """
 import torch
@@ -47,7 +47,7 @@ class Part:
     Attributes:
         name: Of the part, on the command line.
         command: Arguments of Python.
-        seconds: It is stopped after so many. All together stay below 25 minutes; a quick run has no such limits.
+        seconds: It is stopped after this time. All together stay below 25 minutes; a quick run has no such limits.
 
     """
 
@@ -100,7 +100,7 @@ def environment() -> dict[str, str]:
 def run(part: Part) -> str:
     """Run a part; returns how it ended.
 
-    One that runs out of time is interrupted, so that it tells what it has found, and its processes leave the GPU.
+    One that runs out of time is interrupted, so that it reports what it has found, and its processes leave the GPU.
     """
     with subprocess.Popen(
         [sys.executable, *part.command], cwd=ROOT, env=environment(), start_new_session=True

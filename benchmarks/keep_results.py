@@ -1,7 +1,7 @@
 """Keep what a study or comparison found: ``python benchmarks/keep_results.py STUDY results/NAME``.
 
-Copies its answer, and writes ``runs.jsonl``: of each finished run that the answer is of, the method, options, scores,
-scores by row, steps, times and versions, without paths and predictions. ``machine.json`` says what machine this is:
+Copies its answer, and writes ``runs.jsonl``: for each finished run behind the answer, the method, options, scores,
+scores by row, steps, times and versions, without paths and predictions. ``machine.json`` describes this machine, so
 call it where the runs were. With ``--add`` the runs of several studies, of several machines, are kept as one, without
 an answer.
 """

@@ -20,7 +20,7 @@ from attendrop.randomness.candidates import candidate_region, pack
 # One training step; and what makes it ready, so that only the step itself is timed.
 Step = Callable[[Batch], None]
 Contender = Callable[[], AbstractContextManager[Step]]
-# On a CPU, other processes of a shared machine are not to count.
+# On a CPU, other processes of a shared machine must not count.
 clock = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
@@ -59,7 +59,7 @@ class Bench:
     def library(self, method: Method, items: list[Batch] | None = None) -> Iterator[Step]:
         """Yield a step through the library, in an epoch in which the method acts; each time with other draws.
 
-        ``items`` are labelled rows, for methods that look at such beside what they train on.
+        ``items`` are labelled rows, for methods that read some in addition to the training batches.
         """
         data = {"reward_data": items, "train_data": items}
         steps, seed = 10_000, next(self.seeds)
@@ -158,8 +158,8 @@ def interleave(
     Args:
         contenders: Steps by name. The first is the one that others are compared with.
         batches: What one timing runs over: for all contenders, or by name.
-        rounds: At least so many rounds.
-        seconds: More rounds, up to 15, until so many seconds have passed.
+        rounds: Minimum number of rounds.
+        seconds: Further rounds, up to 15, are run until this time has passed.
 
     Returns:
         Seconds that the batches take, by name, one for each round.

@@ -1,8 +1,8 @@
 """Level, coverage and power of what a comparison says of new rows: ``python benchmarks/new_rows.py [METRIC ...]``.
 
 Simulates runs of plain fine-tuning and of methods on a sample of evaluation rows, draws the rows anew each time, and
-counts how often a method is called ahead that is not, how often the 95 % interval covers the true difference, and how
-often a true difference is shown. Prints the tables of docs/compare.md; half an hour on one core.
+counts how often a method that is not ahead is called ahead, how often the 95 % interval covers the true difference, and
+how often a true difference is shown. Prints the tables of docs/compare.md; half an hour on one core.
 """
 
 import argparse
@@ -110,7 +110,8 @@ def _right(cell: Cell, generator: np.random.Generator, texts: int = 0) -> Array:
     """Draw which rows the runs are right on, ``(1 + methods, seeds, rows)``; all methods are alike but for the effect.
 
     A row is right or wrong for all methods, but for the systematic differences, and each run has some rows otherwise.
-    With ``texts``, so many rows in a row share their difficulty, and systematic differences are of whole texts.
+    With ``texts``, this number of consecutive rows share their difficulty, and systematic differences are of whole
+    texts.
     """
     methods, shape = 1 + cell.methods, (1 + cell.methods, cell.seeds, cell.rows)
     units = -(-cell.rows // texts) if texts else cell.rows

@@ -12,7 +12,7 @@ class Row:
         figure: What was measured.
         case: On which model and batch.
         values: One for each round.
-        target: The bound; None for a figure that stands beside the others.
+        target: The bound; None for a figure that is shown for comparison only.
         at_least: Whether the target is a lower bound.
         note: What else the reader should know.
 

@@ -1,9 +1,9 @@
 """A whole cross-tuned run from the command line beside plain fine-tuning with transformers' own ``Trainer``.
 
-Both train on as many rows for the same epochs in batches of the same size, each in a new process that imports, loads,
-tokenizes, trains, scores the development set once and saves. The other side is a script as a user would write it, at
-the defaults of ``Trainer``, which takes rows in random order. Both are run in turns, on one thread; compared is the
-CPU time, which other programs disturb least. What was measured is written to ``whole_run.json``.
+Both train on the same number of rows for the same epochs in batches of the same size, each in a new process that
+imports, loads, tokenizes, trains, scores the development set once and saves. The other side is a script as a user would
+write it, at the defaults of ``Trainer``, which takes rows in random order. Both are run in turns, on one thread; the
+CPU time is compared, which other programs disturb least. What was measured is written to ``whole_run.json``.
 
     ATTENDROP_DATA=/path/to/data python benchmarks/whole_run.py
 """

@@ -1,9 +1,9 @@
-"""Why recorded attributions differ from those of a pass of their own, on the demonstration's messages.
+"""Why recorded attributions differ from those of a separate pass, on the demonstration's messages.
 
-AD-DROP's own pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
+The separate pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
 loss (it contrasts the label with the classes that it is confused with), one epoch old, and made under the masks of that
-epoch's dropping. Each of these is changed here on its own: ``python benchmarks/why_recorded.py FOLDER``, about an hour
-on a core. The answer lies in FOLDER; docs/does-it-help.md has what came out.
+epoch's dropping. Each of these is changed separately here: ``python benchmarks/why_recorded.py FOLDER``, about an hour
+on a core. The answer is in FOLDER; the results are in docs/does-it-help.md.
 """
 
 import argparse

@@ -91,7 +91,7 @@ def ad_drop() -> None:
 
 
 def recorded_attributions() -> None:
-    """Draw the passes of one row over three epochs, with a pass of its own and recorded."""
+    """Draw the passes of one row over three epochs, with a separate pass and recorded."""
     figure, axes = canvas(2.9, 14, 6)
     for epoch in range(3):
         left = 2.6 + 3.8 * epoch
@@ -105,7 +105,7 @@ def recorded_attributions() -> None:
             arrow(axes, (left + 2.3, 1.3), (left + 2.3, 1.87), ORANGE)
         if epoch < 2:
             axes.plot([left + 2.8, left + 2.8, left + 6.1], [1.9, 1.3, 1.3], color=ORANGE, lw=1.2)
-    axes.text(0.2, 4.7, "own pass", va="center")
+    axes.text(0.2, 4.7, "separate pass", va="center")
     axes.text(0.2, 2.2, "recorded", va="center")
     axes.text(5.15, 2.8, "nothing is dropped", ha="center", fontsize=8)
     axes.text(8.75, 0.75, "gradient of the loss, from the backward pass of the epoch before", ha="center", fontsize=8)
@@ -138,7 +138,7 @@ def attendout() -> None:
     axes.plot([11.3, 11.3], [0.3, 6.4], color=GREY, lw=0.8, ls="--")
     axes.text(6.95, 6.5, "explore: three quarters of the training", ha="center", va="center", fontsize=8)
     axes.text(12.65, 6.5, "then", ha="center", va="center", fontsize=8)
-    axes.text(11.5, 4.6, "Is a layer told\nfrom noise?", va="center")
+    axes.text(11.5, 4.6, "Is a layer's effect\nsignificant?", va="center")
     axes.text(11.5, 3.2, "yes: drop it in half\nof the periods", va="center", color=ORANGE, fontsize=8)
     axes.text(11.5, 2.2, "no: plain\nfine-tuning", va="center", color=BLUE, fontsize=8)
     save(figure, "attendout")

@@ -35,7 +35,7 @@ _COMPOSITION = """
 ## Combining methods
 
 `--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, the
-masks of all methods apply. Penalties are added. Methods that change parameters, gradients or batches do so as they do
+masks of all methods apply. Penalties are added. Methods that change parameters, gradients or batches do so as if used
 alone. Each method samples its own random numbers, and logs under its own name.
 
 | methods | time | memory |

@@ -29,11 +29,11 @@ date.
 
 For each table and figure of the papers: its recipe ([recipes/](../recipes/README.md)), what the paper reports, and what
 was measured here. **A twin is not a reproduction**: it has another model, minilm, few training rows and few steps, so
-that it runs on two cores. Its scores stand in tables of their own, and none of them can be compared with the paper's.
-With few seeds, and intervals that are not corrected for the number of methods and data, they rank no method.
+that it runs on two cores. Its scores are in separate tables, and cannot be compared with the paper's. With few seeds,
+and intervals that are not corrected for the number of methods and data sets, they do not rank methods.
 
-The papers' figures are theirs; nothing of them was measured here. A cell "?" cannot be read in the text that they were
-taken from.
+The papers' figures are quoted, not measured here. "?" marks a cell that is illegible in the text from which they were
+taken.
 
 | paper | item | recipe | measured here | twin |
 |---|---|---|---|---|
@@ -145,9 +145,9 @@ def _machine(recipe: str) -> str:
     facts = json.loads((RESULTS / recipe / "machine.json").read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
     return (
-        "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, seed by "
-        "seed, with its 95 % interval on new rows, or (°) on these rows, where runs kept no scores by row; * a model "
-        "was chosen on the rows that it is scored on. "
+        "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, paired by "
+        "seed, with its 95 % interval on new rows, or (°) on these rows, if runs kept no scores by row; * a model was "
+        "chosen on the rows on which it is scored. "
         f"{facts['processor']}; {versions}; {facts['date']}."
     )
 
