@@ -114,7 +114,7 @@ dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 
-# Installs the wheel in an environment of its own, and uses it there as a stranger would, away from this repository.
+# Installs the wheel in a separate environment, and uses it there as a new user would, away from this repository.
 test-dist: dist
 	rm -rf .venv-dist
 	$(PYTHON) -m venv .venv-dist

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # for type checkers and editors
 
     __version__: str
 
-# Where the public names are that are no methods.
+# Modules of the public names that are not methods.
 _MODULES = {
     "AttendropError": "errors",
     "Compose": "methods.core.compose",

@@ -63,7 +63,7 @@ class TokenCutoff(Method):
     scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their
     code zeroes the sum of word, position and type embeddings, samples the tokens with replacement, and cuts none of a
     short text. In regression, the squared distance from the mean replaces the divergence; with several labels, it is
-    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. Of encoder-decoder
+    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. In encoder-decoder
     models, the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
     """
 

@@ -42,7 +42,7 @@ class NEFTune(Method):
 
     Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the lowest of their 5, 10
     and 15. As in their code, ``n`` does not count padding, and special tokens are changed, too. Deviation: in models
-    that normalise or add positions within the embedding (BERT), the noise is added before that. Of encoder-decoder
+    that normalise or add positions within the embedding (BERT), the noise is added before that. In encoder-decoder
     models, the encoder's embeddings are changed.
     """
 

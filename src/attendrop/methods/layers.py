@@ -144,7 +144,7 @@ _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-init
 class LayerReinit(Method):
     """Re-initialisation of the top layers, once before training.
 
-    The last ``layers`` blocks of the model (of an encoder-decoder model: of the decoder), and the pooler, get new
+    The last ``layers`` blocks of the model (in an encoder-decoder model: of the decoder), and the pooler, get new
     random weights, as the model's own initialisation makes them: for BERT, from N(0, 0.02), with biases 0 and
     normalisation 1. They depend on the seed only. Training is then plain fine-tuning.
 

@@ -119,7 +119,7 @@ class DropConnect(Method):
     Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
     Deviations: kept weights are scaled up in training, and evaluation uses the unchanged weights, while the paper
     samples from a Gaussian fitted to the mask's moments; one mask is used for a whole optimizer step, not one per
-    example; ``p`` is 0.1, the paper's 0.5 is for networks trained from scratch. Of a projection with a LoRA adapter,
+    example; ``p`` is 0.1, the paper's 0.5 is for networks trained from scratch. In a projection with a LoRA adapter,
     ``W + s B A``, each of the three matrices has its own mask.
     """
 

@@ -25,7 +25,7 @@ class LayerParts:
     activation: Callable[[Tensor], Tensor]
     down: nn.Linear
     last_norm: nn.Module
-    window: int | None  # a token attends to those at most so many columns away; None: to all
+    window: int | None  # a token attends to those up to this distance; None: to all
 
     def read(self, x: Tensor) -> Tensor:
         """Return what attention reads of the hidden states ``(..., hidden)``."""

@@ -140,7 +140,7 @@ class PrunedModel(nn.Module):
             for name in family.projection_paths:
                 for kind, parameter in stock.get_submodule(prefix + name).named_parameters():
                     found[f"{prefix}{name}.{kind}"] = torch.zeros_like(parameter)
-            # Values are made last, by a projection of their own or by the last rows of one that makes all.
+            # Values are made last, by a separate projection or by the last rows of one that makes all.
             found[f"{prefix}{name}.weight"][-len(folded) :] = folded
         without_pooler(stock, stock.state_dict().keys() - found.keys())
         stock.load_state_dict(found)

@@ -41,7 +41,7 @@ class LayerSelection:
 
     count: int | None = None
     layers: tuple[int, ...] | None = None  # their numbers
-    threshold: float | None = None  # those of which a method learnt to drop at least this fraction
+    threshold: float | None = None  # layers of which a method learnt to drop at least this fraction
 
     @property
     def auto(self) -> bool:

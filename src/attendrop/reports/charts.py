@@ -273,7 +273,7 @@ def _score_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
 
 # Drop probability of each layer -------------------------------------------------------------------------------------
 
-# Of what a method reports by epoch, these are probabilities of layers: "SOURCE/probability/LAYER".
+# What a method reports by epoch under such a name is the probability of a layer: "SOURCE/probability/LAYER".
 _PROBABILITY = "/probability/"
 
 

@@ -50,7 +50,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attendrop",  # the same file each time
     "text.color": TEXT,
-    "text.parse_math": False,  # names are no formulas
+    "text.parse_math": False,  # names are not formulas
     "xtick.color": TEXT,
     "ytick.color": TEXT,
 }
@@ -151,7 +151,7 @@ def picture_file(
     path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[Any]:
     """Draw panels of ``Figure.subplots``, ``(rows, columns)``, and write them as a PNG file of a size in inches."""
-    with _matplotlib().rc_context({"text.parse_math": False}):  # names are no formulas
+    with _matplotlib().rc_context({"text.parse_math": False}):  # names are not formulas
         figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False, **options)
         save_figure(figure, path, format="png", dpi=150)

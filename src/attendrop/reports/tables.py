@@ -51,7 +51,7 @@ class ResultTable:
     """Scores of methods on tasks.
 
     Attributes:
-        columns: Names of the settings, and "average" if they differ in the task alone and their scores are no errors.
+        columns: Names of the settings, and "average" if they differ in the task alone and their scores are not errors.
         rows: Cells by column, by label of the method.
     """
 

@@ -27,7 +27,7 @@ _TOKENIZERS = ("words", "characters")
 
 
 def export_baseline(model: BaselineModel, config: Any, file: Path, metadata: Mapping[str, str]) -> float:
-    """Write a baseline as ONNX, and of TF-IDF the tokenizers ``words.json`` and ``characters.json`` beside it.
+    """Write a baseline as ONNX, for TF-IDF with the tokenizers ``words.json`` and ``characters.json`` beside it.
 
     For a frozen encoder, inputs are those of :func:`attendrop.export_onnx`; for TF-IDF they are ``words`` and
     ``characters``, the ids of both tokenizers, int64 ``(batch, length)``, and for a second text ``words_2`` and

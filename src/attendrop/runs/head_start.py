@@ -158,8 +158,8 @@ def tune_contrastively(
     random generators are not used.
 
     Raises:
-        AttendropError: The package is missing, the model is no encoder, rows have two texts, or there are no two rows
-            of a class.
+        AttendropError: The package is missing, the model is not an encoder, rows have two texts, or there are no two
+            rows of a class.
     """
     if not is_encoder(model.config):
         raise AttendropError(f"SetFit is for encoders, which {type(model).__name__} is not.")

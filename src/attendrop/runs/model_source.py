@@ -73,7 +73,7 @@ def file_columns(
     texts, label = default_columns(f"x.{source.input_format}" if file == STDIN else file)
     as_trained, trained_label = tuple(options.get("text_columns", ())), options.get("label_column")
     if texts and default_columns(options.get("train_file"))[0] != texts:
-        as_trained, trained_label = (), None  # files of this format have columns of their own
+        as_trained, trained_label = (), None  # files of this format have their own columns
     columns = source.text_columns or as_trained or texts
     if not columns:
         raise AttendropError(f"No text-columns are given; give some, comma-separated{names_of_columns(file)}.")

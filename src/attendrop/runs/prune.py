@@ -47,7 +47,7 @@ from attendrop.wording import counted
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
 SELECT_BY = ("auto", "importance", "method")
-# Called before each pass over rows: what it is for, how many passes are done, of how many at most.
+# Called before each pass over rows with its purpose, the number of passes done, and their maximum number.
 OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ class SetScores:
         by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "shifted".
         predictions: Predicted labels of the rows; None as above.
         report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
-            for predictions that are no classes or labels.
+            for predictions that are not classes or labels.
     """
 
     scores: dict[str, float]

@@ -22,7 +22,7 @@ EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
 LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
 # For adapters, which take higher rates: Hu et al. (2022) tune RoBERTa-base with 4e-4 to 5e-4, large with 2e-4 to 4e-4.
 LORA_FACTOR = 10
-# Rows to hold out where a selection split is asked for, or where there is no other set to score on.
+# Fraction of rows to hold out if a selection split is requested, or there is no other set to score on.
 SELECTION_FRACTION = 0.1
 # What the recipe decides, for metrics.json.
 DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_start", "selection_fraction", "refit")

@@ -20,7 +20,7 @@ class Task:
 
     name: str  # such as "rte"; the task of custom files is called "files"
     kind: str  # of the head, such as "classification"
-    text_columns: tuple[str, ...]  # of the source files, as many as the head reads
+    text_columns: tuple[str, ...]  # of the source files, one for each input of the head
     label_names: tuple[str, ...]  # the classes, in the order of their ids; empty if there are none
     metric: str  # the score by which models are selected, a key of what `compute_scores` returns
     description: str  # one line

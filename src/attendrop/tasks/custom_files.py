@@ -41,7 +41,7 @@ def load_files(
     Args:
         train_file: File of the split "train".
         eval_file: File of the split "dev".
-        text_columns: One or two; of multiple choice, the question and the choices, in one column or several.
+        text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required unless the head needs no labels. Several, comma-separated: a column of zeros and ones
             for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if

@@ -80,7 +80,7 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
 
     Args:
         logits: ``(rows, classes)``.
-        labels: Class ids ``(rows,)``; ids that are no class count as wrong.
+        labels: Class ids ``(rows,)``; ids that are not a class count as wrong.
 
     Returns:
         ``error``, the expected calibration error (Guo et al., 2017) over ten bins of equal width; ``bins`` with rows,

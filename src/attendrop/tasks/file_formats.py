@@ -38,7 +38,7 @@ def extension_of(path: str | Path) -> str:
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of custom data; none if their format names no columns.
 
-    The name is of a file, as for :func:`files_of`, of a folder of images, or a format such as ``"x.conll"``.
+    The name is that of a file, as for :func:`files_of`, of a folder of images, or of a format such as ``"x.conll"``.
     """
     return _format(name)[:2]
 

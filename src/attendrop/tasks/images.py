@@ -119,7 +119,7 @@ def read_image_folder(folder: Path, size: int | None) -> Iterator[Table]:
     """Read a folder in chunks, without opening an image: ``photos/cats/winter/1.jpg`` is of the class ``cats``.
 
     The column ``image`` has the paths in the folder, in alphabetical order, and ``label`` the names of the folders of
-    classes, None for images beside these. Links are followed. Hidden files and folders, and files that are no images
+    classes, None for images beside these. Links are followed. Hidden files and folders, and files that are not images
     by their extension, are ignored, and counted in a message.
 
     Raises:

@@ -71,7 +71,7 @@ class PredictionWriter:
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
-        # A name of its own, so that two programs that write the same file do not mix their rows.
+        # A unique name, so that two programs that write the same file do not mix their rows.
         self._unfinished = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []

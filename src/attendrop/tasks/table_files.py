@@ -25,7 +25,7 @@ from attendrop.wording import counted
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n|\r|\n")
-# Line before the header that tells Excel how columns are separated.
+# Line before the header that names the separator to Excel.
 _SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
 # Number of places that a warning names, and of lines by which the separator is found.
@@ -171,7 +171,7 @@ def _fitting(
     index = 0
     for line, record in records:
         if not any(record) and len(header) > 1:
-            index += bool(record)  # blank lines are no rows to pandas, either
+            index += bool(record)  # blank lines are not rows to pandas, either
             continue
         values = record or [""]
         if len(values) == len(header):

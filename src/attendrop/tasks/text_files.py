@@ -2,7 +2,7 @@
 
 Errors name the file and the line. In column files, columns are separated by tabs where a line has one, otherwise by
 spaces; a blank line ends a sentence, which is a row. Comments before a sentence, such as ``# name = value``, and the
-``-DOCSTART-`` lines of CoNLL-2003 are no words.
+``-DOCSTART-`` lines of CoNLL-2003 are not words.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 class ColumnCollator:
     """Wrapper of a collator that makes tensors, padded with -1, of additional columns with numbers for each token.
 
-    Rows without such columns, and rows that are no mappings, are left to the wrapped collator. It can be pickled if the
-    wrapped collator can.
+    Rows without such columns, and rows that are not mappings, are left to the wrapped collator. It can be pickled if
+    the wrapped collator can.
     """
 
     collate: Callable[[list[Any]], Any]  # the wrapped one, which gets rows without these columns

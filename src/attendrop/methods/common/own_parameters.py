@@ -1,4 +1,4 @@
-"""Parameters of a method, trained beside the model by an optimizer of their own: probabilities, networks."""
+"""Parameters of a method, trained beside the model by a separate optimizer: probabilities, networks."""
 
 from __future__ import annotations
 
