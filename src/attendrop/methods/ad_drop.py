@@ -163,9 +163,9 @@ class ADDrop(Method):
     def for_data(self, classes: int, rows: int) -> ADDrop:
         """Record attributions, and act in all layers, if there are many classes with few rows.
 
-        Nothing changes if ``p``, ``attribution``, ``layers`` or the gold label is given. On such data, recorded
-        attributions gain more than a separate pass for the first layer, and cost less; with few classes, acting in all
-        layers does harm (docs/does-it-help.md).
+        The usual defaults apply if ``p``, ``attribution``, ``layers`` or the gold label is given. On such data,
+        recorded attributions gain more than a separate pass for the first layer, and cost less; with few classes,
+        acting in all layers does harm (docs/does-it-help.md).
         """
         if self.p is not None or self.target != "pseudo_label":
             return self._without_data()
