@@ -188,14 +188,16 @@ class Interrupted(TrainerCallback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("reward_data", ["rotating", "split"])  # rows that were set aside are trained on, too
 def test_a_run_is_trained_again_from_the_start_without_what_was_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reward_data: str
 ) -> None:
     planted(monkeypatch)
     tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
     options: dict[str, Any] = {"epochs": 3}  # of 5 steps
-    attendout = options | {"method": "attendout", "options": {"dropout_step": 1, "explore": 1.0}}
+    own = {"dropout_step": 1, "explore": 1.0, "reward_data": reward_data}
+    attendout = options | {"method": "attendout", "options": own}
     with pytest.raises(KeyboardInterrupt):
         train(tiny.config(tmp_path, "run", **attendout), callbacks=[Interrupted()])
     metrics = train(tiny.config(tmp_path, "run", **attendout), resume=True)
@@ -204,6 +206,8 @@ def test_a_run_is_trained_again_from_the_start_without_what_was_found(
     assert metrics["trained_again"] == {"method": "attention-layerdrop", "options": known}
     assert [key for key, layer in metrics["layer_effects"].items() if layer["told_from_noise"]] == ["encoder.1"]
     assert sorted(metrics["history"][0]["dropped"]) == ["attention-layerdrop"]
+    assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    assert "rewarded by scores on training rows" in (tmp_path / "run" / "README.md").read_text()
     assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"selection", "checkpoint-15"})
     train(tiny.config(tmp_path, "known", **options, method="attention-layerdrop", options=known))
     again, direct = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "known"))
