@@ -20,6 +20,7 @@ from attendrop import (
     AlphaDropout,
     AttendOut,
     AttendropError,
+    AttentionLayerDrop,
     Compose,
     ConcreteDropout,
     DropConnect,
@@ -275,6 +276,7 @@ def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -
     [
         (AttendOut(), SCAL(), "Both control the passes"),
         (AttendOut(), SuperT(), "Both replace the model's weights"),
+        (AttendOut(), AttentionLayerDrop(), "trains again with this one"),
         (SuperT(), Mixout(), "restores pre-trained values"),
         (ConcreteDropout(), AttendOut(), "two are trained"),
         (ConcreteDropout(), SuperT(), "learnt probabilities are not"),

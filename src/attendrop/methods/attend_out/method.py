@@ -21,6 +21,7 @@ from attendrop.extend import (
 from attendrop.methods.attend_out.effects import EffectsState, learnt
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.policy_gradient import GeneratorState
+from attendrop.methods.layers import TRAINS_AGAIN
 
 # Baseline and loss are logged by the policy gradient only.
 _LOGGED = ("reward", "baseline", "generator_loss", "period_share")
@@ -124,6 +125,7 @@ class AttendOut(AttendOutOptions):
             EXCHANGES_WEIGHTS: "",
             SECOND_MODEL: "",
             SCORES_ROWS: "score_on=reward_data",
+            TRAINS_AGAIN: "learner=effects",
         },
         self_attention_only=True,
         needs_loss_scale=True,
