@@ -83,7 +83,19 @@ def test_it_trains_beside_what_skips_all_layers() -> None:
     assert all("attendout/reward" in found for found in told)
 
 
+def test_heads_are_those_of_the_part_of_the_model_that_reads_images() -> None:
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    vision = text | {"num_attention_heads": 4, "image_size": 12, "patch_size": 4}
+    model = hf.CLIPForImageClassification(hf.CLIPConfig(text_config=text, vision_config=vision))
+    players, step = players_of("vit", model=model, granularity="head")
+    assert dropped_in(players, act(players, step))["encoder.0"].shape == (2, 4, 1, 1)
+
+
 def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
+    sizes: dict[str, Any] = {"image_size": 12, "patch_size": 3, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
+    windowed = hf.SwinForImageClassification(hf.SwinConfig(**sizes, window_size=2))
+    with pytest.raises(AttendropError, match="differ in their windows and heads"):
+        players_of("vit", model=windowed)
     with pytest.raises(AttendropError, match=r"layers='decoder:0': .* can only drop in the encoder's self-attention"):
         run(papers(layers="decoder:0"), 1, name="bart")
 

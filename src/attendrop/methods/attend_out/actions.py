@@ -52,8 +52,15 @@ class Policy:
         every = select_self_attention(attention_layers, "all")
         last = max(layer.index for layer in self.attention_layers)
         self.layers = {layer.key: layer for layer in every if layer.index <= last}
-        config: Any = training.model.config
-        heads = int((config.get_text_config() if hasattr(config, "get_text_config") else config).num_attention_heads)
+        # In a model of images and texts, an attention layer has the configuration of its own part.
+        attention: Any = training.model.get_submodule(every[0].name.partition("#")[0])
+        config: Any = getattr(attention, "config", training.model.config)
+        heads = (config.get_text_config() if hasattr(config, "get_text_config") else config).num_attention_heads
+        if not isinstance(heads, int):
+            raise AttendropError(
+                f"The layers of {type(training.model).__name__} differ in their windows and heads, and the generator "
+                "is one for all; use learner='effects'."
+            )
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:
             raise AttendropError(
