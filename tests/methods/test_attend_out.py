@@ -188,6 +188,13 @@ def test_scores_are_means_over_rows() -> None:
     assert found.item() == pytest.approx(-(2 * losses[0] + losses[1]) / 3)
 
 
+def test_rewards_are_numbers_where_no_token_is_labelled() -> None:
+    model, batch = zoo.build("bert-tokens"), zoo.batch_of("bert-tokens")
+    without = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    found = scores(papers(), zoo.training(model), [model], [[without, batch], [without]])
+    assert found.tolist() == [[pytest.approx(-model(**batch).loss.item()), 0.0]]
+
+
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 

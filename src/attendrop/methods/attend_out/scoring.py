@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from attendrop.attribution.label_positions import IGNORED
 from attendrop.extend import (
     AttendropError,
     Batch,
@@ -30,7 +31,8 @@ def scores(
     """Score networks on each item, ``(networks, items)``, in float64 on the CPU.
 
     Autocast is off, because the scores differ by less than half precision resolves. ``items`` are the batches of each
-    item that this process scores; results of other processes are added.
+    item that this process scores; results of other processes are added. Batches without a label (no token was masked)
+    have no loss and do not count; if an item has no others, no network is ahead.
     """
     sums = torch.zeros(len(networks) + 1, len(items), dtype=torch.float64)
     with torch.no_grad():
@@ -38,12 +40,12 @@ def scores(
             device = next(network.parameters()).device
             with evaluating(network), forked_rng(network), in_full_precision(network):
                 for number, batches in enumerate(items):
-                    for batch in batches:
+                    for batch in filter(_is_labelled, batches):
                         weight = number_of_rows(batch)
                         sums[row, number] += weight * _score(method, training, network, to_device(batch, device))
                         sums[-1, number] += weight / len(networks)
     totals = training.processes.total(sums).cpu()
-    return totals[:-1] / totals[-1]
+    return totals[:-1] / totals[-1].clamp(min=1)
 
 
 def rewards_of(method: AttendOutOptions, attacker: Tensor, defender: Tensor) -> Tensor:
@@ -55,6 +57,11 @@ def shared(sampled: Sequence[Batch], training: TrainingContext) -> list[list[Bat
     """Divide items that all processes have sampled alike among them."""
     processes = training.processes
     return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
+
+
+def _is_labelled(batch: Batch) -> bool:
+    labels = batch.get("labels")
+    return not isinstance(labels, Tensor) or bool(labels.ne(IGNORED).any())
 
 
 def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
