@@ -381,7 +381,9 @@ def test_only_what_helps_is_dropped_and_what_is_told_from_noise_is_ranked() -> N
     for told in (True, False):
         effects = {"encoder.0": (0.1, told), "encoder.1": (None, False)}
         layers = {key: {"effect": effect, "told_from_noise": each} for key, (effect, each) in effects.items()}
-        expected = LayerRanking("learner", {"encoder.0": 0.1, "encoder.1": 0.0}, told)
+        expected = LayerRanking(
+            "learner", {"encoder.0": 0.1, "encoder.1": 0.0}, told, "effect on the reward of dropping this layer"
+        )
         assert AttendOut().layer_ranking({"layer_effects": layers}) == expected
 
 

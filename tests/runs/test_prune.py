@@ -183,6 +183,9 @@ def test_the_learner_ranks_where_it_is_told_from_noise(folder: Path, tmp_path: P
     (run / "metrics.json").write_text(json.dumps(metrics))
     found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by="method", device="cpu")["pruned"]
     assert (found["layers"], found["harm"]) == ([0], {"encoder.0": 0.8, "encoder.1": 0.1})
+    assert found["measure"] == "effect on the reward of dropping this layer"
+    for select_by in ("auto", "method"):
+        assert _ranking(finished, parse_selection(">=0.5"), select_by) is None  # rewards are no fractions, as pi is
 
 
 def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> None:

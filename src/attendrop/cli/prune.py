@@ -93,12 +93,8 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
 
 
 def _ranking(pruned: Mapping[str, Any]) -> str:
-    from attendrop.pruning.selection import IMPORTANCE
-
     values = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
-    if pruned["ranked_by"] == IMPORTANCE:
-        return f"loss with this layer constant  {values}"
-    return f"fraction that the {pruned['ranked_by']} drops  {values}"
+    return f"{pruned['measure']}  {values}"
 
 
 def _change(both: Mapping[str, Any], metric: str) -> str:

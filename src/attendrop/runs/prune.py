@@ -76,7 +76,7 @@ def prune_run(
         layers: As for :func:`attendrop.prune`.
         select_by: Ranking of the layers. ``"importance"``: by the loss without each layer's attention. ``"method"``: by
             what the run's method learnt to drop. ``"auto"``: by the method if its result is significant, or ``layers``
-            is a threshold; otherwise by importance.
+            is a threshold on its fractions; otherwise by importance.
         tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
@@ -87,9 +87,9 @@ def prune_run(
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
-        ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``, and whether scores on them
-        decided which layers (``chosen``); for ``auto``, also ``scores`` and ``differences`` by number of pruned layers,
-        and in words what remains ``unknown``; ``selection`` and ``all_scores`` before and after with the
+        ``of``, ``ranked_by``, ``harm`` of each layer and its ``measure``, ``chosen_on`` with its ``rows``, and whether
+        scores on them decided which layers (``chosen``); for ``auto``, also ``scores`` and ``differences`` by number of
+        pruned layers, and in words what remains ``unknown``; ``selection`` and ``all_scores`` before and after with the
         ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and
         ``high``, of its 95 % interval. Without a pruned layer, ``speed`` and the differences of before and after are
         None, because it is the same model.
@@ -121,7 +121,7 @@ def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> Lay
             f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
             "'importance'."
         )
-    if select_by == "importance" or ranking is None:
+    if select_by == "importance" or ranking is None or (ranking.measure and selection.threshold is not None):
         return None
     if select_by == "auto" and not ranking.told_from_noise and selection.threshold is None:
         logger.info(
@@ -151,8 +151,10 @@ def _pruned(
         logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     if ranking is None:  # a threshold is refused without one
         pi, harm = None, work.importance(attention_layers) if selection.threshold is None else {}
+        measure = "loss with this layer constant"
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
+        measure = ranking.measure or f"fraction that the {ranking.ranked_by} drops"
     if selection.auto:
         logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, chosen_on)
     light, trials = prune_selected(
@@ -175,6 +177,7 @@ def _pruned(
         "fast": light.fast,
         "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
         "harm": harm,
+        "measure": measure,
         "chosen": chosen,
         "chosen_on": chosen_on,
         "rows": rows,

@@ -165,10 +165,11 @@ class AttendOut(AttendOutOptions):
         return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
-        """Rank layers by the probabilities learnt; for the generator by ``pi``, for the pruning version only."""
+        """Rank layers by the effects learnt; for the generator by ``pi``, for the pruning version only."""
         if (effects := metrics.get("layer_effects")) is not None:
             rewards = {key: found["effect"] or 0.0 for key, found in effects.items()}
-            return LayerRanking("learner", rewards, any(found["told_from_noise"] for found in effects.values()))
+            told_from_noise = any(found["told_from_noise"] for found in effects.values())
+            return LayerRanking("learner", rewards, told_from_noise, "effect on the reward of dropping this layer")
         pi = metrics.get("pruning", {}).get("pi")
         if pi is None or self.variant != "pruning":
             return None
