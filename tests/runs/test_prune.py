@@ -117,8 +117,13 @@ def test_pruning_that_was_stopped_can_be_started_again(
 
 
 def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "out"
-    found = pruned(folder, out, layers="0,1")
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(folder / "run", run)
+    of_others = {"predicted": {"dev": {"no": 99}}, "row_scores": None, "report": None}
+    (run / "metrics.json").write_text(json.dumps(tiny.read_metrics(run) | of_others))
+    found = prune_run(str(run), str(out), layers="0,1", device="cpu")
+    assert sum(found["predicted"]["dev"].values()) == found["row_scores"]["rows"] == 12
+    assert sum(each["rows"] for each in found["report"]["classes"]) == 12
     assert (found["pruned"]["layers"], found["pruned"]["speed"]["low"] > 0) == ([0, 1], True)
     counts = found["pruned"]["parameters"]
     assert counts["before"] - counts["after"] == 2 * 3 * (16 * 16 + 16)

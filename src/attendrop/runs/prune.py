@@ -37,6 +37,7 @@ from attendrop.runs.fitting import run_loss
 from attendrop.runs.folder_lock import new_folder
 from attendrop.runs.model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
+from attendrop.runs.run_metrics import scored_run, set_scores
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.training_args import recovery_arguments
@@ -47,6 +48,8 @@ from attendrop.wording import counted
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
 SELECT_BY = ("auto", "importance", "method")
+# What metrics.json holds of the predictions of a model.
+_OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "shifted", "predicted", "report")
 # Called before each pass over rows with its purpose, the number of passes done, and their maximum number.
 OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
@@ -109,8 +112,9 @@ def prune_run(
                 "recover-epochs."
             )
         ranking = _ranking(run, selection, select_by)
-        light, found = _pruned(_Work(run, on_pass), selection, ranking, tolerance, recover_epochs, callbacks)
-        return _save(run, light, found, folder, output_dir)
+        work = _Work(run, on_pass)
+        light, found = _pruned(work, selection, ranking, tolerance, recover_epochs, callbacks)
+        return _save(work, light, found, folder, output_dir)
 
 
 def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> LayerRanking | None:
@@ -299,21 +303,22 @@ def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
     return dataclasses.asdict(speed) | {"rows": len(timed), "batch_size": _TIMED_ROWS}
 
 
-def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
-    after = {name: scores["after"] for name, scores in found["all_scores"].items()}
+def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
+    run = work.run
     metric, source = run.task.metric, Path(run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
     merged = sum(parameter.nbytes for parameter in run.model.parameters())  # of an adapter with its model
     before = merged if run.config.adapter is not None else _weights(source)
     found["bytes"] = {"before": before, "after": _weights(folder)}
-    metrics = run.metrics | {
-        "score": after["dev"][metric] if "dev" in after else None,
-        "all_scores": after,
-        "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
-        "output_dir": output_dir,
-        "pruned": found | {"from": run.config.output_dir},
+    selection_score = found["selection"]["after"][metric] if found["selection"] else None
+    after = {
+        name: set_scores(run, name, work.outputs(light, name), run.labels(name))
+        for name in run.parts.report or run.sets
     }
+    scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
+    metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
+    metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
     (folder / "README.md").write_text(pruned_card(metrics, run.task.head), encoding="utf-8")
     write_json(folder / METRICS, metrics)
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
