@@ -29,6 +29,9 @@ def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
     assert all(len(set(item)) == 4 for item in sampled(1))
     assert {row for seed in range(30) for item in sampled(seed) for row in item} == set(range(20))
     assert sorted(sampled(0, 1, 99, without={3, 5})[0]) == sorted({*range(20)} - {3, 5})
+    batches = LabelledBatches([{"rows": torch.tensor(rows)} for rows in ([0, 1], [2, 3, 4], [5])], CPU)
+    found = {tuple(item["rows"].tolist()) for item in batches.sample(1, 30, 2, without={3, 5})}
+    assert found == {(0, 1), (2, 4)}
 
 
 def test_items_by_length_have_different_rows_of_similar_length() -> None:

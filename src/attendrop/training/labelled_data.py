@@ -74,14 +74,29 @@ class LabelledBatches:
     def sample(
         self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
     ) -> list[Batch]:
-        """Sample ``count`` batches; the other arguments have no effect."""
-        generator = random.Random(seed)
-        return [to_device(self.batches[generator.randrange(len(self.batches))], self.device) for _ in range(count)]
+        """Sample ``count`` batches, but the rows ``without`` some; the other arguments have no effect."""
+        generator, batches = random.Random(seed), self._without(without) if without else self.batches
+        return [to_device(batches[generator.randrange(len(batches))], self.device) for _ in range(count)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
         """Iterate once over all batches, of which each rank gets its part; ``size`` has no effect."""
         for batch in self.batches[processes.rank :: processes.world_size]:
             yield to_device(batch, self.device)
+
+    def _without(self, rows: Collection[int]) -> list[Batch]:
+        """Return the batches without some rows, which are counted through all batches."""
+        found: list[Batch] = []
+        first = 0
+        for batch in self.batches:
+            count = number_of_rows(batch)
+            kept = [row for row in range(count) if first + row not in rows]
+            part = {
+                name: value[kept] if isinstance(value, torch.Tensor) and value.shape[:1] == (count,) else value
+                for name, value in batch.items()
+            }
+            found += [part] if kept else []
+            first += count
+        return found
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
