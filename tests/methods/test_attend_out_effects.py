@@ -88,6 +88,20 @@ def test_neither_scale_nor_offset_of_the_rewards_changes_the_test() -> None:
     assert [each.p for each in layer_effects(periods, 3)] == [each.p for each in layer_effects(others, 3)]
 
 
+def test_many_periods_are_tested_in_little_memory_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, randint, periods = [], torch.randint, simulated("constant", 3, pairs=100)
+
+    def counted(high: int, size: tuple[int, ...], **options: Any) -> Tensor:
+        sizes.append(math.prod(size))
+        return randint(high, size, **options)
+
+    monkeypatch.setattr(torch, "randint", counted)
+    found = layer_effects(periods, 3)
+    assert max(sizes) <= 2**16
+    monkeypatch.setattr(effects, "_SIGNS", 2**30)
+    assert layer_effects(periods, 3) == found
+
+
 def test_the_second_period_of_a_pair_drops_the_other_layers() -> None:
     for pair in range(20):
         first, second = drawn(5, 2 * pair, LAYERS), drawn(5, 2 * pair + 1, LAYERS)

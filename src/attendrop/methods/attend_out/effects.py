@@ -40,6 +40,8 @@ KNOWN = 0.9
 LEVEL = 0.05
 # Number of designs drawn for the test: the standard error of its level is 0.003.
 REDRAWS = 4999
+# Number of signs that are redrawn at once: all those of a long training would take gigabytes.
+_SIGNS = 2**16
 
 
 class Period(NamedTuple):
@@ -100,9 +102,13 @@ def layer_effects(periods: Sequence[Period], seed: int) -> list[LayerEffect]:
     contrasts = rewards[0::2] - rewards[1::2]
     signs = torch.tensor([period.dropped for period in periods[: 2 * pairs : 2]], dtype=torch.float64) * 2 - 1
     generator = torch.Generator().manual_seed(seed)
-    redrawn = torch.randint(2, (REDRAWS, *signs.shape), generator=generator, dtype=torch.float64) * 2 - 1
+    at_once = max(1, _SIGNS // signs.numel())
+    redrawn = (
+        torch.randint(2, (min(at_once, REDRAWS - done), *signs.shape), generator=generator, dtype=torch.float64) * 2 - 1
+        for done in range(0, REDRAWS, at_once)
+    )
     sums = contrasts @ signs
-    largest = (contrasts @ redrawn).abs().amax(-1)
+    largest = torch.cat([(contrasts @ some).abs().amax(-1) for some in redrawn])
     p = (1 + (largest.unsqueeze(-1) >= sums.abs() * (1 - 1e-9)).sum(0)) / (1 + REDRAWS)
     errors = (signs * contrasts.unsqueeze(-1)).std(0) / pairs**0.5
     columns = (sums / pairs, errors, p)
