@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AttentionInterface
+from transformers.models.phi4_multimodal import modeling_phi4_multimodal
 
 from attendrop import ADDrop, AttendropError, regularize
-from attendrop.attention.adapter import find_attention_layers
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
 from attendrop.attention.plan import CombinedPlan, Plan
@@ -125,6 +126,19 @@ def test_layers_that_the_model_lacks_are_refused(layers: Any, message: str) -> N
 
 
 # --- Equality with the untouched model
+
+
+def test_a_file_with_two_eager_functions_keeps_both() -> None:
+    config = modeling_phi4_multimodal.Phi4MultimodalVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    config._attn_implementation = "eager"
+    model = modeling_phi4_multimodal.Phi4MultimodalVisionModel(config).eval()
+    batch = {"pixel_values": torch.ones(1, 3, 8, 8), "patch_attention_mask": torch.ones(1, 2, 2, dtype=torch.bool)}
+    with torch.no_grad():
+        untouched = model(**batch).last_hidden_state
+        with ModelAdapter(model):
+            assert torch.equal(model(**batch).last_hidden_state, untouched)
 
 
 @pytest.mark.sampled(3)

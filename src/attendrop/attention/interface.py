@@ -137,6 +137,13 @@ def _own_forward(module: nn.Module) -> Any:
     return inspect.unwrap(type(module).forward)
 
 
+def _eager_function(module: nn.Module) -> Any:
+    """Return the eager function of the module's own file, of which a file may have several (Phi-4, Llama 4)."""
+    forward = _own_forward(module)
+    name = next(name for name in forward.__code__.co_names if name.endswith("eager_attention_forward"))
+    return forward.__globals__[name]
+
+
 def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Make the attention function that is registered in place of implementation ``base``."""
 
@@ -148,10 +155,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         planned = None if plan is None else _follow(plan, module, tensors, kwargs)
         if planned is not None:
             return planned  # type: ignore[no-any-return]
-        if base == "eager":
-            function = _own_forward(module).__globals__["eager_attention_forward"]
-        else:
-            function = ALL_ATTENTION_FUNCTIONS[base]
+        function = _eager_function(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
         return function(module, *tensors, **kwargs)  # type: ignore[no-any-return]
 
     return attention_forward
