@@ -185,6 +185,15 @@ def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: b
         torch.testing.assert_close(weights.seen[layer.key] * real, found * real, rtol=1e-9, atol=1e-9)
 
 
+def test_eager_attention_without_a_mask_sees_all_keys() -> None:
+    # The modules of Splinter do not say whether they are causal.
+    model = zoo.from_class("SplinterModel", zoo.ZOO["bert"].options, "eager").eval()
+    batch = {"input_ids": zoo.batch_of("bert", (6, 6))["input_ids"]}
+    with torch.no_grad():
+        expected, found = model(**batch), attached(model, batch).forward(batch, Everywhere(AttentionEdit()))
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}])
 def test_scaling_options_of_gpt2_are_kept(options: dict[str, bool]) -> None:
     batch = zoo.batch_of("gpt2")

@@ -24,10 +24,20 @@ class AttentionComputation:
 
     Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
     models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
+
+    Eager attention is causal by its mask alone.
     """
 
     def __init__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: dict[str, Any],
+        *,
+        eager: bool,
     ) -> None:
         for name in _UNSUPPORTED_KEYWORDS:
             if kwargs.get(name) is not None:
@@ -44,8 +54,8 @@ class AttentionComputation:
         self.softcap: float | None = kwargs.get("softcap")
         self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         causal = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), bool(causal), self.shape, query)
+        causal = not eager and bool(getattr(module, "is_causal", True) if causal is None else causal)
+        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), causal, self.shape, query)
 
     def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""

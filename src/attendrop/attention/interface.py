@@ -152,7 +152,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
     ) -> tuple[Tensor, Tensor | None]:
         tensors = query, key, value, attention_mask
         plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
-        planned = None if plan is None else _follow(plan, module, tensors, kwargs)
+        planned = None if plan is None else _follow(plan, module, tensors, kwargs, eager=base == "eager")
         if planned is not None:
             return planned  # type: ignore[no-any-return]
         function = _eager_function(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
@@ -163,7 +163,12 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _follow(
-    plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
+    plan: Plan,
+    module: nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    kwargs: dict[str, Any],
+    *,
+    eager: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """Compute one attention layer under the plan, from queries, keys, values and the mask.
 
@@ -173,7 +178,7 @@ def _follow(
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return None
-    computation = AttentionComputation(module, *tensors, kwargs)
+    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
     edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, computation.query.device))
     return None if edit is None else computation.attend(edit)
 
