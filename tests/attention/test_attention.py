@@ -194,6 +194,17 @@ def test_eager_attention_without_a_mask_sees_all_keys() -> None:
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("edit", [AttentionEdit(), AttentionEdit(constant=True)])
+def test_eager_attention_returns_its_weights_under_a_plan(edit: AttentionEdit) -> None:
+    model, batch = zoo.build("bert", "eager").eval(), zoo.batch_of("bert") | {"output_attentions": True}
+    found = passed(model, batch, Everywhere(edit)).attentions
+    valid = batch["attention_mask"][:, None, None].float()
+    equal = [(valid / valid.sum(-1, keepdim=True)).expand(each.shape) for each in found]
+    expected = equal if edit.constant else model(**batch).attentions
+    assert len(found) == 2
+    torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}])
 def test_scaling_options_of_gpt2_are_kept(options: dict[str, bool]) -> None:
     batch = zoo.batch_of("gpt2")

@@ -25,7 +25,7 @@ class AttentionComputation:
     Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
     models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
 
-    Eager attention is causal by its mask alone.
+    Eager attention is causal by its mask alone, and returns its weights, which the model may hand to its caller.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class AttentionComputation:
         self.dropout: float = kwargs.get("dropout") or 0.0
         self.softcap: float | None = kwargs.get("softcap")
         self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        self.eager = eager
         causal = kwargs.get("is_causal")
         causal = not eager and bool(getattr(module, "is_causal", True) if causal is None else causal)
         self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), causal, self.shape, query)
@@ -84,8 +85,10 @@ class AttentionComputation:
 
         On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
         """
-        if edit.weights is not None or edit.constant:
-            return edit.weights is not None or self.dropout > 0
+        if self.eager or edit.weights is not None:
+            return True
+        if edit.constant:
+            return self.dropout > 0
         return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
 
     def _fused(self, drop: Tensor | None) -> Tensor:
