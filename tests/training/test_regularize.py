@@ -80,6 +80,12 @@ def test_forgetting_the_epoch_is_an_error() -> None:
         reg.loss(zoo.batch_of("bert"))
 
 
+def test_a_model_that_could_not_be_saved_in_training_is_refused() -> None:
+    model = zoo.build("bert", "eager", output_attentions=True)
+    with pytest.raises(AttendropError, match="output_attentions on"), regularize(model, ADDrop()):
+        pass
+
+
 def test_a_batch_without_labels_is_an_error() -> None:
     batch = zoo.batch_of("bert", labels=False)
     with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"labels"):

@@ -20,6 +20,7 @@ from attendrop.attention.interface import (
     implementation_of,
     is_routed,
     refuse_reentrant_checkpointing,
+    refuse_unsavable,
     restore,
     route,
 )
@@ -90,6 +91,10 @@ class ModelAdapter:
             if id(config) not in in_use:
                 restore(config)
         self._attached = False
+
+    def check_savable(self) -> None:
+        """Raise AttendropError if the model could not be saved while it is attached."""
+        refuse_unsavable(self.model, self._configs)
 
     def __enter__(self) -> Self:
         """Attach within a ``with`` block."""

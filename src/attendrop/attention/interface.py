@@ -116,6 +116,15 @@ def check_implementations(model: nn.Module, modules: Collection[nn.Module], conf
         )
 
 
+def refuse_unsavable(model: nn.Module, configs: Iterable[Any]) -> None:
+    """Raise AttendropError if transformers would not save a configuration of a model while it is routed."""
+    if any(getattr(config, "output_attentions", False) and implementation_of(config) == "eager" for config in configs):
+        raise AttendropError(
+            f"{type(model).__name__} has config.output_attentions on, with which no checkpoint can be saved in "
+            "training. Set it to False; a call can be given output_attentions=True instead."
+        )
+
+
 def refuse_reentrant_checkpointing(modules: Iterable[nn.Module]) -> None:
     """Raise AttendropError if one of the modules checkpoints activations in the reentrant way."""
     for module in modules:

@@ -329,6 +329,7 @@ class Regularization:
             self._open.enter_context(hooks_are_guarded())
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
+            self.adapter.check_savable()
         state = self.method.start(self.training)
         if not isinstance(state, MethodState) or not hasattr(state, "method"):
             raise AttendropError(
