@@ -22,6 +22,7 @@ the stock model's bit for bit. `attendrop doctor MODEL` tests a model of your ow
 ## Work
 
 *Inputs*: what was tried. A vision-language model that was tried with text alone may be refused when images come.
+A tower that attends within each image or sound by itself (`cu_seqlens`, as in Qwen2-VL) is left alone, with a warning.
 *Attention*: the layers that were found in a tiny model.
 
 | family | tried with | inputs | attention |

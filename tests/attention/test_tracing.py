@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from helpers import zoo
+from helpers import families, zoo
 from torch import nn
 
 from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, regularize
@@ -63,6 +63,28 @@ def test_a_layer_within_that_takes_no_keywords_is_refused() -> None:
     layer.forward = forward
     with pytest.raises(AttendropError, match="does not hand keyword arguments on"):
         find_attention_layers(model)
+
+
+def test_towers_that_attend_within_single_images_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = families.build("qwen2_vl", "IMAGE_TEXT_TO_TEXT")
+    tower, token = model.config.vision_config, model.config.image_token_id
+    width = 3 * tower.temporal_patch_size * tower.patch_size**2
+
+    def with_images(count: int) -> zoo.Batch:
+        tokens = torch.tensor([[*[token] * 4, 20] * count])
+        return {
+            "input_ids": tokens,
+            "labels": tokens.where(tokens != token, -100),
+            "pixel_values": torch.randn(count * 4 * 4, width),
+            "image_grid_thw": torch.tensor([[1, 4, 4]] * count),
+            "mm_token_type_ids": (tokens == token).long(),
+        }
+
+    with regularize(model, RANDOM) as reg:
+        for count in (1, 2):
+            reg.loss(with_images(count)).backward()
+        assert {layer.kind for layer in reg.adapter.attention_layers} == {"decoder"}
+    assert "Nothing is dropped in the attention within single images" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["vit", "bert"])

@@ -107,7 +107,7 @@ class StructureEvents:
                 case "left" if block is not None:
                     block.returns_tensor, block.extra_outputs = detail
                     block = None
-                case "attention":
+                case "attention" if layers_by_module[module]:
                     layer = layers_by_module[module][visits[module]]
                     visits[module] += 1
                     if block is not None:

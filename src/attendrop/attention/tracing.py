@@ -46,6 +46,9 @@ class TraceCache:
     traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)  # by names of inputs, and implementations
 
 
+# Argument of modules that call the attention interface once for each image or sound of the whole batch, one after the
+# other (Qwen2-VL): how often differs from batch to batch, so their calls are no layers, and plans leave them alone.
+_LENGTHS_OF_PARTS = "cu_seqlens"
 _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDictionary()
 
 
@@ -74,7 +77,14 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
     recorder = _CallRecorder(structure)
     bypasses = _BypassDetector(model, modules)
     calls: Counter[nn.Module] = Counter()
-    hooks = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in modules]
+    by_part: dict[nn.Module, str] = {}
+
+    def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.update([module])
+        if kwargs.get(_LENGTHS_OF_PARTS) is not None:
+            by_part[module] = modules[module]
+
+    hooks = [module.register_forward_pre_hook(called, with_kwargs=True) for module in modules]
     hooks += structure.listen() + bypasses.listen()
     try:
         with bypasses:
@@ -88,7 +98,10 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
             hook.remove()
     _check_calls(model, modules, calls, Counter(recorder.called))
     bypasses.refuse()
-    layers_by_module = _number_layers(recorder.called, modules)
+    layers_by_module = _number_layers([module for module in recorder.called if module not in by_part], modules)
+    if by_part:
+        _refuse_or_warn(model, by_part, supported=bool(layers_by_module))
+    layers_by_module |= dict.fromkeys(by_part, ())
     return Trace(layers_by_module, structure.structure(layers_by_module))
 
 
@@ -186,6 +199,17 @@ def _check_calls(
         raise _keyword_lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
     if not reached:
         raise _keyword_lost(model, "")
+
+
+def _refuse_or_warn(model: nn.Module, by_part: Mapping[nn.Module, str], *, supported: bool) -> None:
+    """Raise AttendropError if a model has no other attention than that within single images or sounds; else warn."""
+    first, *others = by_part.values()
+    where = f"attention within single images or sounds ({first}{f' and {len(others)} more' if others else ''})"
+    if not supported:
+        raise AttendropError(
+            f"{type(model).__name__} is not supported: it has only {where}, whose number differs from batch to batch."
+        )
+    logger.warning("Nothing is dropped in the %s, whose number differs from batch to batch.", where)
 
 
 def _keyword_lost(model: nn.Module, where: str) -> AttendropError:
