@@ -133,6 +133,15 @@ def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured
     assert all(f"{kind} attention" in shown for kind in ("encoder", "decoder", "cross"))
 
 
+def test_doctor_of_a_model_that_reads_a_text_and_an_image(tmp_path: Path, capsys: Captured) -> None:
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = small | {"image_size": 8, "patch_size": 4}
+    config = {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": small, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["doctor", str(tmp_path)]) == 0
+    assert "2 layers: vision_model.encoder.layers.0.self_attn ... text_model" in capsys.readouterr().out
+
+
 def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))

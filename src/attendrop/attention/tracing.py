@@ -247,12 +247,7 @@ def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Make the smallest input of a text, image or video model; raise AttendropError for other models."""
     name, config = model.main_input_name, model.config
     if name in ("pixel_values", "pixel_values_videos"):
-        config = getattr(config, "vision_config", config)
-        size = getattr(config, "image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        frames = [config.num_frames] if hasattr(config, "num_frames") else []
-        shape = (1, *frames, getattr(config, "num_channels", 3), height, width)
-        return {name: torch.zeros(shape, device=model.device, dtype=model.dtype)}
+        return example_pixels(model, name)
     if name != "input_ids":
         raise AttendropError(
             f"{type(model).__name__} takes '{name}', for which no example input can be generated; pass a batch."
@@ -271,3 +266,13 @@ def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if config.is_encoder_decoder:
         batch["decoder_input_ids"] = tokens
     return batch
+
+
+def example_pixels(model: PreTrainedModel, name: str = "pixel_values") -> dict[str, Tensor]:
+    """Make an image or a video, of a size that a model takes."""
+    config = getattr(model.config, "vision_config", model.config)
+    size = getattr(config, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    frames = [config.num_frames] if hasattr(config, "num_frames") else []
+    shape = (1, *frames, getattr(config, "num_channels", 3), height, width)
+    return {name: torch.zeros(shape, device=model.device, dtype=model.dtype)}

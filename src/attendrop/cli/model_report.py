@@ -13,7 +13,7 @@ from transformers.models.auto import modeling_auto
 
 from attendrop.attention.adapter import attention_module_names, find_attention_layers
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.tracing import example_inputs
+from attendrop.attention.tracing import example_inputs, example_pixels
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 from attendrop.tasks.heads.model_classes import saved_model_class
@@ -99,7 +99,9 @@ def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     """Yield example inputs, of which the model takes one."""
     name, config = model.main_input_name, model.config
     if name not in ("input_values", "input_features"):
-        yield example_inputs(model)
+        yield (batch := example_inputs(model))
+        if name == "input_ids" and hasattr(config, "vision_config"):  # CLIP compares a text and an image
+            yield batch | example_pixels(model)
         return
     own = getattr(config, "encoder_config", config)
     sizes = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
