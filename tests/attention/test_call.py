@@ -10,8 +10,8 @@ from attendrop.attention.layers import AttentionLayer
 CPU = torch.device("cpu")
 
 
-def call_of(valid: Tensor | None, kind: str = "encoder", size: int = 5) -> AttentionCall:
-    return AttentionCall(AttentionLayer("layer", kind, 0), (2, 1, size, size), valid, CPU)
+def call_of(valid: Tensor | None, kind: str = "encoder", size: int = 5, keys: int | None = None) -> AttentionCall:
+    return AttentionCall(AttentionLayer("layer", kind, 0), (2, 1, size, keys or size), valid, CPU)
 
 
 LENGTHS = torch.tensor([5, 3])[:, None, None, None]
@@ -33,6 +33,12 @@ LEFT = torch.arange(5) >= 5 - LENGTHS
 )
 def test_origins(valid: Tensor | None, kind: str, expected: list[list[int]]) -> None:
     assert call_of(valid, kind).origins().tolist() == expected
+
+
+@pytest.mark.parametrize(("queries", "first"), [(4, 1), (3, 0), (1, 0)])
+def test_queries_that_follow_a_cache_begin_after_it(queries: int, first: int) -> None:
+    valid = (LEFT & CAUSAL)[..., -queries:, :]
+    assert call_of(valid, "decoder", queries, 5).origins().tolist() == [[0, 0], [first, 2]]
 
 
 def test_valid_queries_are_those_that_someone_may_attend_to() -> None:

@@ -40,13 +40,16 @@ class AttentionCall:
     def origins(self) -> Tensor:
         """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
 
-        In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
+        In self-attention both are the first key that any query may attend to, counted from the first query where keys
+        of a cache come before it; in cross-attention the first query is 0.
         """
         batch = self.shape[0]
         if self.valid is None:
             return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
         first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
-        return torch.stack([torch.zeros_like(first) if self.layer.kind == "cross" else first, first], -1)
+        cached = max(0, self.shape[3] - self.shape[2])
+        query = torch.zeros_like(first) if self.layer.kind == "cross" else (first - cached).clamp(min=0)
+        return torch.stack([query, first], -1)
 
     def valid_queries(self) -> Tensor | None:
         """Find the query positions that are not padding, ``(batch, 1, query, 1)``; None means all, or not known.
