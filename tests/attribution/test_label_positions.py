@@ -16,27 +16,11 @@ from torch import Tensor, nn
 from attendrop import ADDrop, AttendropError, Method, RDrop, regularize
 from attendrop.attribution.label_positions import aligned_labels
 
-_VISION = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 8,
-    "patch_size": 4,
-}
-_SPEECH = {
-    "vocab_size": 12,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "conv_dim": (8, 8),
-    "conv_kernel": (4, 4),
-    "conv_stride": (4, 4),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
+_VISION = zoo.LAYERS | {"image_size": 8, "patch_size": 4}
+_SPEECH = zoo.LAYERS | {
+    "vocab_size": 12, "conv_dim": (8, 8), "conv_kernel": (4, 4), "conv_stride": (4, 4), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
 
 
 def llava() -> Any:
@@ -66,8 +50,7 @@ def looked_at(model: Any, batch: zoo.Batch) -> Tensor:
     """The positions of the logits that the loss depends on."""
     outputs = model(**batch)
     (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
-    found: Tensor = gradient.abs().sum(-1) > 0
-    return found
+    return gradient.abs().sum(-1) > 0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +66,6 @@ def test_labels_stand_where_the_loss_looks(name: str) -> None:
     with torch.compiler.set_stance("force_eager"):
         expected, logits, before = looked_at(model, batch), model(**batch).logits, torch.get_rng_state()
         labels = aligned_labels(model, logits, batch)
-    assert labels is not None
     assert torch.equal(labels != -100, expected)
     assert torch.equal(before, torch.get_rng_state())
     assert model.training

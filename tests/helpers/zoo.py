@@ -20,105 +20,32 @@ from helpers.device import DEVICE
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
 Batch = dict[str, Tensor]
 
-_BERT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "max_position_embeddings": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-_DISTILBERT = {
-    "vocab_size": VOCAB,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 16,
-    "max_position_embeddings": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "seq_classif_dropout": 0.0,
-}
+# What the configurations have in common.
+_SIZES = {"vocab_size": VOCAB, "max_position_embeddings": 40, "num_labels": LABELS, "pad_token_id": PAD}
+_TOKENS = {"bos_token_id": 1, "eos_token_id": EOS}
+LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+
+_BERT = {**_SIZES, **LAYERS, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_DISTILBERT = _SIZES | {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "seq_classif_dropout": 0.0} | _DROPOUT
 _BART = {
-    "vocab_size": VOCAB,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "max_position_embeddings": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-    "decoder_start_token_id": EOS,
+    **_SIZES, **_TOKENS, **_DROPOUT, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": EOS,
     "forced_eos_token_id": None,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+}  # fmt: skip
 _OPT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "word_embed_proj_dim": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "ffn_dim": 16,
-    "max_position_embeddings": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-_LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 16,
-    "max_position_embeddings": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-}
+    **_SIZES, **_TOKENS, **_DROPOUT, "hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "ffn_dim": 16,
+}  # fmt: skip
+_LLAMA = {**_SIZES, **_TOKENS, **LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GPT2 = {
-    "vocab_size": VOCAB,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 40,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
+    "vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "num_labels": LABELS,
+    "pad_token_id": PAD, **_TOKENS, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
 _T5 = {
-    "vocab_size": VOCAB,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "pad_token_id": PAD,
-    "eos_token_id": EOS,
-    "decoder_start_token_id": PAD,
-    "dropout_rate": 0.0,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2, "pad_token_id": PAD,
+    "eos_token_id": EOS, "decoder_start_token_id": PAD, "dropout_rate": 0.0, "tie_word_embeddings": False,
+}  # fmt: skip
 _ENCODER = {"encoder": 2}
 _DECODER = {"decoder": 2}
 _BOTH = {"encoder": 2, "decoder": 2, "cross": 2}
@@ -170,22 +97,9 @@ ZOO: dict[str, Entry] = {
     ),
     "modernbert": Entry(
         "ModernBertForSequenceClassification",
-        {
-            "vocab_size": VOCAB,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 16,
-            "max_position_embeddings": 40,
-            "num_labels": LABELS,
-            "pad_token_id": PAD,
-            "bos_token_id": 1,
-            "eos_token_id": EOS,
-            "cls_token_id": 1,
-            "sep_token_id": EOS,
-            "local_attention": 4,
-            "global_attn_every_n_layers": 2,
-        },
+        _SIZES
+        | (_TOKENS | LAYERS)
+        | {"cls_token_id": 1, "sep_token_id": EOS, "local_attention": 4, "global_attn_every_n_layers": 2},
         _ENCODER,
         dropouts=_DROPOUTS["modernbert"],
     ),
