@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
@@ -17,8 +17,8 @@ from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
+from helpers.training import ALWAYS, LENGTHS, Gradients
 
-METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 # Rows come to another process in the second epoch.
 RECORDED = ADDrop(p=0.5, q=0.5, layers="all", attribution="recorded")
 OTHERS = {
@@ -28,7 +28,6 @@ OTHERS = {
 }
 # Some of whose parameters get no gradient in a step, which activation checkpointing would have DDP not look for.
 CHECKPOINTED = ("layerdrop", "attention-layerdrop")
-LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
 
 
 def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.Tensor]:
@@ -36,7 +35,7 @@ def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.
     examples = zoo.rows(name, LENGTHS[:8])
     model = zoo.build(name, dtype=torch.float64)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
-    reg = Regularization(zoo.training(model, Processes(rank, world)), METHOD)
+    reg = Regularization(zoo.training(model, Processes(rank, world)), ALWAYS)
 
     def compute_loss(batch: Any, plan: Any) -> Any:
         outputs = wrapped(**batch, attendrop_plan=plan)
@@ -51,16 +50,6 @@ def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.
     return zoo.gradients(model)
 
 
-class Gradients(TrainerCallback):
-    def __init__(self) -> None:
-        self.steps: list[dict[str, torch.Tensor]] = []
-
-    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
-        self.steps.append(
-            {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        )
-
-
 class Stream(IterableDataset[dict[str, torch.Tensor]]):
     """The rows, without their number."""
 
@@ -73,7 +62,7 @@ def train(
     rank: int,
     world: int,
     name: str,
-    method: Any = METHOD,
+    method: Any = ALWAYS,
     resume: str | None = None,
     stream: bool = False,
     **options: Any,

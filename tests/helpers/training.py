@@ -69,7 +69,15 @@ def history(trainer: Trainer, key: str) -> list[float]:
     return [entry[key] for entry in trainer.state.log_history if key in entry]
 
 
-# --- Accumulation
+class Stop(TrainerCallback):
+    """Ends the process, as it were, after an optimizer step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
 
 
 class Gradients(TrainerCallback):
@@ -79,4 +87,5 @@ class Gradients(TrainerCallback):
         self.steps: list[dict[str, Tensor]] = []
 
     def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
-        self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        named = [(name.removeprefix("module."), p.grad) for name, p in model.named_parameters()]  # DDP's prefix
+        self.steps.append({name: gradient.clone() for name, gradient in named if gradient is not None})

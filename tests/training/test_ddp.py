@@ -50,8 +50,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
     @cache
     def load(part: str) -> dict[str, Any]:
         folder = once(tmp_path_factory, f"alone-{part}", partial(in_one_process, part=part))
-        found: dict[str, Any] = torch.load(folder / "alone.pt", weights_only=True)
-        return found
+        return torch.load(folder / "alone.pt", weights_only=True)
 
     return lambda job: load(part_of(job))[job]
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import zoo
-from helpers.training import ALWAYS, examples, trainer_of, weights
+from helpers.training import ALWAYS, Stop, examples, trainer_of, weights
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendOut, AttendropError, AutoDropout, Method, RegularizedTrainer
 
@@ -23,15 +22,6 @@ CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 class Endless(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return itertools.cycle(examples())
-
-
-class Stop(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 def shuffled_stream() -> Any:

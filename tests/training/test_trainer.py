@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
-from helpers.training import ALWAYS, LENGTHS, Gradients, examples, history, trainer_of, weights
+from helpers.training import ALWAYS, LENGTHS, Gradients, Stop, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
@@ -289,17 +289,6 @@ def test_a_method_that_rests_throughout_is_warned_of_at_the_start_and_at_the_end
 
 
 # --- Resuming
-
-
-class Stop(TrainerCallback):
-    """Ends the process, as it were, after an optimizer step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
