@@ -116,5 +116,15 @@ def kept_checkpoints() -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def scores_of(metrics: dict[str, Any] | None) -> dict[str, Any]:
+    """What must be equal in runs that are the same."""
+    names = ("method", "seed", "selection_score", "score", "all_scores", "best_epoch", "steps")
+    losses = [(epoch["train_loss"], epoch["selection"], epoch["dropped"]) for epoch in metrics["history"]]
+    return {name: metrics[name] for name in names} | {"losses": losses}
+
+
+def weights_of(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()

@@ -1,92 +1,20 @@
-"""A run that is killed and resumed ends with the weights, bit for bit, of the run that was not; also one of a study."""
+"""A run that is stopped and resumed ends with the weights, bit for bit, of the run that was not."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny
-from helpers.forked import CONTEXT
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
 from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
-
-OPTIONS: dict[str, Any] = {"epochs": 3, "save_steps": 3, "options": {"p": 0.5}}  # epochs of 5 steps
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DieAfter(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step == self.step:
-            die()
-
-
-def die_before_first_checkpoint(folder: Path) -> None:
-    train(tiny.config(folder, "killed", **OPTIONS), callbacks=[DieAfter(2)])
-
-
-def die_in_mid_epoch(folder: Path) -> None:
-    train(tiny.config(folder, "killed", **OPTIONS), callbacks=[DieAfter(8)])
-
-
-def die_while_weights_are_written(folder: Path) -> None:
-    """The weights of the third checkpoint, at step 6, are there in part when the process dies; the rest is not."""
-    save = Trainer.save_model
-
-    def torn(self: Trainer, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        save(self, output_dir, _internal_call)
-        if output_dir is not None and output_dir.endswith("checkpoint-6"):
-            os.truncate(Path(output_dir) / "model.safetensors", 1000)
-            die()
-
-    Trainer.save_model = torn
-    train(tiny.config(folder, "killed", **OPTIONS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("run", "goes_on_from"),
-    [
-        (die_while_weights_are_written, "checkpoint-5"),
-        (die_before_first_checkpoint, None),
-        (die_in_mid_epoch, "checkpoint-6"),
-    ],
-)
-def test_killed_and_resumed(
-    files: Path, caplog: pytest.LogCaptureFixture, run: Callable[[Path], None], goes_on_from: str | None
-) -> None:
-    caplog.set_level("INFO", "attendrop")
-    child = CONTEXT.Process(target=run, args=(files,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
-    found = last_checkpoint(files / "killed")
-    assert (found.name if found else None) == goes_on_from
-    metrics = train(tiny.config(files, "killed", **OPTIONS), resume=True)
-    said = f"Resuming from {files / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
-    assert said in caplog.text
-    assert not list((files / "killed").glob("checkpoint-*"))  # the run is finished: it needs none
-    expected = train(tiny.config(files, "whole", **OPTIONS))
-    assert weights(files / "killed") == weights(files / "whole")
-    for name in ("score", "all_scores", "selection_score", "best_epoch", "steps"):
-        assert metrics[name] == expected[name]
-    for resumed_epoch, epoch in zip(metrics["history"], expected["history"], strict=True):
-        assert resumed_epoch["selection"] == epoch["selection"]
-        assert resumed_epoch["dropped"] == epoch["dropped"]
-
 
 RUNS: dict[str, dict[str, Any]] = {
     "ad-drop": {"options": {"p": 0.5}, "patience": 2, "learning_rate": 1e-4},
@@ -115,7 +43,7 @@ def test_an_interrupted_run_has_the_same_scores_without_checkpoints_of_epochs(
     for entry in ("score", "all_scores", "selection_score", "best_epoch", "steps", "predicted", "dropout_steps"):
         assert found[entry] == expected[entry], entry
     assert [epoch["selection"] for epoch in found["history"]] == [epoch["selection"] for epoch in expected["history"]]
-    assert weights(tmp_path / "timed") == weights(tmp_path / "usual")
+    assert tiny.weights_of(tmp_path / "timed") == tiny.weights_of(tmp_path / "usual")
 
 
 def test_a_run_that_was_moved_ends_with_its_best_weights(
@@ -133,8 +61,11 @@ def test_a_run_that_was_moved_ends_with_its_best_weights(
         patch.setattr("attendrop.runs.train.score_model", interrupted)
         train(config("stopped"))
     (tmp_path / "stopped").rename(tmp_path / "moved")
-    assert train(config("moved"), resume=True)["best_epoch"] == train(config("whole"))["best_epoch"] < 4
-    assert weights(tmp_path / "moved") == weights(tmp_path / "whole")
+    moved, whole = train(config("moved"), resume=True), train(config("whole"))
+    for entry in ("history", "all_scores", "selection_score", "best_epoch", "steps"):
+        assert moved[entry] == whole[entry], entry
+    assert whole["best_epoch"] < 4
+    assert tiny.weights_of(tmp_path / "moved") == tiny.weights_of(tmp_path / "whole")
 
 
 def test_the_time_before_a_resumption_counts() -> None:
@@ -162,17 +93,15 @@ def test_a_short_run_writes_no_checkpoint_and_keeps_its_scores_only(shared: Path
 
 
 def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
-    shared: Path, tmp_path: Path, stop_at: Callable[[int], Any]
+    shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two are left by processes that were killed at later steps than the one from which the run resumes."""
+    caplog.set_level("INFO", "attendrop")
     config = tiny.config(shared, output_dir=str(tmp_path))
-    for step in (3, 4):
+    for step in (1, 3, 4):  # before the first checkpoint, and after it
         with pytest.raises(KeyboardInterrupt):
             train(config, checkpoint_seconds=0, callbacks=[stop_at(step)], resume=True)
         for unfinished in (8, 9):
             mark_unfinished(tmp_path / f"checkpoint-{unfinished}")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
-
-
-def weights(run: Path) -> bytes:
-    return (run / "model.safetensors").read_bytes()
+    assert "the run starts over" in caplog.text and f"Resuming from {tmp_path / 'checkpoint-2'}" in caplog.text

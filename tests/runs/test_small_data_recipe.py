@@ -46,10 +46,6 @@ def test_the_frozen_start_alone_is_scored_on_rows_held_out(own: Path) -> None:
     assert 0 <= found["selection_score"] <= 1
 
 
-def weights(run: Path) -> bytes:
-    return (run / "model.safetensors").read_bytes()
-
-
 def resolved(folder: Path, **options: Any) -> ResolvedRun:
     return resolve_run(tiny.config(folder, "unused", **(ASK | options)))
 
@@ -126,7 +122,7 @@ def test_the_final_model_is_that_of_a_run_on_all_rows(folder: Path) -> None:
     assert metrics["selection"]["rows"] == 4 and metrics["data"]["rows"] == {"train": 40, "selection": 4}
     assert metrics["steps"] == metrics["selection"]["steps"] == metrics["selection"]["planned_steps"] == 10
     whole = train(tiny.config(folder, "whole", **(HELD_OUT | {"selection_fraction": 0.0, "max_steps": 10})))
-    assert weights(folder / "run") == weights(folder / "whole")
+    assert tiny.weights_of(folder / "run") == tiny.weights_of(folder / "whole")
     assert whole["selection"] is None and metrics["history"] == whole["history"]
 
 
@@ -218,7 +214,7 @@ def test_interrupted_in_either_training_it_ends_the_same(
     for name in ("selection_score", "history", "head_start", "steps", "train_fit"):
         assert metrics[name] == expected[name], name
     assert metrics["selection"] | {"seconds": 0} == expected["selection"] | {"seconds": 0}
-    assert weights(Path(config.output_dir)) == weights(folder / "run")
+    assert tiny.weights_of(Path(config.output_dir)) == tiny.weights_of(folder / "run")
     assert not (folder / config.output_dir / "selection").exists()
 
 

@@ -176,13 +176,6 @@ def cluster(files_of_ray: None) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
-    """What must be equal in runs that are the same."""
-    assert metrics is not None
-    names = ("method", "seed", "selection_score", "score", "all_scores", "best_epoch", "steps")
-    return {name: metrics[name] for name in names} | {"losses": [each["train_loss"] for each in metrics["history"]]}
-
-
 def processes_of_runs(study: Path) -> dict[Path, psutil.Process]:
     """The processes that run units now, which the locks of the runs name."""
     found = {}
@@ -247,7 +240,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(
     assert all(path.stat().st_mtime_ns == time for path, time in finished_before.items())
     for result, options in zip(results, (SHORT, *LONG), strict=True):
         expected = train(tiny.config(folder, f"alone{options['seed']}", **options))
-        assert scores(result.metrics) == scores(expected)
+        assert tiny.scores_of(result.metrics) == tiny.scores_of(expected)
 
 
 PROGRAM = """
@@ -275,7 +268,6 @@ def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Pat
         watch.start()
         found = wait_until(lambda: len(now := processes_of_runs(study)) == 2 and now, done)
         process.send_signal(number)
-        assert process.stderr is not None
         said = process.stderr.read()
         watch.join()
     assert found, said

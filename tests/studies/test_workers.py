@@ -36,14 +36,6 @@ def process_of(event: Event) -> int:
     return int(json.loads((event.job.folder / ".lock").read_text())["pid"])
 
 
-def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
-    """What must be equal in runs that are the same."""
-    assert metrics is not None
-    names = ("method", "seed", "selection_score", "score", "all_scores", "best_epoch", "steps")
-    losses = [(epoch["train_loss"], epoch["selection"], epoch["dropped"]) for epoch in metrics["history"]]
-    return {name: metrics[name] for name in names} | {"losses": losses}
-
-
 def test_units_run_once_each_and_keep_their_scores_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +55,7 @@ def test_units_run_once_each_and_keep_their_scores_only(
         reordered = runner.run([asked[1], asked[0]], again.append)
         assert [event.kind for event in again] == ["kept"] * 2
     alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1, max_steps=2))
-    assert scores(results[1].metrics) == scores(alone)
+    assert tiny.scores_of(results[1].metrics) == tiny.scores_of(alone)
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
     assert results[3].folder == results[0].folder
     assert [event.kind for event in events].count("finished") == 2
@@ -94,7 +86,9 @@ def test_a_worker_that_is_killed_costs_its_unit_only(
 
     with open_runner(tmp_path / "study", workers=2) as runner:
         results = runner.run([long, doomed, unit(folder)], kill)
-    assert scores(results[0].metrics) == scores(train(tiny.config(folder, "long", method="ad-drop", epochs=15)))
+    assert tiny.scores_of(results[0].metrics) == tiny.scores_of(
+        train(tiny.config(folder, "long", method="ad-drop", epochs=15))
+    )
     assert results[1].error == "The worker process was killed by SIGKILL."
     assert results[2].metrics is not None
     # A warning tells of a checkpoint that the process was writing when it was killed.
@@ -132,7 +126,6 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
         said.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
     ):
-        assert process.stdout is not None
         while (line := process.stdout.readline()).split()[:1] != ["progress"]:
             assert line
         workers = psutil.Process(process.pid).children()
@@ -150,7 +143,7 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
     options = [PLAIN | {"method": "ad-drop", "seed": seed, "epochs": 12} for seed in range(2)]
     found = run_units([unit(folder, **each) for each in options], tmp_path / "study", workers=1)
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
-    assert [scores(result.metrics) for result in found] == [scores(metrics) for metrics in expected]
+    assert [tiny.scores_of(result.metrics) for result in found] == [tiny.scores_of(metrics) for metrics in expected]
 
 
 def test_each_worker_has_a_gpu_and_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,4 +220,4 @@ def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_p
             run_units([stopped], tmp_path, workers=0, on_event=stop)
         (result,) = run_units([stopped], tmp_path, workers=0, on_event=stop)
     assert 1 < steps[3] <= 4
-    assert scores(result.metrics) == scores(train(tiny.config(folder, "undisturbed", **PLAIN)))
+    assert tiny.scores_of(result.metrics) == tiny.scores_of(train(tiny.config(folder, "undisturbed", **PLAIN)))
