@@ -64,7 +64,6 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
         (["--set", "p=0.3"], "--set 'p=0.3' is not of the form METHOD.NAME=VALUE"),
         (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
         (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
-        (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen, setfit."),
         (["--output-dir", "model"], "holds other files"),
     ],
 )

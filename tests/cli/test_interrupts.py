@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.command_line import train_arguments
 
 from attendrop import cli
 
@@ -38,11 +39,7 @@ def seconds(folder: Path) -> float:
 
 
 def arguments(folder: Path, output: str, *more: str) -> list[str]:
-    return [
-        *("train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1,sentence2", "--quiet"),
-        *("--label-column", "label", "--model", f"{folder}/model", "--batch-size", "8", "--device", "cpu"),
-        *("--epochs", "30", "--output-dir", f"{folder}/{output}", *more),
-    ]
+    return train_arguments(folder, output, "--epochs", "30", "--quiet", *more)
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -51,7 +48,6 @@ def test_an_interrupt_at_any_moment_is_one_sentence(folder: Path, seconds: float
     run = f"run-{moment}-{signals}"
     command = [sys.executable, "-c", PROGRAM, *arguments(folder, run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         try:
             process.wait(0.02 + 1.1 * seconds * moment / MOMENTS)

@@ -16,14 +16,13 @@ import pytest
 import safetensors.torch
 import torch
 from helpers import tiny
+from helpers.command_line import Captured
 from safetensors import SafetensorError
 
 from attendrop import cli
 from attendrop.cli import interrupts
 from attendrop.runs import export, prune  # noqa: F401 (so that none is first imported while a writer is patched)
 from attendrop.training.checkpoints import is_complete
-
-Captured = pytest.CaptureFixture[str]
 
 
 def arguments(folder: Path, output: Path, *more: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers import tiny
-from helpers.command_line import Captured, assert_refused
+from helpers.command_line import Captured, assert_refused, train_arguments
 from safetensors.torch import load_file
 
 import attendrop
@@ -44,13 +44,11 @@ def folder(own: Path) -> Path:
 def outputs(model: Any, folder: Path) -> torch.Tensor:
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        logits: torch.Tensor = model.eval()(**tokenizer("the cat sees", "a dog", return_tensors="pt")).logits
-    return logits
+        return model.eval()(**tokenizer("the cat sees", "a dog", return_tensors="pt")).logits
 
 
 def settings(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "adapter_config.json").read_text())
-    return found
+    return json.loads((run / "adapter_config.json").read_text())
 
 
 def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
@@ -159,10 +157,8 @@ def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
-    arguments = ["train", "--train-file", str(folder / "train.csv"), "--eval-file", str(folder / "dev.csv")]
-    arguments += ["--text-columns", "sentence1", "--label-column", "label", "--model", str(folder / "model"), "--quiet"]
-    arguments += ["--max-steps", "2", "--device", "cpu", "--lora", given]
-    assert_refused([*arguments, "--output-dir", str(tmp_path / "run")], tmp_path / "run", message, capsys)
+    arguments = train_arguments(folder, tmp_path / "run", "--max-steps", "2", "--quiet", "--lora", given)
+    assert_refused(arguments, tmp_path / "run", message, capsys)
 
 
 def test_what_the_method_drops_in_it_is_shown(folder: Path, tmp_path: Path, capsys: Captured) -> None:

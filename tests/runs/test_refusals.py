@@ -23,7 +23,6 @@ TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (
         ({"refit": True, "method": "autodropout"}, "refit cannot train on it"),
         ({"patience": 2, "selection_fraction": 0}, "patience needs a selection split"),
         ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
-        ({"bf16": True, "fp16": True}, "exclude each other"),
         ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
         ({"task": "rte"}, "Give a task or a train-file"),
         ({**TASK, "task": "mlm"}, "'mlm' is for custom files"),

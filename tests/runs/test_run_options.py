@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from helpers import tiny
+from helpers.command_line import Captured, train_arguments
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
@@ -33,8 +34,6 @@ from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-Captured = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(scope="module")
 def folder(own: Path, shared: Path) -> Path:
@@ -44,12 +43,7 @@ def folder(own: Path, shared: Path) -> Path:
 
 
 def arguments(folder: Path, output: str, *more: str) -> list[str]:
-    return [
-        *("train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv"),
-        *("--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"),
-        *("--epochs", "2", "--batch-size", "8", "--device", "cpu", "--learning-rate", "1e-3"),
-        *("--output-dir", f"{folder}/{output}", *more),
-    ]
+    return train_arguments(folder, output, "--learning-rate", "1e-3", *more)
 
 
 # The data and what a constant answer would score ---------------------------------------------------------------------
