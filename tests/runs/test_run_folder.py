@@ -122,7 +122,6 @@ with locked(Path(sys.argv[1])):
 def another_process_holds(folder: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", HOLD, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
@@ -494,15 +493,6 @@ def test_the_command_line_says_how_to_go_on_with_a_replacement(
 
 
 # Repeating a run ------------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_run_can_be_repeated(folder: Path, tmp_path: Path, stop_at: Callable[[int], Any]) -> None:
-    config = tiny.config(folder, str(tmp_path / "run"), seed=3, options={"p": 0.4}, learning_rate=2e-5)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, callbacks=[stop_at(2)])
-    given = {"output_dir": config.output_dir}
-    assert _read_run(given, [], None, f"{tmp_path}/run/run.yaml", None) == (config, [3])
-    check_folder(Path(config.output_dir), config, resume=False, overwrite=True)
 
 
 def test_interrupted_runs_of_several_seeds_can_be_repeated(
