@@ -90,12 +90,6 @@ def test_the_default_direction_follows_from_the_kind_of_prediction(labels: dict[
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_the_preset_of_the_paper_is_its_algorithm() -> None:
-    every = {"p": 0.3, "q": 0.3, "direction": "high", "cross_tuning": True}
-    assert ADDrop.preset("paper", "stsb").options == {"layers": "first"} | every
-    assert ADDrop.preset("paper", "rte").options == {"layers": "all"} | every
-
-
 def test_the_options_of_integrated_gradients_are_passed_on() -> None:
     batch, losses = zoo.batch_of("bert", (12, 10)), set()
     for options in ({}, {"scope": "layerwise"}, {"rule": "riemann"}, {"steps": 1}):
@@ -164,32 +158,7 @@ def test_micro_batches_equal_the_whole_batch(name: str, method: ADDrop) -> None:
     zoo.assert_same(parts[1], whole[1], tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["t5", "gpt2"])
-def test_micro_batches_equal_the_whole_batch_where_every_token_counts(name: str) -> None:
-    examples = zoo.rows(name, LENGTHS)
-    shift = int(zoo.ZOO[name].task == "lm")
-    found = []
-    for parts in ([slice(8)], PARTS):
-        model = zoo.build(name, dtype=torch.float64)
-        with regularize(model, METHODS[0]) as reg:
-            for part in parts:
-                batch = zoo.collate(examples[part])
-                (reg.loss(batch) * (batch["labels"][:, shift:] != -100).sum()).backward()
-        found.append(zoo.gradients(model))
-    zoo.assert_same(*found, 1e-8)
-
-
 # --- The base model's randomness
-
-
-@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient"])
-def test_dropout_is_that_of_plain_training(attribution: str) -> None:
-    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
-    torch.manual_seed(7)
-    plain = model(**batch).loss
-    with regularize(model, ADDrop(q=1e-9, attribution=attribution, **ON)) as reg:
-        torch.manual_seed(7)
-        torch.testing.assert_close(reg.loss(batch), plain, rtol=1e-5, atol=1e-6)
 
 
 def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None:
