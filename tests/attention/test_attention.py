@@ -26,8 +26,7 @@ METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 
 def logits(model: Any, batch: zoo.Batch) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(**batch).logits
-    return found
+        return model(**batch).logits
 
 
 # --- Sites
@@ -329,23 +328,6 @@ def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
 # --- Attaching and detaching
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_restored(fails: bool) -> None:
-    model, batch = zoo.build("bart"), zoo.batch_of("bart")
-    configs = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
-    try:
-        with regularize(model, METHOD) as reg:
-            reg.loss(batch)
-            if fails:
-                reg.loss({**batch, "labels": batch["labels"] + zoo.VOCAB})
-    except (IndexError, RuntimeError):
-        assert fails
-    assert [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")] == configs
-    assert not any(m._forward_pre_hooks or m._forward_hooks or m._backward_hooks for m in model.modules())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(module.training for module in model.modules())
-
-
 def test_two_regularisers_on_one_model_are_refused() -> None:
     model = zoo.build("bert")
     with regularize(model, METHOD):
@@ -375,17 +357,6 @@ def test_the_models_own_dropout_draws_alike(backend: str) -> None:
         found.append(run().logits)
     assert torch.equal(found[1], found[0])
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
-
-
-def test_local_layers_of_modernbert_count_their_window() -> None:
-    batch = zoo.batch_of("modernbert", (8, 8))
-    plan = Everywhere(None)
-    attached(zoo.build("modernbert"), batch).forward(batch, plan)
-    near = (torch.arange(8)[:, None] - torch.arange(8)).abs() <= 2
-    calls = {call.layer.index: call for call in plan.calls}
-    assert calls[0].valid is None or bool(calls[0].valid.all())
-    assert calls[1].valid is not None
-    assert torch.equal(calls[1].valid.expand(2, 1, 8, 8), near.expand(2, 1, 8, 8))
 
 
 # --- What a plan declares
