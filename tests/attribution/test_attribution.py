@@ -95,16 +95,6 @@ def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
     assert (found["encoder.1"] != 0).any()
 
 
-def test_attention_attribution_is_the_weights() -> None:
-    adapter, batch = prepared("t5")
-    eager = zoo.build("t5", "eager", dtype=torch.float64)
-    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
-        eager(**batch)
-    found = attention_attribution(adapter, batch, adapter.attention_layers)
-    for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
-        torch.testing.assert_close(found[layer.key], weights.detach(), rtol=1e-9, atol=1e-9)
-
-
 def test_weights_are_taken_after_the_models_own_dropout() -> None:
     adapter, batch = prepared("bert", dropout=0.5)
     found = attention_attribution(adapter, batch, adapter.attention_layers)["encoder.0"]
@@ -242,13 +232,6 @@ class Outputs(dict[str, Tensor]):
 
 def scored(outputs: Outputs, batch: zoo.Batch, target: str, problem_type: str | None = None) -> Tensor:
     return fix_target(Head(problem_type), outputs, batch, target)(outputs)
-
-
-def test_target_of_classification() -> None:
-    outputs = Outputs(logits=torch.tensor([[1.0, 3.0], [5.0, 2.0]]))
-    assert scored(outputs, {"labels": torch.tensor([0, 0])}, "pseudo_label").tolist() == [3, 5]
-    assert scored(outputs, {"labels": torch.tensor([0, 1])}, "gold_label").tolist() == [1, 2]
-    assert scored(outputs, {}, "pseudo_label").tolist() == [3, 5]
 
 
 def test_target_of_several_labels() -> None:
