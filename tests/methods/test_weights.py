@@ -212,20 +212,6 @@ def test_what_is_unfrozen_later_is_pulled_to_where_it_began() -> None:
     assert torch.equal(resumed.state_dict()["start"]["bert.pooler.dense.weight"], start)
 
 
-def test_it_pulls_to_where_an_interrupted_run_began() -> None:
-    """A resumed run starts from the weights of its checkpoint, which are not the pre-trained ones."""
-    states = []
-    for is_moved in (False, True):
-        model = zoo.build("bert")
-        if is_moved:
-            moved(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        states.append(Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state)
-    states[1].load_state_dict(states[0].state_dict(), {})
-    zoo.assert_same(states[0].state_dict()["start"], states[1].state_dict()["start"])
-    assert states[1].final_report([])["l2_sp"]["distance"] > 1
-
-
 @pytest.mark.parametrize(
     ("name", "head"),
     [
