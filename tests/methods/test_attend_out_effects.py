@@ -313,10 +313,6 @@ def test_summary_in_words() -> None:
         "explored": "2 periods",
         "learnt": "none of 2 layers can be told from noise, so the model was trained by plain fine-tuning",
     }
-    metrics["layer_effects"]["encoder.1"] = layer | {"p": 0.012, "told_from_noise": True}
-    assert AttendOut().summary_lines(metrics)["learnt"] == (
-        "dropping encoder.1 helps (+0.01, p = 0.012): told from noise; the other 1 cannot"
-    )
 
 
 def test_defaults_depend_on_learner_and_variant() -> None:
@@ -332,13 +328,6 @@ def test_defaults_depend_on_learner_and_variant() -> None:
     paper = ("policy_gradient", 0.5, 10, 4)
     assert resolved(learner="policy_gradient") == (*paper, "sample", "reward_data", "split")
     assert resolved(variant="pruning") == (*paper, "attacker", "train", "split")
-
-
-def test_the_preset_is_the_papers_form() -> None:
-    method = AttendOut(**AttendOut.preset("paper", "cola").options)
-    found = (method.learner, method.granularity, method.init_drop_prob, method.dropout_step, method.merge)
-    assert found == ("policy_gradient", "score", 0.5, 10, "sample")
-    assert (method.rewarded_on(), method.reward_batch_size) == ("eval", 1)
 
 
 @pytest.mark.parametrize(
