@@ -72,14 +72,6 @@ def test_cross_tuning_alternates_and_says_so() -> None:
             assert ("ad_drop/dropped" in logs) == (epoch % 2 == 1)
 
 
-def test_forgetting_the_epoch_is_an_error() -> None:
-    with (
-        regularize(zoo.build("bert"), CROSS) as reg,
-        pytest.raises(AttendropError, match=r"set_epoch\(epoch\), from 0"),
-    ):
-        reg.loss(zoo.batch_of("bert"))
-
-
 def test_a_model_that_could_not_be_saved_in_training_is_refused() -> None:
     model = zoo.build("bert", "eager", output_attentions=True)
     with pytest.raises(AttendropError, match="output_attentions on"), regularize(model, ADDrop()):
@@ -344,14 +336,6 @@ def test_what_is_no_method_is_refused(given: Any) -> None:
         pass
     with pytest.raises(AttendropError, match="A method is an object"):
         RegularizedTrainer(model=zoo.build("bert"), regularizer=given)
-
-
-def test_a_block_that_never_computes_a_loss_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    model = zoo.build("bert").train()
-    with regularize(model, METHOD) as reg:
-        model(**zoo.batch_of("bert")).loss.backward()
-        reg.step()
-    assert "Method ad-drop never took effect: the model was called without it" in caplog.text
 
 
 @pytest.mark.parametrize("method", [Mixout(), DropConnect(p=0.2), SAM()])
