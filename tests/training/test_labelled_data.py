@@ -4,7 +4,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -124,29 +123,6 @@ def test_the_trainer_takes_the_rows_that_it_is_told_to(tmp_path: Path) -> None:
         trainer_of(tmp_path, AttendOut(reward_data="eval"))
 
 
-def test_the_metric_of_the_task_may_be_the_score(tmp_path: Path) -> None:
-    """Also one of which less is better."""
-
-    def metrics(found: Any) -> dict[str, float]:
-        certain = float(np.mean(found.predictions[range(len(found.label_ids)), found.label_ids]))
-        return {"certain": certain, "error": -certain}
-
-    rewards = []
-    for name in ("certain", "error"):
-        trainer = trainer_of(
-            tmp_path,
-            AttendOut(score="metric", dropout_step=1, reward_batch_size=3),
-            compute_metrics=metrics,
-            metric_for_best_model=name,
-            greater_is_better=name == "certain",
-            max_steps=4,
-        )
-        trainer.train()
-        rewards.append(history(trainer, "attendout/reward"))
-    assert any(rewards[0])
-    assert rewards[1] == pytest.approx(rewards[0])
-
-
 def of_labels(found: Any, compute_result: bool = False) -> dict[str, float]:
     """The mean logit of the labels; compute_result comes with batch_eval_metrics."""
     assert compute_result == torch.is_tensor(found.predictions)
@@ -166,6 +142,11 @@ def of_inputs(found: Any) -> dict[str, float]:
             "preprocess_logits_for_metrics": lambda logits, labels: logits.gather(1, labels[:, None]),
         },
         {"compute_metrics": of_labels, "batch_eval_metrics": True},
+        {
+            "compute_metrics": lambda found: {"error": -of_labels(found)["eval_logit"]},
+            "metric_for_best_model": "error",
+            "greater_is_better": False,
+        },
         {"compute_metrics": of_inputs, "include_for_metrics": ["inputs"]},
         {
             "compute_metrics": of_labels,
@@ -173,7 +154,7 @@ def of_inputs(found: Any) -> dict[str, float]:
             "metric_for_best_model": "eval_two_logit",
         },
     ],
-    ids=["preprocessed", "by batch", "with inputs", "of one of several sets"],
+    ids=["preprocessed", "by batch", "of which less is better", "with inputs", "of one of several sets"],
 )
 def test_the_metric_is_computed_as_the_trainer_does(options: dict[str, Any], tmp_path: Path) -> None:
     rewards = []
