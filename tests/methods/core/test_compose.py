@@ -211,19 +211,6 @@ def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
     assert build_method(built.name, built.options()) == built
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' belongs to none of the methods .* such as ad-drop\.p"),
-        ("ad-drop+r-drop", {"r-drop.alfa": "1"}, r"no option 'alfa'\. Did you mean 'alpha'"),
-        ("ad-drop+rdrop", {}, r"no method 'rdrop'\. Did you mean 'r-drop'"),
-    ],
-)
-def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method(name, options)
-
-
 def test_a_composition_needs_attention_if_a_part_does() -> None:
     assert Compose(ADDrop(), RDrop()).info.uses_attention
     assert not Compose(RDrop(), Mixout()).info.uses_attention

@@ -110,9 +110,21 @@ def test_methods_are_built_from_text(options: dict[str, Any], expected: Method) 
         ("ad-drop", {"atribution": "random"}, r"no option 'atribution'\. Did you mean 'attribution'\?"),
         ("finetune", {"p": "0.3"}, r"'finetune' has no options"),
         ("addrop", {}, r"no method 'addrop'\. Did you mean 'ad-drop'\?"),
+        ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' belongs to none of the methods .* such as ad-drop\.p"),
+        ("ad-drop+r-drop", {"r-drop.alfa": "1"}, r"no option 'alfa'\. Did you mean 'alpha'"),
+        ("ad-drop+rdrop", {}, r"no method 'rdrop'\. Did you mean 'r-drop'"),
+        ("ad-drop", {"units": "hidden", "attribution": "attention"}, "attribution='attention' is not defined"),
+        ("attendout", {"defender_device": "meta"}, "defender_device='meta' is not a device"),
+        ("hiddencut", {"gamma": 0, "eta": 0}, "one of them above 0"),
+        ("scal", {"adversarial": 0, "contrast": 0}, "one of them above 0"),
+        ("token-cutoff", {"alpha": 0, "beta": 0}, "one of them above 0"),
+        ("supert", {"heads": "off", "feed_forward": "off"}, "leave nothing to prune"),
+        ("unidrop", {"feature": 0, "structure": 0, "token": 0}, "All parts are disabled"),
+        ("unidrop", {"features": "", "structure": 0, "data": 1}, "All parts are disabled"),
+        ("unidrop", {"features": "1,5"}, "must name some of the places 1, 2, 3 and 4"),
     ],
 )
-def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(AttendropError, match=message):
         build_method(name, options)
 
@@ -148,22 +160,3 @@ def test_values_outside_the_declared_ranges_are_refused(name: str) -> None:
         for value in OUTSIDE.get(found["range"], ["no such value"] if option != "column" else [""]):
             with pytest.raises(AttendropError, match=re.escape(option)):
                 build_method(name, {option: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("ad-drop", {"units": "hidden", "attribution": "attention"}, "attribution='attention' is not defined"),
-        ("attendout", {"defender_device": "meta"}, "defender_device='meta' is not a device"),
-        ("hiddencut", {"gamma": 0, "eta": 0}, "one of them above 0"),
-        ("scal", {"adversarial": 0, "contrast": 0}, "one of them above 0"),
-        ("token-cutoff", {"alpha": 0, "beta": 0}, "one of them above 0"),
-        ("supert", {"heads": "off", "feed_forward": "off"}, "leave nothing to prune"),
-        ("unidrop", {"feature": 0, "structure": 0, "token": 0}, "All parts are disabled"),
-        ("unidrop", {"features": "", "structure": 0, "data": 1}, "All parts are disabled"),
-        ("unidrop", {"features": "1,5"}, "must name some of the places 1, 2, 3 and 4"),
-    ],
-)
-def test_options_that_exclude_one_another_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method(name, options)
