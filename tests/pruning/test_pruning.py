@@ -241,15 +241,6 @@ def test_what_is_no_longer_computed_is_refused() -> None:
         prune(stock("bert"), [1])(**batch_for("bert"), output_attentions=True)
 
 
-@pytest.mark.parametrize("summary", ["first", "mean"])
-def test_electra_choice_whatever_its_summary_reads(summary: str) -> None:
-    model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": summary}).eval()
-    batch = batch_for("electra-choice", left=True)
-    light = prune(model, [0, 2])
-    assert light.fast == (summary == "first")
-    near(output(light, batch), naive(model, [0, 2], batch))
-
-
 def test_pipelines_and_trainers_predict_with_the_model_inside(tmp_path: Path) -> None:
     tokenizer = hf.AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path))
     light = prune(hf.BertForSequenceClassification.from_pretrained(tmp_path).eval(), [1])
@@ -330,9 +321,16 @@ def test_other_families_keep_the_plain_form_and_say_so(
         near(load(tmp_path)(**batch).logits, light(**batch).logits, 0)
 
 
-def test_a_convolution_keeps_the_plain_form() -> None:
-    model = zoo.from_class("DebertaV2ForSequenceClassification", DEBERTA | {"conv_kernel_size": 3}).eval()
-    light, batch = prune(model, [0, 2]), batch_for("deberta-v3")
+@pytest.mark.parametrize(
+    ("case", "changed", "padding"),
+    [("deberta-v3", {"conv_kernel_size": 3}, {}), ("electra-choice", {"summary_type": "mean"}, {"left": True})],
+)
+def test_what_the_fast_form_does_not_compute_keeps_the_plain_form(
+    case: str, changed: dict[str, Any], padding: dict[str, bool]
+) -> None:
+    cls, options, _ = FAST[case]
+    model = zoo.from_class(cls, options | changed).eval()
+    light, batch = prune(model, [0, 2]), batch_for(case, **padding)
     assert (light.fast, light.held) == (False, False)
     near(output(light, batch), naive(model, [0, 2], batch))
 
@@ -350,17 +348,6 @@ def test_a_class_of_ones_own_that_reads_all_tokens_keeps_the_plain_form() -> Non
     light = prune(model, [0, 2])
     assert not light.fast
     near(output(light, batch), naive(model, [0, 2], batch))
-
-
-@pytest.mark.parametrize("case", ["bert", "distilbert", "deberta-v2", "modernbert-global"])
-def test_to_stock_computes_the_same(case: str) -> None:
-    light = prune(stock(case), [0, 2])
-    plain = light.to_stock()
-    assert type(plain) is type(stock(case))
-    assert not plain.training
-    batch = batch_for(case)
-    near(output(plain, batch), output(light, batch))
-    near(output(prune(plain, []), batch), output(light, batch))
 
 
 # Pruning --------------------------------------------------------------------------------------------------------------
@@ -502,7 +489,6 @@ def test_auto_takes_what_the_rows_vouch_for(
 def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: bool) -> None:
     trials = [Trial(0, 0.8, 40, Difference(0.0, 0.0, 0.0)), Trial(1, 0.8, 40, Difference(0.0, low, -low))]
     said = undecided_message(trials, 0, 0.0)
-    assert said is not None
     assert "40 rows cannot tell whether 1 layer would cost more than the tolerance of 0" in said
     assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
 
@@ -547,16 +533,19 @@ def test_what_is_missing_is_said(options: dict[str, Any], words: str) -> None:
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["bert-base", "roberta-tokens", "deberta-v3", "modernbert"])
-def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
-    light = prune(stock(case), [1])
+@pytest.mark.parametrize("case", ["bert-base", "roberta-tokens", "distilbert", "deberta-v3", "modernbert-global"])
+def test_saved_and_loaded_and_turned_to_stock_it_computes_the_same(case: str, tmp_path: Path) -> None:
+    light, batch = prune(stock(case), [0, 2]), batch_for(case)
     light.save_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert not loaded.training
-    near(output(loaded, batch_for(case)), output(light, batch_for(case)), 0)
+    near(output(loaded, batch), output(light, batch), 0)
     assert loaded.config.to_dict() == light.config.to_dict()
-    assert (loaded.layers, loaded.num_layers) == ((1,), 3)
-    near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
+    assert (loaded.layers, loaded.num_layers) == ((0, 2), 3)
+    plain = loaded.to_stock()
+    assert type(plain) is type(stock(case)) and not plain.training
+    for other in (plain, prune(plain, [])):
+        near(output(other, batch), output(light, batch))
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "vit"])  # fast, held and plain
