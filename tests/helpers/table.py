@@ -7,45 +7,7 @@ from typing import Any
 
 import torch
 
-from attendrop import (
-    L2SP,
-    R3F,
-    SAM,
-    SCAL,
-    SMART,
-    ADDrop,
-    AdversarialDropout,
-    AlphaDropout,
-    AttendOut,
-    AttentionLayerDrop,
-    AutoDropout,
-    ChildTuning,
-    Compose,
-    ConcreteDropout,
-    ContextualDropout,
-    DropAttention,
-    DropBlock,
-    DropConnect,
-    DropHead,
-    EDropout,
-    FineTune,
-    HeadMask,
-    HiddenCut,
-    LayerDrop,
-    LayerReinit,
-    LearnableBernoulli,
-    Method,
-    Mixout,
-    NEFTune,
-    RDrop,
-    Scheduler,
-    StructureMask,
-    SuperT,
-    TokenCutoff,
-    UniDrop,
-    Vanilla,
-    VariationalDropout,
-)
+import attendrop
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
@@ -54,13 +16,13 @@ from helpers import zoo
 
 
 @dataclass(frozen=True, eq=False)
-class StructureOfAll(StructureMask):
+class StructureOfAll(attendrop.StructureMask):
     """Structure mask as if the batch had a column of structures: a tree in which the parent of token i is i // 2."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StructureMask) and self.options() == other.options()
+        return isinstance(other, attendrop.StructureMask) and self.options() == other.options()
 
-    __hash__ = StructureMask.__hash__
+    __hash__ = attendrop.StructureMask.__hash__
 
     def plan(self, context: StepContext) -> Plan:
         tree = torch.arange(40) // 2
@@ -71,13 +33,13 @@ class StructureOfAll(StructureMask):
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedOfAll(ADDrop):
+class RecordedOfAll(attendrop.ADDrop):
     """Recorded attributions; where a loop does not say which rows a batch has, equal rows are the same."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ADDrop) and self.options() == other.options()
+        return isinstance(other, attendrop.ADDrop) and self.options() == other.options()
 
-    __hash__ = ADDrop.__hash__
+    __hash__ = attendrop.ADDrop.__hash__
 
     def start(self, training: TrainingContext) -> MethodState:
         state = super().start(training)
@@ -101,83 +63,87 @@ def contents(batch: zoo.Batch) -> list[int]:
 
 
 # Rows of which each test of the table runs a part by default, and the slow tests the others.
-SAMPLED_ROWS: dict[str, Method] = {
-    "dropattention": DropAttention(p=0.3),
-    "dropattention elements": DropAttention(p=0.3, unit="element", window=2),
-    "neftune": NEFTune(alpha=15.0),
-    "r3f": R3F(scale=1.0),
-    "token-cutoff": TokenCutoff(fraction=0.3),
-    "l2-sp": L2SP(beta=1.0),
-    "layer-reinit": LayerReinit(),
-    "smart": SMART(epsilon=0.1, noise=0.1, step_size=0.1),
-    "sam": SAM(rho=0.2),
-    "variational-dropout": VariationalDropout(alpha=0.3),
-    "learnable-bernoulli": LearnableBernoulli(p=0.3),
-    "adversarial-dropout": AdversarialDropout(p=0.2, delta=0.1),
-    "contextual-dropout": ContextualDropout(p=0.3),
-    "edropout": EDropout(p=0.5),
+SAMPLED_ROWS: dict[str, attendrop.Method] = {
+    "dropattention": attendrop.DropAttention(p=0.3),
+    "dropattention elements": attendrop.DropAttention(p=0.3, unit="element", window=2),
+    "neftune": attendrop.NEFTune(alpha=15.0),
+    "r3f": attendrop.R3F(scale=1.0),
+    "token-cutoff": attendrop.TokenCutoff(fraction=0.3),
+    "l2-sp": attendrop.L2SP(beta=1.0),
+    "layer-reinit": attendrop.LayerReinit(),
+    "smart": attendrop.SMART(epsilon=0.1, noise=0.1, step_size=0.1),
+    "sam": attendrop.SAM(rho=0.2),
+    "variational-dropout": attendrop.VariationalDropout(alpha=0.3),
+    "learnable-bernoulli": attendrop.LearnableBernoulli(p=0.3),
+    "adversarial-dropout": attendrop.AdversarialDropout(p=0.2, delta=0.1),
+    "contextual-dropout": attendrop.ContextualDropout(p=0.3),
+    "edropout": attendrop.EDropout(p=0.5),
 }
-TABLE: dict[str, Method] = {
-    "finetune": FineTune(),
-    "ad-drop": ADDrop(p=0.3, layers="all"),
-    "ad-drop attention": ADDrop(p=0.3, attribution="attention", layers="all"),
-    "ad-drop random": ADDrop(p=0.3, attribution="random", layers="all"),
-    "ad-drop integrated": ADDrop(p=0.3, attribution="integrated_gradient", steps=2, layers="all"),
-    "ad-drop layerwise": ADDrop(p=0.3, attribution="integrated_gradient", steps=2, scope="layerwise", layers="all"),
-    "ad-drop gold low first": ADDrop(p=0.3, target="gold_label", direction="low", layers="first"),
-    "ad-drop hidden": ADDrop(p=0.3, units="hidden", layers="all"),
+TABLE: dict[str, attendrop.Method] = {
+    "finetune": attendrop.FineTune(),
+    "ad-drop": attendrop.ADDrop(p=0.3, layers="all"),
+    "ad-drop attention": attendrop.ADDrop(p=0.3, attribution="attention", layers="all"),
+    "ad-drop random": attendrop.ADDrop(p=0.3, attribution="random", layers="all"),
+    "ad-drop integrated": attendrop.ADDrop(p=0.3, attribution="integrated_gradient", steps=2, layers="all"),
+    "ad-drop layerwise": attendrop.ADDrop(
+        p=0.3, attribution="integrated_gradient", steps=2, scope="layerwise", layers="all"
+    ),
+    "ad-drop gold low first": attendrop.ADDrop(p=0.3, target="gold_label", direction="low", layers="first"),
+    "ad-drop hidden": attendrop.ADDrop(p=0.3, units="hidden", layers="all"),
     "ad-drop recorded": RecordedOfAll(p=0.3, attribution="recorded", layers="all"),
-    "attention-layerdrop": AttentionLayerDrop(p=0.3),
-    "scheduler": Scheduler(),
-    "vanilla": Vanilla(p=0.3),
-    "vanilla weights": Vanilla(p=0.3, where="weights"),
-    "layerdrop": LayerDrop(p=0.4),
-    "r-drop": RDrop(),
-    "r-drop mean": RDrop(reduction="mean"),
-    "mixout": Mixout(),
-    "mixout elements": Mixout(unit="element"),
-    "child-tuning": ChildTuning(),
-    "child-tuning driven": ChildTuning(variant="D"),
-    "dropconnect": DropConnect(p=0.2),
-    "unidrop": UniDrop(structure=0.3, data=0.2, token=0.3),
-    "unidrop tokens": UniDrop(feature=0, structure=0, data=0, token=0.5),
-    "drophead": DropHead(p_start=0.5),
-    "headmask": HeadMask(fraction=0.5),
-    "headmask importance": HeadMask(fraction=0.5, select_by="importance"),
-    "dropblock": DropBlock(p=0.3, block_size=2),
-    "dropblock block_rows": DropBlock(p=0.3, block_size=2, block_rows=2),
-    "structure-mask": StructureMask(p=0.8, window=1),
+    "attention-layerdrop": attendrop.AttentionLayerDrop(p=0.3),
+    "scheduler": attendrop.Scheduler(),
+    "vanilla": attendrop.Vanilla(p=0.3),
+    "vanilla weights": attendrop.Vanilla(p=0.3, where="weights"),
+    "layerdrop": attendrop.LayerDrop(p=0.4),
+    "r-drop": attendrop.RDrop(),
+    "r-drop mean": attendrop.RDrop(reduction="mean"),
+    "mixout": attendrop.Mixout(),
+    "mixout elements": attendrop.Mixout(unit="element"),
+    "child-tuning": attendrop.ChildTuning(),
+    "child-tuning driven": attendrop.ChildTuning(variant="D"),
+    "dropconnect": attendrop.DropConnect(p=0.2),
+    "unidrop": attendrop.UniDrop(structure=0.3, data=0.2, token=0.3),
+    "unidrop tokens": attendrop.UniDrop(feature=0, structure=0, data=0, token=0.5),
+    "drophead": attendrop.DropHead(p_start=0.5),
+    "headmask": attendrop.HeadMask(fraction=0.5),
+    "headmask importance": attendrop.HeadMask(fraction=0.5, select_by="importance"),
+    "dropblock": attendrop.DropBlock(p=0.3, block_size=2),
+    "dropblock block_rows": attendrop.DropBlock(p=0.3, block_size=2, block_rows=2),
+    "structure-mask": attendrop.StructureMask(p=0.8, window=1),
     "structure-mask dependencies": StructureOfAll(p=0.5, structure="dependencies"),
     "structure-mask adjacency": StructureOfAll(p=0.5, structure="adjacency"),
-    "alpha-dropout": AlphaDropout(p=0.2),
-    "concrete-dropout": ConcreteDropout(p=0.3),
-    "supert": SuperT(fraction=0.5),
-    "autodropout": AutoDropout(trials=1, search=0.6),
-    "hiddencut": HiddenCut(alpha=0.3),
-    "hiddencut random": HiddenCut(alpha=0.3, select_by="random", views=2, where="feed_forward"),
-    "scal": SCAL(),
-    "scal attention": SCAL(where="attention", contrast=0),
-    "compose": Compose(ADDrop(p=0.3, layers="all"), Vanilla(), RDrop(reduction="mean")),
-    "attendout": AttendOut(learner="policy_gradient", dropout_step=2),
-    "attendout effects": AttendOut(dropout_step=1),
-    "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
+    "alpha-dropout": attendrop.AlphaDropout(p=0.2),
+    "concrete-dropout": attendrop.ConcreteDropout(p=0.3),
+    "supert": attendrop.SuperT(fraction=0.5),
+    "autodropout": attendrop.AutoDropout(trials=1, search=0.6),
+    "hiddencut": attendrop.HiddenCut(alpha=0.3),
+    "hiddencut random": attendrop.HiddenCut(alpha=0.3, select_by="random", views=2, where="feed_forward"),
+    "scal": attendrop.SCAL(),
+    "scal attention": attendrop.SCAL(where="attention", contrast=0),
+    "compose": attendrop.Compose(
+        attendrop.ADDrop(p=0.3, layers="all"), attendrop.Vanilla(), attendrop.RDrop(reduction="mean")
+    ),
+    "attendout": attendrop.AttendOut(learner="policy_gradient", dropout_step=2),
+    "attendout effects": attendrop.AttendOut(dropout_step=1),
+    "attendout pruning": attendrop.AttendOut(variant="pruning", granularity="head", dropout_step=2),
     **SAMPLED_ROWS,
 }
 
 # The terms and the parts of methods that have several, each alone.
-SAMPLED_TERMS: dict[str, Method] = {
-    "token-cutoff span": TokenCutoff(fraction=0.3, unit="span", beta=0),
-    "token-cutoff features": TokenCutoff(fraction=0.3, unit="features", alpha=0),
+SAMPLED_TERMS: dict[str, attendrop.Method] = {
+    "token-cutoff span": attendrop.TokenCutoff(fraction=0.3, unit="span", beta=0),
+    "token-cutoff features": attendrop.TokenCutoff(fraction=0.3, unit="features", alpha=0),
 }
-TERMS: dict[str, Method] = {
-    "unidrop feature": UniDrop(feature=0.3, structure=0, token=0),
-    "unidrop layers": UniDrop(feature=0, structure=0.5, token=0),
-    "supert heads": SuperT(fraction=0.5, feed_forward=False),
-    "supert feed-forward": SuperT(fraction=0.5, heads=False),
-    "hiddencut loss": HiddenCut(alpha=0.3, eta=0),
-    "hiddencut divergence": HiddenCut(alpha=0.3, gamma=0),
-    "scal copies": SCAL(contrast=0),
-    "scal contrast": SCAL(adversarial=0),
+TERMS: dict[str, attendrop.Method] = {
+    "unidrop feature": attendrop.UniDrop(feature=0.3, structure=0, token=0),
+    "unidrop layers": attendrop.UniDrop(feature=0, structure=0.5, token=0),
+    "supert heads": attendrop.SuperT(fraction=0.5, feed_forward=False),
+    "supert feed-forward": attendrop.SuperT(fraction=0.5, heads=False),
+    "hiddencut loss": attendrop.HiddenCut(alpha=0.3, eta=0),
+    "hiddencut divergence": attendrop.HiddenCut(alpha=0.3, gamma=0),
+    "scal copies": attendrop.SCAL(contrast=0),
+    "scal contrast": attendrop.SCAL(adversarial=0),
     **SAMPLED_TERMS,
 }
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.

@@ -10,24 +10,7 @@ from helpers import zoo
 from helpers.table import TABLE, given
 from torch import Tensor
 
-from attendrop import (
-    ADDrop,
-    AttendOut,
-    AttentionLayerDrop,
-    AutoDropout,
-    Compose,
-    ConcreteDropout,
-    ContextualDropout,
-    DropHead,
-    FineTune,
-    LayerDrop,
-    Method,
-    Mixout,
-    RDrop,
-    UniDrop,
-    Vanilla,
-    regularize,
-)
+import attendrop
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
@@ -46,7 +29,7 @@ MOMENT = DropMoment(seed=3, step=2, total_steps=4, epoch=1)
 ACTING = [name for name, method in TABLE.items() if acting_in_attention(method) and name != "compose"]
 
 
-def record(method: Method, name: str = "bert", model: Any = None, **options: Any) -> list[PassDrops]:
+def record(method: attendrop.Method, name: str = "bert", model: Any = None, **options: Any) -> list[PassDrops]:
     model = zoo.build(name) if model is None else model
     return record_drops(model, method, zoo.batch_of(name), options.pop("moment", MOMENT), **options)
 
@@ -62,7 +45,7 @@ def fraction(found: LayerDrops) -> Tensor:
 @pytest.mark.parametrize("name", ["bert", "gpt2-class"])
 def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
-    method = ADDrop(p=0.4, q=1.0, layers="all")
+    method = attendrop.ADDrop(p=0.4, q=1.0, layers="all")
     (found,) = record_drops(model, method, batch, MOMENT)
     with ModelAdapter(model) as adapter:
         layers = adapter.trace(batch)
@@ -77,7 +60,7 @@ def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
         assert torch.equal(drops.possible, valid & rows)
         expected = candidate_region(attributions[key], valid, 0.4).mask & rows
         assert torch.equal(drops.dropped, expected)
-    random, key, moments = ADDrop(layers="all"), layers[0].key, (MOMENT, MOMENT, DropMoment(3, 3, 4, 1))
+    random, key, moments = attendrop.ADDrop(layers="all"), layers[0].key, (MOMENT, MOMENT, DropMoment(3, 3, 4, 1))
     one, same, other = (record(random, name, model, moment=each)[0].layers[key].dropped for each in moments)
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert not any(map(drops_any, record(TABLE["alpha-dropout"])))  # hidden units are no positions
@@ -87,7 +70,7 @@ def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
 def test_the_fraction_is_the_one_that_is_logged(method: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     (found,) = record(TABLE[method])
-    with regularize(model, TABLE[method], seed=3, total_steps=4) as reg:
+    with attendrop.regularize(model, TABLE[method], seed=3, total_steps=4) as reg:
         reg.begin_step(2)
         reg.loss(batch)
         logged = reg.logs()
@@ -108,12 +91,12 @@ def test_nothing_of_the_model_changes(name: str) -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks or "forward" in module.__dict__ for module in model.modules())
-    with regularize(model.train(), FineTune()):  # and it can be regularised again
+    with attendrop.regularize(model.train(), attendrop.FineTune()):  # and it can be regularised again
         pass
 
 
 def test_dropped_heads_count_with_all_their_positions() -> None:
-    (found,) = record(DropHead(p_start=0.5, schedule="constant"))
+    (found,) = record(attendrop.DropHead(p_start=0.5, schedule="constant"))
     for drops in found.layers.values():
         possible = drops.possible.expand(drops.dropped.shape)
         whole = (drops.dropped == possible).flatten(2).all(-1)
@@ -121,8 +104,8 @@ def test_dropped_heads_count_with_all_their_positions() -> None:
     assert drops_any(found)
 
 
-@pytest.mark.parametrize("method", [AttentionLayerDrop(p=0.5), LayerDrop(p=0.5)])
-def test_dropped_layers_count_with_all_their_positions(method: Method) -> None:
+@pytest.mark.parametrize("method", [attendrop.AttentionLayerDrop(p=0.5), attendrop.LayerDrop(p=0.5)])
+def test_dropped_layers_count_with_all_their_positions(method: attendrop.Method) -> None:
     shares = set()
     for step in range(6):
         (found,) = record(method, moment=DropMoment(0, step, 10, 0))
@@ -132,17 +115,17 @@ def test_dropped_layers_count_with_all_their_positions(method: Method) -> None:
 
 
 def test_where_every_block_is_skipped_every_position_is_dropped() -> None:
-    (found,) = record(UniDrop(feature=0, structure=1.0, token=0))
+    (found,) = record(attendrop.UniDrop(feature=0, structure=1.0, token=0))
     assert [fraction(drops).item() for drops in found.layers.values()] == [1.0, 1.0]
 
 
 def test_the_models_own_dropout_is_no_drop_of_the_method_and_can_be_switched_off() -> None:
     model = zoo.build("bert", dropout=0.5)
-    method = Vanilla(p=0.2, where="weights")
+    method = attendrop.Vanilla(p=0.2, where="weights")
     for own in (True, False):
         (found,) = record(method, model=model, own_dropout=own)
         assert 0.05 < fraction(found.layers["encoder.0"]).item() < 0.4
-    high = ADDrop(q=1.0, layers="all")
+    high = attendrop.ADDrop(q=1.0, layers="all")
     with_own, without = (record(high, model=model, own_dropout=own)[0].layers for own in (True, False))
     eval_model = model.eval()
     again = record(high, model=eval_model, own_dropout=False)[0].layers
@@ -151,28 +134,28 @@ def test_the_models_own_dropout_is_no_drop_of_the_method_and_can_be_switched_off
 
 
 def test_what_acts_in_attention() -> None:
-    assert acting_in_attention(FineTune()) is None
-    assert acting_in_attention(Compose(Mixout(), RDrop())) is None
-    drop = ADDrop(cross_tuning=True)
+    assert acting_in_attention(attendrop.FineTune()) is None
+    assert acting_in_attention(attendrop.Compose(attendrop.Mixout(), attendrop.RDrop())) is None
+    drop = attendrop.ADDrop(cross_tuning=True)
     assert acting_in_attention(drop) is drop
-    assert acting_in_attention(Compose(drop, RDrop())) == drop
-    both = Compose(drop, Vanilla())
+    assert acting_in_attention(attendrop.Compose(drop, attendrop.RDrop())) == drop
+    both = attendrop.Compose(drop, attendrop.Vanilla())
     assert acting_in_attention(both) is both
 
 
 def test_epochs_in_which_all_methods_act() -> None:
-    assert active_epochs(ADDrop(cross_tuning=True), 4) == [1, 3]
-    assert active_epochs(Compose(ADDrop(cross_tuning=True), Vanilla()), 3) == [1]
-    assert active_epochs(ADDrop(cross_tuning=True), 1) == []
+    assert active_epochs(attendrop.ADDrop(cross_tuning=True), 4) == [1, 3]
+    assert active_epochs(attendrop.Compose(attendrop.ADDrop(cross_tuning=True), attendrop.Vanilla()), 3) == [1]
+    assert active_epochs(attendrop.ADDrop(cross_tuning=True), 1) == []
 
 
 # --- What a run learnt
 
 
 def test_a_generator_drops_what_it_learnt() -> None:
-    method = AttendOut(learner="policy_gradient", dropout_step=1)
+    method = attendrop.AttendOut(learner="policy_gradient", dropout_step=1)
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, method, **given(model, batch)) as reg:
+    with attendrop.regularize(model, method, **given(model, batch)) as reg:
         reg.loss(batch)
         saved = {key: value.clone() for key, value in reg.method_state.tensors()["generator"].items()}
     for name in ("query", "key"):  # such that the scores of all positions are equal and high
@@ -186,20 +169,20 @@ def test_a_generator_drops_what_it_learnt() -> None:
 
 
 def test_learnt_probabilities_of_layers_are_used() -> None:
-    method = AttendOut(dropout_step=1)
+    method = attendrop.AttendOut(dropout_step=1)
     effects = {"encoder.0": {"effect": 0.1, "p": 0.01}, "encoder.1": {"effect": 0.1, "p": 0.2}}
     (found,) = record(method, learnt=Learnt({"layer_effects": effects}))
     dropped, kept = (fraction(drops).item() for drops in found.layers.values())
     assert dropped in (0, 1) and kept == 0  # a fair coin for each period
-    method, rates = ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
+    method, rates = attendrop.ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
     (found,) = record(method, learnt=Learnt({"concrete_dropout": rates}))
     assert fraction(found.layers["encoder.0"]) < 0.1 < 0.8 < fraction(found.layers["encoder.1"])
 
 
 def test_learnt_networks_are_used() -> None:
-    method = ContextualDropout(p=0.5)
+    method = attendrop.ContextualDropout(p=0.5)
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, method, **given(model, batch)) as reg:
+    with attendrop.regularize(model, method, **given(model, batch)) as reg:
         assert reg.method_state.tensors() == {}
         reg.loss(batch)
         saved = {key: value.clone() for key, value in reg.method_state.tensors()["contextual_dropout"].items()}
@@ -215,7 +198,7 @@ def test_the_best_pattern_of_a_search_is_used() -> None:
     pattern = {"size": 1, "stride": 1, "p": 1.0, "share_heads": True, "share_rows": True, "part": "lower"}
     best = {"pattern": pattern, "value": 0.1}
     learnt = Learnt({"autodropout": {"best": best, "trials": [best]}})
-    (found,) = record(AutoDropout(trials=1, search=0.6), learnt=learnt)
+    (found,) = record(attendrop.AutoDropout(trials=1, search=0.6), learnt=learnt)
     assert fraction(found.layers["encoder.0"]) > 0.2
     assert fraction(found.layers["encoder.1"]) == 0
 
