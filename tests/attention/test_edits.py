@@ -25,8 +25,7 @@ def logits(name: str, plan: Plan | None) -> Tensor:
     batch = zoo.batch_of(name)
     adapter = attached(zoo.build(name).train(), batch)
     torch.manual_seed(0)
-    found: Tensor = adapter.forward(batch, plan).logits
-    return found
+    return adapter.forward(batch, plan).logits
 
 
 def test_edits_have_the_fields_that_every_engine_knows() -> None:

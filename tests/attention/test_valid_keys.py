@@ -46,7 +46,6 @@ def test_padding_is_hidden_by_any_hugely_negative_mask(hidden: str, dtype: torch
     for drop in (None, EVERYTHING):
         plan = look(mask, dtype, drop)
         valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
-        assert valid is not None
         assert torch.equal(valid.expand(2, 2, 6, 6), VALID.expand(2, 2, 6, 6))
         assert (weights.masked_select(~VALID) == 0).all()
     expected = VALID / LENGTHS.view(2, 1, 1, 1)
@@ -77,7 +76,6 @@ def test_a_row_that_hides_everything_has_no_valid_key() -> None:
     mask[1, :, 4:] = number
     plan = look(mask, torch.float32, EVERYTHING)
     valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
-    assert valid is not None
     assert not valid.expand(2, 2, 6, 6)[1, :, 4:].any()
     stock = look(mask, torch.float32).seen["encoder.0"]
     torch.testing.assert_close(weights[1, :, 4:], stock[1, :, 4:])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import transformers as hf
 from helpers import tiny
+from helpers.command_line import Captured
 
 from attendrop import cli
 from attendrop.runs.train import train as train_run
 
-Captured = pytest.CaptureFixture[str]
 TEN = "the cat sees the red bird and near far not"
 LONG = " ".join(["the cat sees"] * 10)
 PAIR = ("the cat sees not the red bird", "a dog hears the bird")
@@ -31,16 +31,13 @@ def folder(folder: Path) -> Path:
 def attend(captured: Captured, *arguments: str) -> dict[str, Any]:
     captured.readouterr()
     assert cli.main(["attend", *arguments, "--device", "cpu", "--json"]) == 0
-    found: dict[str, Any] = json.loads(captured.readouterr().out)
-    return found
+    return json.loads(captured.readouterr().out)
 
 
 def data_of(file: Path) -> dict[str, Any]:
     page = file.read_text(encoding="utf-8")
     text = re.search(r'<script type="application/json" id="maps-data">(.*?)</script>', page, re.DOTALL)
-    assert text is not None
-    found: dict[str, Any] = json.loads(text.group(1))
-    return found
+    return json.loads(text.group(1))
 
 
 def test_a_run_is_shown_before_and_after_training(folder: Path, capsys: Captured) -> None:
@@ -195,7 +192,6 @@ def test_a_page_that_is_too_large_is_refused_with_what_fits(
         monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", whole["bytes"] - 1500)
         assert cli.main(["attend", *wanted, "--device", "cpu", "--quiet"]) == 2
         found = re.search(r"give --max-length (\d+), or " + re.escape(advice), capsys.readouterr().err)
-        assert found is not None
         assert not file.exists()
         assert 8 <= int(found[1]) < 32
         attend(capsys, *wanted, "--max-length", found[1])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.cli import demo
 from attendrop.cli.demo_messages import generate_messages, write_messages
 from attendrop.studies.comparison import Comparison
 
-Captured = pytest.CaptureFixture[str]
 SHA256 = {
     "train.csv": "6111653599e82470840ff78c0e31b721c5bf242868ba76a7165baaaf306eca34",
     "test.csv": "786f72bad26fed1695b3a6a0fc4914ef3aa3e7f59c6148634d87a85217931a37",

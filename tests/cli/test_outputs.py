@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import tiny
+from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.cli.console import messages
@@ -26,7 +27,6 @@ from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
 
 PLAIN = {"method": "finetune", "epochs": 1}
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

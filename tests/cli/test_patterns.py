@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.command_line import Captured
 
 from attendrop import cli
 from attendrop.cli import drops_output, probe_output
@@ -17,7 +18,6 @@ from attendrop.reports import learned_patterns, run_drops
 from attendrop.reports.drops import DropMoment
 from attendrop.runs.train import train
 
-Captured = pytest.CaptureFixture[str]
 AD_DROP: dict[str, Any] = {"method": "ad-drop", "epochs": 1}
 STRONG = {"p": 0.4, "q": 0.9}
 WINDOWS: dict[str, Any] = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6}
@@ -48,8 +48,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patterns(captured: Captured, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(shown(captured, *arguments, "--json"))
-    return found
+    return json.loads(shown(captured, *arguments, "--json"))
 
 
 def shown(captured: Captured, *arguments: str) -> str:

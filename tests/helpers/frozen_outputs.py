@@ -102,10 +102,7 @@ def _write_rows(path: Path, numbers: range) -> None:
     path.write_text("\n".join(["sentence1,sentence2,label", *lines]) + "\n", encoding="utf-8")
 
 
-KEPT = {
-    *("metrics.json", "run.yaml", "README.md", "answer.json", "answer.md", "answer.csv", "predictions.csv"),
-    *("results.csv", "results.md", "results.tex", "pruning.json", "evaluation.json"),
-}
+KEPT = {"metrics.json", "run.yaml", "README.md", "answer.json", "answer.md", "answer.csv", "predictions.csv"}
 
 
 def _run(arguments: Sequence[str]) -> str:

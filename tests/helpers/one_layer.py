@@ -30,7 +30,5 @@ def edit_of(
     """What a method's plan makes of a layer in which queries attend to keys, ``(batch, heads, query, key)``."""
     context = context_of(shape[0], layer)
     plan = method.plan(context)
-    assert plan is not None
     edit = plan.edit(AttentionCall(context.adapter.attention_layers[0], shape, valid, torch.device("cpu")))
-    assert edit is not None
     return edit

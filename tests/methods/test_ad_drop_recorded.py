@@ -25,8 +25,7 @@ Masks = dict[int, dict[str, np.ndarray]]
 
 
 def recorder_of(reg: Any) -> Recorder:
-    found: Recorder = reg.method_state.parts[0].recorder
-    return found
+    return reg.method_state.parts[0].recorder
 
 
 def records_of(reg: Any) -> Masks:
@@ -224,7 +223,6 @@ def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
     """Rows are dropped from in the second epoch, all of them, and records are of the row's own length."""
     trainer = trainer_of(tmp_path, RECORDED, train_sampling_strategy=strategy)
     trainer.train()
-    assert trainer.method_state is not None
     records: RowRecords = trainer.method_state.recorder.records  # type: ignore[attr-defined]
     lengths = {row: len(each["input_ids"]) for row, each in enumerate(examples())}
     assert {row: next(iter(masks.values())).shape[1] for row, masks in records._rows.items()} == lengths

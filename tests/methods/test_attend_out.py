@@ -472,8 +472,7 @@ def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
     method_state = GeneratorState.__new__(GeneratorState)
     method_state.training = zoo.training(zoo.build("bert"), mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
     micro = Micro(dict(batch), list(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
-    found: Tensor = method_state._noisy(micro)["input_ids"]
-    return found
+    return method_state._noisy(micro)["input_ids"]
 
 
 def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:

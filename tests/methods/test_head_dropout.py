@@ -77,7 +77,6 @@ def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None =
         found = {f"encoder.{layer}": importance}
         monkeypatch.setattr("attendrop.methods.head_dropout.head_importance", lambda *_: found)
         output = edit_of(method, (batch, heads, 3, 3), layer=layer).output
-    assert output is not None
     after = output(torch.ones(batch, 3, heads, 2))
     assert set(after.unique().tolist()) <= {0.0, 1.0}  # nothing is rescaled
     return after[:, 0, :, 0] == 0
@@ -162,7 +161,6 @@ def acted(p: float, inputs: Tensor) -> Tensor:
     """What becomes of hidden units ``(batch, query, heads, dim)`` of a layer."""
     batch, queries, heads, _ = inputs.shape
     edit = edit_of(AlphaDropout(p=p), (batch, heads, queries, queries))
-    assert edit.output is not None
     found = edit.output(inputs)
     assert torch.equal(edit.output(inputs), found)  # under activation checkpointing it is called again
     return found
@@ -194,8 +192,7 @@ def loss_with(model: Any, batch: zoo.Batch, drops: list[list[bool]]) -> Tensor:
             kept = len(drop) - sum(drop)
             gates = [0.0 if each else len(drop) / kept for each in drop]
             stack.enter_context(gated(layer.attention.output.dense, [gates] * len(batch["input_ids"])))
-        loss: Tensor = model(**batch).loss
-        return loss
+        return model(**batch).loss
 
 
 def state(population: Any, number: int) -> list[list[bool]]:

@@ -46,9 +46,7 @@ def acted(weights: Tensor, **options: Any) -> Tensor:
     key, method = SampleKey(0, 0, 0, shape[0]), ConcreteDropout(num_train_rows=10, **options)
     context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
     plan = method.start(zoo.training(model)).plan(context)
-    assert plan is not None
     edit = plan.edit(AttentionCall(adapter.attention_layers[0], shape, None, weights.device))
-    assert edit is not None and edit.weights is not None
     return edit.weights(weights)
 
 

@@ -34,7 +34,6 @@ def self_drop(source: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("package") / "self_drop.py"
     path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("self_drop", path)
-    assert spec is not None and spec.loader is not None
     sys.modules["self_drop"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.SelfDrop

@@ -145,7 +145,6 @@ def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dty
     scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     scores[..., 0] = torch.linspace(6, 90, 9)
     scores.requires_grad_()
-    assert edit.weights is not None
     found = edit.weights(scores.softmax(-1).to(dtype))
     torch.testing.assert_close(found.float().sum(-1), torch.ones(SHAPE[:3]), rtol=0, atol=0.02)
     (100 * found * torch.arange(1.0, 10).to(dtype)).sum().backward()
@@ -172,7 +171,6 @@ def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest
 def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
     """The positions that lose their weight; those of a row that is without_weight whole do not."""
     edit = edit_of(method, shape, valid)
-    assert edit.weights is not None
     return edit.weights(torch.ones(shape)) == 0
 
 

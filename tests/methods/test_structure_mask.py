@@ -59,8 +59,7 @@ def hard_mask(inside: list[list[list[bool]]], width: int, heads: int = 2) -> Ten
 
 def loss_with(model: Any, batch: dict[str, Tensor], drops: list[Tensor]) -> Tensor:
     with EagerAttention(drops).in_place_of_stock(model):
-        found: Tensor = model(**batch).loss
-    return found
+        return model(**batch).loss
 
 
 def dropping(model: Any, method: StructureMask, batch: dict[str, Any]) -> Tensor:

@@ -30,8 +30,7 @@ def at_work(model: nn.Module, method: SuperT = HALF, steps: int = 2, **options: 
 
 
 def concluded(reg: Regularization) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(reg.method_state.final_report([])))["supert"]
-    return found
+    return json.loads(json.dumps(reg.method_state.final_report([])))["supert"]
 
 
 # --- What is important

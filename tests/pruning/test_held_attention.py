@@ -28,8 +28,7 @@ every_model = pytest.mark.parametrize("name", NAMES)
 
 def answer(model: Any, batch: zoo.Batch) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(**batch).logits
-    return found
+        return model(**batch).logits
 
 
 def expected(name: str, layers: set[int], batch: zoo.Batch) -> Tensor:

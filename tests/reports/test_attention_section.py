@@ -68,7 +68,6 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     assert HOSTILE not in page
     assert "&lt;/script&gt;&lt;img src=x&gt;the ‖ the cat" in page
     json_text = re.search(r'<script type="application/json" id="attention-data">(.*?)</script>', page, re.DOTALL)
-    assert json_text is not None
     found = json.loads(json_text.group(1))
     assert [stage["name"] for stage in found["stages"]] == ["Before training", "After training"]
     assert {text["label"] for text in found["texts"]} == {"no", "yes"}
@@ -149,7 +148,6 @@ def test_given_texts_that_do_not_fit_are_told_with_a_length_that_does(
     out = str(tmp_path / "out")
     assert cli.main(["report", str(folder), *texts, "--device", "cpu", "--output-dir", out]) == 0
     told = re.search(r"Not made: Attention viewer: .* no room left .*`(attendrop attend .*)`", capsys.readouterr().out)
-    assert told is not None
     command, length = told[1].split(" --max-length ")
     assert command == f'attendrop attend {best} "TEXT"'
     followed = ["attend", best, texts[1], *texts[2:], "--max-length", length, "--output", str(page), "--overwrite"]

@@ -82,10 +82,8 @@ def test_passes_and_batches_add_up(types: TokenTypes) -> None:
     total = np.sum([counted(each, types)["to", "encoder.1", "word"] for each in passes], 0).tolist()
     assert np.sum(patterns.counts["to", "encoder.1", "word"], 0).tolist() == total
     share = patterns.share("to", "word", "encoder.1")
-    assert share is not None
     assert (share.positions, share.share) == (total[0], pytest.approx(total[1] / total[0]))
     both = patterns.share("to", "word")
-    assert both is not None
     assert both.positions == 2 * total[0]
     assert patterns.share("to", "punctuation") is None
 
@@ -95,7 +93,6 @@ def test_an_interval_is_that_of_the_mean_over_batches(types: TokenTypes) -> None
     for seed in range(6):
         patterns.add([made(seed)], types)
     share = patterns.share("layer", "all", "encoder.0")
-    assert share is not None
     each = [dropped / positions for positions, dropped in patterns.counts["layer", "encoder.0", "all"]]
     low, high = stats.t.interval(0.95, 5, loc=np.mean(each), scale=stats.sem(each))
     assert (share.share, share.low, share.high) == (
@@ -107,7 +104,6 @@ def test_an_interval_is_that_of_the_mean_over_batches(types: TokenTypes) -> None
     single = DropPatterns()
     single.add([made(0)], types)
     one = single.share("layer", "all")
-    assert one is not None
     assert math.isnan(one.low)
 
 

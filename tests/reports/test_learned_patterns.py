@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.methods.core.registry import build_method
@@ -16,7 +17,6 @@ from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)

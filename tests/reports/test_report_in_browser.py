@@ -44,8 +44,7 @@ def opened(browser: Any, page: Path) -> Iterator[OpenPage]:
 
 
 def first_cells(opened: OpenPage, table: str = "methods-table") -> list[str]:
-    found: list[str] = opened.page.locator(f"#{table} tbody tr:visible th").all_inner_texts()
-    return found
+    return opened.page.locator(f"#{table} tbody tr:visible th").all_inner_texts()
 
 
 def test_the_answer_is_on_top(opened: OpenPage) -> None:
@@ -76,7 +75,6 @@ def test_values_of_figures_are_told_under_the_pointer_and_by_keys(opened: OpenPa
     picture.scroll_into_view_if_needed()
     mark = picture.locator(".mark").nth(1)
     box = mark.bounding_box()
-    assert box is not None
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     told = picture.locator(".tip")
     assert told.inner_text() == mark.get_attribute("data-text")

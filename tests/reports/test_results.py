@@ -18,8 +18,7 @@ PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
 
 
 def read(path: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((path / "metrics.json").read_text())
-    return found
+    return json.loads((path / "metrics.json").read_text())
 
 
 def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from helpers.command_line import Captured
 from transformers import AutoConfig, AutoTokenizer
 
 from attendrop import cli
@@ -27,7 +28,6 @@ from attendrop.runs.run_folder import keeps_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 
 

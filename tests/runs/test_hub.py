@@ -14,14 +14,12 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from helpers.command_line import assert_refused
+from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
 from attendrop.files.output_files import sha256, write_json
 from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, read_run
-
-Captured = pytest.CaptureFixture[str]
 
 
 @dataclass

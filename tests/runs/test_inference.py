@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers import tiny
+from helpers.command_line import Captured
 
 from attendrop import cli
 from attendrop.errors import AttendropError
@@ -27,9 +28,6 @@ from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.tokenization import encode_columns
-
-Captured = pytest.CaptureFixture[str]
-
 
 YES_NO = Classification(("no", "yes"))
 

@@ -160,8 +160,7 @@ def train(pairs: Path, name: str, *more: str) -> list[str]:
 def evaluate(run: Path, capsys: Captured, *more: str) -> dict[str, Any]:
     capsys.readouterr()
     assert cli.main(["evaluate", str(run), "--device", "cpu", "--json", *more]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)["all_scores"]
-    return found
+    return json.loads(capsys.readouterr().out)["all_scores"]
 
 
 def test_the_score_is_that_of_what_the_saved_model_writes(pairs: Path, capsys: Captured) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import tiny
+from helpers.command_line import Captured
 
 import attendrop
 from attendrop import cli
@@ -24,8 +25,6 @@ from attendrop.runs.prune import _ranking, _scores, prune_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

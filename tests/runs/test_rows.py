@@ -41,7 +41,6 @@ def test_the_same_rows_for_every_seed_and_not_for_training(files: Path) -> None:
     one, other = ([row["text"] for row in part.report["dev"]] for part in found)
     assert one == other and sorted(found[0].report["dev"]["label"]) == [0] * 5 + [1] * 5
     for part in found:
-        assert part.selection is not None
         assert not {*part.train["text"], *part.selection["text"]} & set(one)
     assert found[0].selection["index"] != found[1].selection["index"]
 
@@ -57,7 +56,6 @@ def test_rows_of_the_same_text_are_on_one_side(files: Path) -> None:
     lines = (files / "train.csv").read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([*lines, *lines[1:]]) + "\n", encoding="utf-8")
     found = parts(files, train_file=str(file), selection_fraction=0.2)
-    assert found.selection is not None
     train, selection, dev = (set(rows["text"]) for rows in (found.train, found.selection, found.report["dev"]))
     assert not train & selection and not train & dev and not selection & dev
     assert (len(found.train), len(found.selection), len(found.report["dev"])) == (48, 12, 20)

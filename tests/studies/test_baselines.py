@@ -321,7 +321,6 @@ def test_a_frozen_encoder_of_images_is_exported(tmp_path: Path) -> None:
     assert export_run(str(tmp_path / "kept"), str(tmp_path / "served"))["difference"] < 1e-5
     baseline = load_baseline(tmp_path / "kept")
     pixels = torch.randn(2, 3, tiny_images.SIDE, tiny_images.SIDE)
-    assert baseline.encoder is not None
     features = unit_means(baseline.encoder.base_model(pixel_values=pixels).last_hidden_state, None)
     found = onnx_model(tmp_path / "served/model.onnx")({"pixel_values": pixels})
     np.testing.assert_allclose(found, baseline.linear(features.detach().numpy()), atol=1e-5)

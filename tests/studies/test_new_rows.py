@@ -19,7 +19,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "new_rows.py"
 
 def _script() -> Any:
     spec = importlib.util.spec_from_file_location("new_rows", SCRIPT)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["new_rows"] = module
     spec.loader.exec_module(module)
@@ -57,5 +56,4 @@ def test_simulated_blocks_are_those_of_a_run() -> None:
     blocks = np.random.default_rng(0).permutation(700) % 100
     right, label = (answers == labels)[None, None], labels.astype(bool)
     counts = [right & label, right & ~label, ~right & label, ~right & ~label]
-    assert found is not None
     assert new_rows.pseudo_values(new_rows.matthews, counts, blocks)[0, 0] == pytest.approx(found.values)

@@ -52,7 +52,6 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     }
     assert "held out" in (folder / "answer/answer.md").read_text(encoding="utf-8")
     read = read_answers(folder / "answer/answer.json")
-    assert read is not None and read[""].shifted is not None
     assert read[""].shifted.as_dict() == outcome.answer.shifted.as_dict()
     page = methods_table(read_results(folder / "answer"))
     assert [name for name, _ in page.columns][-2:] == list(SHIFTED_COLUMNS)
@@ -86,7 +85,6 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     runs += [run("mixout", seed, 0.88 + seed / 900, 0.7 + seed / 900) for seed in range(5)]
     found = answer(runs)
     assert (found.use, found.shifted and found.shifted.use) == ("finetune", "mixout")
-    assert found.shifted is not None
     first, *others = found.shifted.sentences
     assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others

@@ -313,7 +313,6 @@ def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path
             name: lambda unit, name=name: result(unit, 0.5 + effects.mean(), 0.5 + effects, name[0]) for name in names
         }
         mean = overall_rows(report_of(folder, scored).answers)[0].mean
-        assert mean is not None
         return mean.mean.high - mean.mean.low
 
     assert width("a", "a again") == pytest.approx(width("a"))

@@ -28,7 +28,6 @@ ROWS = Dataset.from_dict(
 
 def test_classes_are_scored_as_by_scikit_learn() -> None:
     found = error_analysis(TASK, LOGITS, LABELS, ROWS)
-    assert found is not None
     expected = np.array(precision_recall_fscore_support(LABELS, LOGITS.argmax(1)))
     names = ("precision", "recall", "f1", "rows")
     np.testing.assert_allclose([[row[name] for row in found["classes"]] for name in names], expected)
@@ -44,7 +43,6 @@ def test_errors_begin_with_the_surest_and_have_their_nearest_training_row() -> N
     train = Dataset.from_dict({"text": ["dogs bark", "where is it", "a cat sleeps"], "label": [0, 1, 1]})
     logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     found = error_analysis(TASK, logits, np.array([0, 0, 2]), rows, train)
-    assert found is not None
     assert [(error["row"], error["class"], error["predicted"]) for error in found["errors"]] == [
         (5, "yes", "perhaps"),  # as counted in the file, of which some rows were skipped
         (0, "no", "perhaps"),
@@ -79,14 +77,12 @@ def test_a_few_right_rows_do_not_make_a_model_sure() -> None:
 @pytest.mark.parametrize(("rows", "advised"), [(99, False), (100, True)])
 def test_a_temperature_is_advised_on_enough_rows_only(rows: int, advised: bool) -> None:
     found = error_analysis(TASK, LOGITS[:rows], LABELS[:rows], ROWS.select(range(rows)))
-    assert found is not None
     assert any("temperature" in sentence for sentence in remarks(found)) == advised
 
 
 def test_unknown_classes_count_as_wrong() -> None:
     task = replace(TASK, unknown_names=("other",))
     found = error_analysis(task, LOGITS[:2], np.array([3, 3]), ROWS.select(range(2)))
-    assert found is not None
     assert {pair["class"] for pair in found["confusions"]} == {"other"}
 
 

@@ -92,8 +92,7 @@ TASK = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "ow
 def encoded(tokenizer: PreTrainedTokenizerBase, kind: str, numbers: list[Any], length: int, *texts: str) -> list[Any]:
     rows = dict(zip(("text", "text_pair"), ([text] for text in texts), strict=False))
     dataset = Dataset.from_dict({**rows, "own": [numbers], "place": ["line 2"]})
-    found: list[Any] = encode(dataset, TASK, tokenizer, length, {"own": kind})[0]["own"]
-    return found
+    return encode(dataset, TASK, tokenizer, length, {"own": kind})[0]["own"]
 
 
 @pytest.mark.parametrize(
