@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from helpers import zoo
 from helpers.training import Gradients, trainer_of
 from torch import Tensor
 
-import attendrop.extend
 from attendrop import Method, regularize
 from attendrop.extend import DECIDES_PASSES, ComputeLoss, MethodInfo, MethodState, StepContext, TrainingContext
 
@@ -24,15 +21,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def source() -> str:
-    page = (DOCS / "own_method.md").read_text(encoding="utf-8")
-    return page.partition("```python\n")[2].partition("```")[0]
-
-
-@pytest.fixture(scope="module")
-def self_drop(source: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("package") / "self_drop.py"
-    path.write_text(source, encoding="utf-8")
+def self_drop(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page, path = (DOCS / "own_method.md").read_text(encoding="utf-8"), tmp_path_factory.mktemp("own") / "self_drop.py"
+    path.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     spec = importlib.util.spec_from_file_location("self_drop", path)
     sys.modules["self_drop"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,27 +35,6 @@ def test_it_drops_the_diagonal(self_drop: Any) -> None:
     with regularize(model, self_drop(p=0.5)) as reg:
         reg.loss(batch)
         assert reg.logs()["self_drop/dropped"] == pytest.approx(0.5 / 40, rel=0.2)
-
-
-@pytest.mark.slow
-def test_a_package_brings_it_to_the_command_line(source: str, tmp_path: Path) -> None:
-    """Installed as pip would: a module, and the metadata that names its entry point."""
-    (tmp_path / "self_drop.py").write_text(source, encoding="utf-8")
-    metadata = tmp_path / "self_drop-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: self-drop\nVersion: 1.0\n", encoding="utf-8")
-    (metadata / "entry_points.txt").write_text(
-        "[attendrop.methods]\nself-drop = self_drop:SelfDrop\n", encoding="utf-8"
-    )
-    path = os.pathsep.join([str(tmp_path), str(Path(attendrop.__file__).parent.parent)])
-    run = subprocess.run(
-        [sys.executable, "-m", "attendrop", "methods", "--json"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert '"name": "self-drop"' in run.stdout
 
 
 @dataclass(frozen=True)
