@@ -351,7 +351,7 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
 
 
 def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
-    """Tell whether a local model is as it was when a run began, as far as is known."""
+    """Return whether a local model is as it was when a run began, as far as is known."""
     found = model_sha256(config.model)
     return not found or found == run.get("model_sha256", found)
 
