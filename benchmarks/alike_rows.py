@@ -5,7 +5,8 @@ the file is ``FOLDER/DATA/DEGREE/K/DRAW.csv``. Of each class, it has a random ro
 nearest of ``4 k`` random rows, or the nearest of all, by the cosine of their texts' TF-IDF vectors.
 
 ``FOLDER/banking77/20-classes/DRAW.csv`` has five random rows of each of 20 random classes, and ``DRAW-test.csv`` the
-test rows of these classes.
+test rows of these classes. ``FOLDER/paraphrases/train.csv`` has the training pairs of MRPC, ``test.csv`` the development
+pairs of PAWS-X, whose sentences share their words whether they are paraphrases or not.
 """
 
 import csv
@@ -13,11 +14,13 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from sklearn.feature_extraction.text import TfidfVectorizer
+
+from attendrop.tasks.registry import load_task
 
 DATA = {"banking77": "category", "hwu64": "intent"}
 DEGREES = ("random", "nearest-of-4k", "nearest")
@@ -72,18 +75,27 @@ def read(data: str, file: str) -> dict[str, list[str]]:
     return classes
 
 
+def write(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file in its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
 def main() -> None:
-    """Write the files of both data sets."""
+    """Write the files of all data sets."""
     for data, column in DATA.items():
         classes = read(data, "train.csv")
         files = training_files(classes)
         if data == "banking77":
             files = chain(files, files_of_few_classes(classes, read(data, "test.csv")))
         for name, rows in files:
-            path = Path(sys.argv[1]) / data / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([("text", column), *rows])
+            write(Path(sys.argv[1]) / data / name, [("text", column), *rows])
+    paraphrases = Path(sys.argv[1]) / "paraphrases"
+    for task, split, file in (("mrpc", "train", "train.csv"), ("pawsx", "dev", "test.csv")):
+        load_task(task, splits=(split,)).splits[split].select_columns(["text", "text_pair", "label"]).to_csv(
+            paraphrases / file
+        )
 
 
 if __name__ == "__main__":
