@@ -13,6 +13,7 @@ ROWS = [("a", "10", "-"), ("long", "2", "1|2")]
 def test_columns_are_aligned_by_the_widest_cell() -> None:
     assert aligned([("name", "n"), ("a", "10")], NAMES_LEFT) == ["name   n", "a     10"]
     assert aligned([("name", "n"), ("a", "10")], gap="|") == ["name|n", "a   |10"]
+    assert aligned([("name", "n"), ("退款", "10"), ("é", "2")], "lr") == ["name   n", "退款  10", "é      2"]
 
 
 def test_markdown_keeps_bars_within_their_cells() -> None:

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 LEFT, RIGHT, NAMES_LEFT = "l", "r", "lr"
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -30,11 +32,14 @@ def aligned(rows: Sequence[Sequence[str]], align: str = LEFT, gap: str = "  ") -
         gap: What stands between columns.
     """
     sides = _sides(align, len(rows[0]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     columns = [(str.ljust if side == LEFT else str.rjust, width) for side, width in zip(sides, widths, strict=True)]
-    return [
-        gap.join(pad(cell, width) for cell, (pad, width) in zip(row, columns, strict=True)).rstrip() for row in rows
-    ]
+    lines = []
+    for row in rows:
+        # A letter of Chinese, Japanese or Korean is as wide as two others.
+        cells = (pad(cell, width + len(cell) - cell_len(cell)) for cell, (pad, width) in zip(row, columns, strict=True))
+        lines.append(gap.join(cells).rstrip())
+    return lines
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = LEFT) -> str:
