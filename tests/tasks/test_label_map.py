@@ -9,7 +9,7 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.inspection import inspect_files
+from attendrop.tasks.inspection import check_files, inspect_files
 from attendrop.tasks.label_map import label_variants, read_label_map, write_label_map
 from attendrop.tasks.table import BadRows
 
@@ -91,3 +91,28 @@ def test_several_labels_of_a_row_are_merged_each(tmp_path: Path) -> None:
     data = load(tmp_path, ["refnd|Billing", "billing", '"[""refnd""]"'], label_type="labels")
     assert data.task.label_names == ("billing", "refund")
     assert data.splits["train"]["label"] == [[1, 1], [1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "counts"),
+    [
+        (["1,0", "2,0"], ("1", "2"), {"1": 2, "2": 2}),
+        (["1,0", "2"], ("1", "2"), {"1": 2, "2": 2}),
+        (["0,5", "1,0"], (), {}),
+        (["0,5", "1,5"], ("high", "low"), {"low": 2, "high": 2}),  # with a map
+    ],
+)
+def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
+    tmp_path: Path, labels: list[str], names: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text;label\n" + "".join(f"the cat sees;{label}\n" for label in labels * 2))
+    (tmp_path / "map.csv").write_text('label,meaning\n"0,5",low\n"1,5",high\n')
+    options = {"text_columns": ["text"], "label_column": "label"}
+    options |= {"label_map": tmp_path / "map.csv"} if "low" in counts else {}
+    data = load_files(train_file=file, **options)
+    found = check_files(str(file), None, **options)
+    assert found is not None and (found.labels, found.label_type) == (counts, "class" if names else "number")
+    assert data.task.label_names == names
+    (chunk,) = stream_file(file, **options, head=data.task.head, size=9, bad=BadRows())
+    assert chunk.columns["label"] == data.splits["train"]["label"][:]

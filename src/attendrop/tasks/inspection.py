@@ -6,7 +6,7 @@ import importlib.util
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -191,8 +191,9 @@ def inspect_files(
             each.column(name)
     kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
     if label_column is not None and kind == "auto":
-        kind = _label_type(table, texts, label_column)
-    table, *evaluated = (as_meant(each, label_column, meanings, kind, bad) for each in (table, *evaluated))
+        kind = _label_type(table, texts, label_column, meanings)
+    meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
+    table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
     read = next(iter(evaluated), None)
     is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
@@ -404,7 +405,7 @@ def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
-def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
+def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
     """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of answers."""
     if len(label_columns(table.columns, column)) > 1:
         return "labels"
@@ -415,8 +416,8 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str) -> str:
         return "auto"
     if _is_listed(first) or joined_labels(values):
         return "labels"
-    pointed = as_meant(table, column, {}, "auto").column(column)
-    forms = {number_form(text) for value in pointed if (text := "" if is_missing(value) else written(value))}
+    meant = as_meant(table, column, meanings, "auto").column(column)
+    forms = {number_form(text) for value in meant if (text := "" if is_missing(value) else written(value))}
     return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
 
 

@@ -24,6 +24,7 @@ from attendrop.tasks.values import (
     json_list,
     number_form,
     plain,
+    pointed,
     written,
     yes_or_no,
 )
@@ -135,7 +136,7 @@ def as_meant(
         table = table.mapped(column, partial(_meaning, meanings, label_type in SEVERAL_CLASSES))
     numbers = label_type in NUMBER or (label_type == "auto" and all(map(_is_number, table.column(column))))
     if table.delimiter == ";" and numbers:
-        table = table.mapped(column, lambda value: _pointed(value) if _is_number(value) else value)
+        table = table.mapped(column, lambda value: pointed(value) if _is_number(value) else value)
     return table
 
 
@@ -165,11 +166,7 @@ def labels_in(value: str) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return not str(value).strip() or number_form(_pointed(str(value)).strip()) in ("whole", "decimal")
-
-
-def _pointed(value: str) -> str:
-    return value if "." in value else value.replace(",", ".")
+    return not str(value).strip() or number_form(pointed(str(value)).strip()) in ("whole", "decimal")
 
 
 def _text(value: Any) -> str:

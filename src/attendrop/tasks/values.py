@@ -77,6 +77,11 @@ def class_name(value: Any) -> str:
     return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
 
 
+def pointed(number: str) -> str:
+    """Return a number with a decimal point where it has a decimal comma."""
+    return number if "." in number else number.replace(",", ".")
+
+
 def plain(text: str) -> str:
     """Return a text without differences of case, spaces and Unicode forms of the same letters."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

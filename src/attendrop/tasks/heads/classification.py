@@ -30,7 +30,7 @@ from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import check_classes, class_name, joined_labels, number_form, plain, written
+from attendrop.tasks.values import check_classes, class_name, joined_labels, number_form, plain, pointed, written
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 
@@ -167,8 +167,10 @@ class Classification(NamedLabels, SequenceHead):
         return {class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
 
     def names_in(self, value: Any) -> list[str]:
-        name = written(value)
-        return [name if name in self.label_ids else class_name(value)]
+        """Return the name; ``1,0`` may be that of ``1``, as in training on a file with decimal commas."""
+        name = class_name(value)
+        known = (each for each in (written(value), name, class_name(pointed(name))) if each in self.label_ids)
+        return [next(known, name)]
 
     def ids_in(self, label: int) -> list[int]:
         return [label]
