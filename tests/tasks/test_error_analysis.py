@@ -50,8 +50,13 @@ def test_errors_begin_with_the_surest_and_have_their_nearest_training_row() -> N
     assert found["errors"][0]["probability"] == pytest.approx(softmax(logits[2])[1])
     assert [error["nearest"]["text"] for error in found["errors"]] == ["where is it", "a cat sleeps"]
     assert found["errors"][0]["nearest"]["likeness"] == pytest.approx(1.0)
-    # The same text with another label: one of the two is wrong.
+    # The same text with another label: one of the two is wrong; also if a row before it agrees.
     assert [error["row"] for error in suspicious_labels(found)] == [5]
+    train = Dataset.from_dict({"text": ["where is it", "Where is it"], "label": [2, 1]})
+    found = error_analysis(TASK, logits, np.array([0, 0, 2]), rows, train)
+    assert [error["row"] for error in suspicious_labels(found)] == [5]
+    many = error_analysis(TASK, np.tile(logits[2], (21, 1)), np.full(21, 2), rows.select([2] * 21), train)
+    assert "The text of 20 errors of the 20 most confident ones is that of" in remarks(many)[-1]
 
 
 def test_the_calibration_error_is_the_distance_of_probability_and_accuracy() -> None:

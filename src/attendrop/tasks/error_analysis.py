@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,7 +143,12 @@ def _surest_errors(
     if train is not None and task.head.input_name == "text" and found:
         known = [" | ".join(map(str, text)) for text in task.head.titles(train)]
         classes = task.head.strata_of(train)
+        same: defaultdict[str, list[int]] = defaultdict(list)
+        for row, text in enumerate(known):
+            same[plain(text)].append(row)
         for error, (row, likeness) in zip(found, nearest_texts([e["text"] for e in found], known), strict=True):
+            # Of several rows as near, one that contradicts the label.
+            row = next((each for each in same[plain(error["text"])] if names[classes[each]] != error["class"]), row)
             error["nearest"] = {"text": known[row], "class": names[classes[row]], "likeness": likeness}
     return found
 
@@ -180,8 +185,9 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
                 f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} confident."
             )
     if doubtful := suspicious_labels(analysis):
+        among = f" of the {_LISTED} most confident ones" if len(analysis["errors"]) == _LISTED else ""
         found.append(
-            f"The text of {counted(len(doubtful), 'error')} is that of a training row with another label: one of the "
-            "two labels is wrong."
+            f"The text of {counted(len(doubtful), 'error')}{among} is that of a training row with another label: one "
+            "of the two labels is wrong."
         )
     return found
