@@ -93,7 +93,14 @@ class Answer:
         words = [*self.sentences, *self.notes, ""]
         if self.shifted is None:
             return [*words, *about]
-        return [*words, *self.shifted.sentences, *self.shifted.notes, "", *about, self.shifted.holds_for]
+        return [
+            *words,
+            *self.shifted.sentences,
+            *self.shifted.notes,
+            "",
+            *about,
+            *({self.shifted.holds_for} - {self.holds_for}),
+        ]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
@@ -224,7 +231,9 @@ def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str
     scored = scored_unlike(metrics[0])
     first, *others = found.sentences
     sentences = (f"On {scored}: {first}", *others, *_price(usual, found))
-    return replace(found, scored_on=scored, sentences=sentences, holds_for=HOLDS_FOR_SHIFTED)
+    intervals = any(row.difference is not None and row.difference.n > 1 for row in found.rows)
+    holds = HOLDS_FOR_SHIFTED if intervals else found.holds_for
+    return replace(found, scored_on=scored, sentences=sentences, holds_for=holds)
 
 
 def _price(usual: Answer, shifted: Answer) -> list[str]:

@@ -254,7 +254,7 @@ class Steps:
             if once * number_of_selection_runs(trials, comparison.folds) <= left * _SEARCH_FRACTION:
                 fitting = trials
         what = f"{fitting} settings of each are tried" if fitting > 1 else "the budget leaves no time to try settings"
-        logger.info("A run of each of the %d methods takes about %s: %s.", len(self.defaults), duration(once), what)
+        logger.info("A run of each method takes about %s: %s.", duration(once), what)
         return fitting
 
     def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
