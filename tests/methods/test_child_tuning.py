@@ -68,6 +68,25 @@ def test_d_keeps_the_stated_share_of_the_layers_for_the_whole_run() -> None:
     assert float(masks[0].double().mean()) == pytest.approx(0.25, abs=0.01)
 
 
+def test_d_has_a_mask_for_what_is_unfrozen_later_too() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    first, second = model.bert.encoder.layer
+    first.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with regularize(model, ChildTuning(variant="D", p=0.25), optimizer=optimizer, train_data=[batch]) as reg:
+        for _ in range(2):
+            reg.loss(batch).backward()
+            optimizer.step()
+            kept = [
+                torch.cat([p.grad.flatten() != 0 for p in each.parameters() if p.grad is not None] or [torch.ones(0)])
+                for each in (first, second)
+            ]
+            first.requires_grad_(True)
+            optimizer.zero_grad()
+            reg.step()
+    assert [float(each.double().mean()) for each in kept] == pytest.approx([0.25, 0.25], abs=0.01)
+
+
 @pytest.mark.parametrize("max_norm", [0.0, 0.05])
 def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_norm: float) -> None:
     """Of each parameter; as in the authors' code, its gradient may be clipped before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class ChildTuning(Method):
     each step each element is in the child network with probability ``p``, and its gradient is divided by ``p``.
     ``variant="D"`` (task driven): the child network is fixed at the start of training. It is the fraction ``p`` of the
     layers' parameters with the highest Fisher information on the training rows, the mean of the squared gradients of
-    the loss of single rows.
+    the loss of single rows. Of parameters that are unfrozen later, it is this fraction of those, measured then.
 
     Args:
         variant: ``"F"`` or ``"D"``.
@@ -149,8 +149,7 @@ class _Driven(MethodState):
         self.masks: dict[str, Tensor] = {}
 
     def batch(self, context: StepContext) -> Batch:
-        if not self.masks:
-            information = fisher_information(self.training, self.method)
+        if information := fisher_information(self.training, self.method, self.masks):
             zero = [name for name, values in information.items() if not values.any()]
             if zero:
                 logger.warning(
@@ -158,7 +157,7 @@ class _Driven(MethodState):
                     "new adapter: they may stay as they are. variant='F' trains all.",
                     len(zero), len(information), zero[0],
                 )  # fmt: skip
-            self.masks = largest(information, self.method.p)
+            self.masks |= largest(information, self.method.p)
         return context.batch
 
     @torch.no_grad()
@@ -179,14 +178,21 @@ class _Driven(MethodState):
         return {"fisher_mask": self.masks} if self.masks else {}
 
 
-def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[str, Tensor]:
-    """Compute the mean over training batches of the squared gradient of the loss, for each layer parameter."""
+def fisher_information(
+    training: TrainingContext, method: ChildTuning, known: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Compute the mean over training batches of the squared gradient of the loss, for each layer parameter not known.
+
+    Parameters that are frozen are left out.
+    """
     assert training.train_data is not None
     model = training.model
-    names = set(layer_parameters(model))
+    names = set(layer_parameters(model)).difference(known)
     chosen = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
-    if not chosen:
+    if not (chosen or known):
         raise AttendropError(f"{type(model).__name__} has no trainable layers for a child network; unfreeze some.")
+    if not chosen:
+        return {}
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
     count = 0
     with evaluating(model), forked_rng(model):
