@@ -61,6 +61,28 @@ def test_mixout_replaces_weights_below_the_head_by_their_pretrained_values(name:
     assert not any("classifier" in each or "lm_head" in each for each in seen)
 
 
+def test_mixout_mixes_what_is_unfrozen_later() -> None:
+    """From then on, with the values of the start; also after an interruption before it is unfrozen again."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    dense = model.bert.pooler.dense
+    dense.weight.requires_grad_(False)
+    start, seen = dense.weight.detach().clone(), list[Tensor]()
+    with regularize(model, Mixout(p=0.5)) as reg:
+        reg.loss(batch)
+        dense.weight.requires_grad_(True)
+        reg.loss(batch)
+        with torch.no_grad():
+            dense.weight += 1
+        dense.register_forward_pre_hook(lambda module, _: seen.append(module.weight.detach().clone()))
+        reg.loss(batch)
+        dense.weight.requires_grad_(False)
+        resumed = Regularization(zoo.training(model), Mixout()).method_state
+        resumed.load_state_dict(reg.method_state.state_dict(), {})
+    found = (seen[0] - start).round(decimals=6)
+    assert sorted(found.unique().tolist()) == [0, 2]
+    assert torch.equal(resumed.state_dict()["pretrained"]["bert.pooler.dense.weight"], start)
+
+
 def test_dropconnect_acts_on_the_projections_of_the_attention() -> None:
     model = zoo.build("bert", dtype=torch.float64)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

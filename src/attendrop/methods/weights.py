@@ -52,8 +52,9 @@ class Mixout(Method):
     runs (0.7 to 0.9). The pre-trained values are the weights at the start of training. As in their code, weights of
     linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the gradient is that of the formula
     (their code omits the division by ``1 - p``); the model's own dropout stays enabled, while they replace it; one mask
-    is used for a whole optimizer step; the head, which has no pre-trained values, is excluded. With a LoRA adapter, its
-    two matrices are mixed with their initial values, instead of the frozen weights.
+    is used for a whole optimizer step; the head, which has no pre-trained values, is excluded. Weights that are
+    unfrozen later are mixed from then on. With a LoRA adapter, its two matrices are mixed with their initial values,
+    instead of the frozen weights.
     """
 
     info = MethodInfo(
@@ -91,6 +92,14 @@ class _MixoutState(WeightMixing):
                 "to mix; unfreeze some."
             )
 
+    def batch(self, context: StepContext) -> Batch:
+        if new := [name for name in projection_weights(self.model) if name not in self.targets]:
+            # Frozen until now, so they still have their initial values.
+            self.targets = {**self.targets, **{name: self.model.get_parameter(name).detach().clone() for name in new}}
+            self.close()
+            self.names = None
+        return super().batch(context)
+
     def choose(self, context: StepContext) -> list[str]:
         return list(self.targets)
 
@@ -99,7 +108,7 @@ class _MixoutState(WeightMixing):
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         found: Mapping[str, Tensor] = state["pretrained"]
-        self.targets = {name: value.to(self.targets[name].device) for name, value in found.items()}
+        self.targets = {name: value.to(self.model.get_parameter(name).device) for name, value in found.items()}
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class WeightMixing(MethodState):
         self.names: list[str] | None = None
         self.targets: Mapping[str, Tensor] = {}
         self._swapped: list[ParameterOverride] = []
-        self._waiting: list[nn.Module] = []
+        self._models = [training.model]
         self._seed_and_step = (0, 0)
         self._masks: dict[tuple[str, torch.device], Tensor] = {}
 
@@ -120,7 +120,7 @@ class WeightMixing(MethodState):
     def batch(self, context: StepContext) -> Batch:
         if self.names is None:
             self.names = self.choose(context)
-            for model in (self.model, *self._waiting):
+            for model in self._models:
                 self._swapped.append(ParameterOverride(model, self.names, self._mixed))
         now = (context.key.seed, context.key.step)
         if now != self._seed_and_step:
@@ -129,9 +129,8 @@ class WeightMixing(MethodState):
         return context.batch
 
     def act_on_second_model(self, model: nn.Module) -> None:
-        if self.names is None:
-            self._waiting.append(model)
-        else:
+        self._models.append(model)
+        if self.names is not None:
             self._swapped.append(ParameterOverride(model, self.names, self._mixed))
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
@@ -141,6 +140,7 @@ class WeightMixing(MethodState):
     def close(self) -> None:
         for swapped in self._swapped:
             swapped.close()
+        self._swapped.clear()
         self._masks.clear()
 
     def _mixed(self, name: str, weight: nn.Parameter) -> Tensor:
