@@ -461,6 +461,16 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: tuple[str, ...]
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_metric_that_can_give_no_reward_is_told() -> None:
+    """A correlation is 0, or nan, on one row; the papers score on single rows."""
+    model, items = zoo.build("bert"), [[zoo.collate([row])] for row in zoo.rows("bert", (4, 7))]
+    of_zero, of_nan = (zoo.training(model, metric=lambda *_, found=found: found) for found in (0.0, math.nan))
+    with pytest.warns(UserWarning, match="metric is 0 for both models on all 2 items of a period, which gives no"):
+        scores(papers(score="metric"), of_zero, [model, model], items)
+    with pytest.raises(AttendropError, match="the metric is nan on a batch of 1 row; raise reward_batch_size, or use"):
+        scores(papers(score="metric"), of_nan, [model, model], items)
+
+
 def test_an_optimizer_of_something_else_is_refused() -> None:
     other = torch.nn.Linear(2, 2)
     with pytest.raises(AttendropError, match="not in the model"):

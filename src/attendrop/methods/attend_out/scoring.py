@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from attendrop.extend import (
 )
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.model_support.batches import to_device
+from attendrop.wording import counted
 
 
 def scores(
@@ -45,6 +47,13 @@ def scores(
                         sums[row, number] += weight * _score(method, training, network, to_device(batch, device))
                         sums[-1, number] += weight / len(networks)
     totals = training.processes.total(sums).cpu()
+    if method.score == "metric" and not totals[:-1].any():
+        warnings.warn(
+            f"The metric is 0 for both models on all {len(items)} items of a period, which gives no reward. A "
+            "correlation is 0 on one row, and if all predictions are the same: raise reward_batch_size, or use "
+            "score='loss'.",
+            stacklevel=2,
+        )
     return totals[:-1] / totals[-1].clamp(min=1)
 
 
@@ -73,7 +82,13 @@ def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Modu
         raise AttendropError("score='metric' compares logits with 'labels', which the batch lacks; use score='loss'.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
-        return training.metric(outputs.logits.float(), batch)
+        found = training.metric(outputs.logits.float(), batch)
+    if not math.isfinite(found):
+        raise AttendropError(
+            f"score='metric': the metric is {found} on a batch of {counted(number_of_rows(batch), 'row')}; raise "
+            "reward_batch_size, or use score='loss'."
+        )
+    return found
 
 
 def check(method: AttendOutOptions, training: TrainingContext) -> None:
