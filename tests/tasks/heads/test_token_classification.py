@@ -14,7 +14,8 @@ import seqeval.metrics
 import sklearn.metrics as skm
 from helpers import tiny
 from helpers.task_examples import FAMILIES
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
@@ -54,6 +55,24 @@ def test_the_first_token_of_a_word_has_its_tag(data: TaskData, tokenizer: PreTra
     assert tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])[1:-1] == ["the", "cat", "[UNK]", "dog", "sees"]
     assert data.task.label_names == ("O", "B-PER")
     assert rows["labels"][:] == [[-100, 0, 1, -100, -100, 0, -100], [-100, 0, 1, -100]]
+
+
+def test_words_are_read_as_after_a_space_where_the_tokenizer_divides_them_before(tmp_path: Path) -> None:
+    """As those of Llama 3 and DeepSeek do; also when the tokenizer of a run is loaded again."""
+    tokens = Tokenizer(models.BPE())
+    divide = pre_tokenizers.Split(Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\s+"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens.pre_tokenizer = pre_tokenizers.Sequence([divide, byte_level])
+    trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokens.train_from_iterator(["a dog's cat sees the dog's cat"] * 3, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(tmp_path / "model")
+    words = ["cat", "dog's", "cat"]
+    for place, again in (("model", "run"), ("run", "run")):
+        tokenizer = HEAD.load_preprocessor(str(tmp_path / place))
+        encoded = tokenizer(words, is_split_into_words=True)
+        assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s", "Ġcat"]
+        assert encoded.word_ids() == [0, 1, 1, 2]
+        tokenizer.save_pretrained(tmp_path / again)
 
 
 def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(

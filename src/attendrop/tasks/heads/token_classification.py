@@ -14,7 +14,9 @@ from datasets import Dataset
 from scipy.special import softmax
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import accuracy_score, f1_score
+from tokenizers import normalizers
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import Sequence as Sequential
 from transformers import BatchEncoding, DataCollatorForTokenClassification
 
 from attendrop.attribution.label_positions import IGNORED
@@ -138,6 +140,11 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         of_words = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
         if isinstance(of_words, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
             of_words.add_prefix_space = True
+        elif _begins_no_word(of_words):  # as Llama 3's: the option would put a space before each part of a word
+            given = tokenizer.backend_tokenizer.normalizer
+            if given is None or not given.normalize_str("a").startswith(" "):  # as in the tokenizer of a run
+                before = [] if given is None else [given]
+                tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Prepend(" ")])
         return tokenizer
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
@@ -259,6 +266,12 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         shown = "entities" if self._entity_types else "tags"
         lines = count_lines([part[shown] for part in parts], f"  {shown}", "{} to {} of each")
         return [["words", *(str(part["words"]) for part in parts)], *lines]
+
+
+def _begins_no_word(pre_tokenizer: Any) -> bool:
+    """Return whether a tokenizer divides a word into parts, and then reads bytes without a space before them."""
+    parts: Any = pre_tokenizer if isinstance(pre_tokenizer, Sequential) else ()
+    return any(isinstance(part, ByteLevel) and not part.add_prefix_space for part in parts)
 
 
 def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
