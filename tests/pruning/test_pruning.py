@@ -269,6 +269,14 @@ def test_the_model_inside_does_not_train_either() -> None:
     near(output(light.eval(), batch_for("bert")), output(prune(stock("bert"), [1]), batch_for("bert")), 0)
 
 
+def test_another_implementation_of_attention_is_refused() -> None:
+    """The model would then pass masks on that its layers do not read."""
+    for light in (prune(stock("bert"), [1]), copy.deepcopy(prune(stock("bert"), [1]))):
+        with pytest.raises(AttendropError, match=r"attention in one way only; use its to_stock\(\)"):
+            light.model.set_attn_implementation("eager")
+    light.to_stock().set_attn_implementation("eager")
+
+
 def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
     batch = batch_for("bert")
     batch["attention_mask"] = batch["attention_mask"][:, None, None].expand(-1, 1, 8, 8).bool()

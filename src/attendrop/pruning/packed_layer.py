@@ -176,6 +176,7 @@ def pack_layers(model: Any) -> None:
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)
     model.save_pretrained = _refuse_saving
+    model.set_attn_implementation = _refuse_switching
 
 
 def _unchanged_mask(mask: Tensor) -> Tensor:
@@ -186,4 +187,11 @@ def _refuse_saving(*_: Any, **__: Any) -> None:
     raise AttendropError(
         "transformers would load the model inside a pruned model with random weights in the pruned layers; save the "
         "pruned model, or its to_stock()."
+    )
+
+
+def _refuse_switching(*_: Any, **__: Any) -> None:
+    raise AttendropError(
+        "The layers of a pruned model compute their attention in one way only; use its to_stock(), which takes other "
+        "implementations."
     )
