@@ -92,6 +92,15 @@ def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tm
     assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
 
 
+def test_speed_is_measured_on_windows_of_long_texts(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    options = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6, "epochs": 1}
+    train(tiny.config(folder, "windows", **options))
+    assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1", run="windows")) == 0
+    found = capsys.readouterr()
+    assert re.search(r"; 4 rows of selection, ([5-9]|1\d) windows, 8 at a time\)", found.out)
+    assert re.search(r"Measuring the speed on 4 rows of selection, \d+ windows\.", found.err)
+
+
 def test_pruning_that_was_stopped_can_be_started_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from attendrop.cli.app import DataDir, Device, Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages, size
-from attendrop.wording import counted, interval_of, score_text
+from attendrop.wording import counted, counted_rows, interval_of, score_text
 
 
 @app.command()
@@ -87,7 +87,8 @@ def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
 def _speed(pruned: Mapping[str, Any], device: str) -> str:
     speed = pruned["speed"]
     spread = f"{speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds"
-    rows = f"{speed['rows']} rows of {pruned['chosen_on']}, {speed['batch_size']} at a time"
+    rows = counted_rows(speed["rows"], f"rows of {pruned['chosen_on']}", speed["windows"])
+    rows = f"{rows}, {speed['batch_size']} at a time"
     form = "" if pruned["fast"] else "; this family has no fast form here"
     return f"{speed['median']:.2f} times as fast on {device} ({spread}; {rows}){form}"
 

@@ -43,7 +43,7 @@ from attendrop.runs.speed import measure_speed
 from attendrop.runs.training_args import recovery_arguments
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
-from attendrop.wording import counted
+from attendrop.wording import counted, counted_rows
 
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
@@ -297,10 +297,11 @@ def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
     """Measure how many times faster the pruned model is."""
     whole, rows = work.run.model, work.run.sets[work.chosen_on]
     timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS))).remove_columns("labels")
-    logger.info("Measuring the speed on %d rows of %s.", len(timed), work.chosen_on)
+    texts = len(texts_of(timed))
+    logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {work.chosen_on}", len(timed)))
     batches = work.batches(timed, _TIMED_ROWS)
     speed = measure_speed(lambda batch: whole(**batch), lambda batch: light(**batch), batches)
-    return dataclasses.asdict(speed) | {"rows": len(timed), "batch_size": _TIMED_ROWS}
+    return dataclasses.asdict(speed) | {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
 
 
 def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
