@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.files.output_files import finite, write_text
+from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.drop_patterns import ALL, DropPatterns, Share, plot_drops
 from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
@@ -75,10 +76,10 @@ def _because_of(run: str, found: RecordedDrops) -> str:
         acts_on = sorted({place for part in method.parts for place in part.info.acts_on})
         what = f"it acts on {', '.join(acts_on)}" if acts_on else "it regularises nothing"
         return f"{method.name} drops nothing in attention: {what}."
-    units = sorted({part.info.units for part in found.method.parts})
+    others = ", ".join(sorted({part.info.units for part in found.method.parts} - {MethodInfo.units}))
     return (
         f"{found.method.name} dropped no attention position in {found.patterns.batches} repeated steps on "
-        f"{_rows(found)}; it drops {', '.join(units)}."
+        f"{_rows(found)}{f'; it drops {others}' if others else ''}."
     )
 
 
