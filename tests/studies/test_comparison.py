@@ -109,12 +109,18 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
 
 
 def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: Any) -> None:
-    runner = Runner(lambda unit: float(unit.options.get("p", 0.0)))  # mixout's p of 0.9 is the best
+    scores = {0.5: None, 0.9: 0.9}  # of mixout's p; runs with 0.5 diverge
+    runner = Runner(lambda unit: scores.get(unit.options.get("p"), 0.5))
     run_by(runner)
     outcome = run_comparison(comparison(folder, trials=12, folds=1, keep_best=False))
     final = [unit for unit in runner.asked if unit.method == "mixout" and unit.config.seed < 2]
     assert len(final) == 2 and {unit.options["p"] for unit in final} == {0.9}
-    assert outcome.as_dict()["chosen"]["mixout"].startswith("p=0.9")
+    found = outcome.as_dict()
+    assert found["chosen"]["mixout"].startswith("p=0.9")
+    failed = [trial["scores"] for trial in found["trials"]["mixout"] if trial["setting"].startswith("p=0.5")]
+    assert failed and all(scores == [None] for scores in failed)
+    told = f"mixout: {found['chosen']['mixout']}, of 12 settings ({len(failed)} failed) on selection rows."
+    assert told in outcome.lines()
 
 
 def test_the_answer_names_failures_and_is_written_whatever_becomes_of_the_model(

@@ -122,7 +122,8 @@ def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -
 
 
 def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
-    runs = Runs(lambda run: -5.0 if run.learning_rate == config.learning_rate else None)
+    error = -4e10  # of large labels
+    runs = Runs(lambda run: error if run.learning_rate == config.learning_rate else None)
     found = search(config, runs, trials=5, folds=1)
     assert choose(found["finetune"]) == MethodSetting("finetune")
 
@@ -135,12 +136,15 @@ def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
         ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
         ([0.5, 0.6, 0.7], [0.52, 0.61, 0.73], OTHER),
         ([0.5, 0.5, 0.5], [0.9, 0.9], DEFAULT),  # stopped early
+        ([None, 0.8, 0.8], [0.1, 0.8, 0.81], DEFAULT),  # better by no more than its standard error where both ran
+        ([None, 0.8, 0.8], [0.1, 0.9, 0.9], OTHER),
+        ([None, None, None], [0.1, 0.2, 0.1], OTHER),
         ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], DEFAULT),
         ([0.5], [0.6], OTHER),
     ],
 )
 def test_the_default_is_left_only_for_more_than_a_standard_error(
-    default: list[float], other: list[float], chosen: MethodSetting
+    default: list[float | None], other: list[float | None], chosen: MethodSetting
 ) -> None:
     assert choose([Trial(DEFAULT, default), Trial(OTHER, other)]) == chosen
 

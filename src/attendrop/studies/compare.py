@@ -81,7 +81,9 @@ class Outcome:
         """Return the answer in words, and the table."""
         lines = [*self.answer.lines(), *([""] if self.trials else [])]
         for name, setting in self.chosen.items():
-            lines.append(f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows.")
+            failed = sum(trial.failed for trial in self.trials[name])
+            tried = f"{len(self.trials[name])} settings{f' ({failed} failed)' if failed else ''}"
+            lines.append(f"{name}: {setting.described}, of {tried} on selection rows.")
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {self.best} ..."]

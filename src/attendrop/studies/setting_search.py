@@ -24,8 +24,6 @@ LEARNING_RATE_FACTORS = (1.0, 0.125, 0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0, 5
 # Selection splits have separate seeds: none is the seed of a final run.
 _FIRST_SEED = 1_000
 _LEARNING_RATE = "learning_rate"
-# Selection score of a run that failed; finite, so that it can be averaged.
-_FAILED = -1e9
 logger = logging.getLogger(__name__)
 RunUnits = Callable[[Iterable[Unit]], list[Result]]
 
@@ -71,31 +69,38 @@ class MethodSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting, and its selection scores, one for each fold; fewer if it was stopped early."""
+    """A setting, and its selection scores, one for each fold, None if it failed; fewer if it was stopped early."""
 
     setting: MethodSetting
-    scores: list[float] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has no score in one of its folds."""
+        return None in self.scores
 
     @property
     def mean(self) -> float:
-        """Mean of the scores so far."""
-        return statistics.fmean(self.scores)
+        """Mean of the scores so far; below all others if one is missing, whatever the metric."""
+        return -math.inf if self.failed else statistics.fmean(score for score in self.scores if score is not None)
 
 
 def choose(trials: Sequence[Trial]) -> MethodSetting:
     """Choose the first setting, which is the default, unless another is better by more than one standard error.
 
     The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
-    on few selection rows is often only the luckiest. Settings that were stopped early are not chosen.
+    on few selection rows is often only the luckiest. Settings that failed or were stopped early are not chosen, and
+    folds in which the default failed do not count.
     """
     default, *others = trials
     best = default
     for trial in others:
-        if len(trial.scores) < len(default.scores):
+        if trial.failed or len(trial.scores) < len(default.scores):
             continue
-        gains = [one - other for one, other in zip(trial.scores, default.scores, strict=True)]
+        pairs = zip(trial.scores, default.scores, strict=True)
+        gains = [one - other for one, other in pairs if one is not None and other is not None]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        if statistics.fmean(gains) > error and trial.mean > best.mean:
+        if (not gains or statistics.fmean(gains) > error) and trial.mean > best.mean:
             best = trial
     return best.setting
 
@@ -138,7 +143,7 @@ def search_settings(
         results = run_units(selection_unit(config, trial.setting, fold) for trial in asked)
         for trial, result in zip(asked, results, strict=True):
             score = (result.metrics or {}).get("selection_score")
-            trial.scores.append(score if score is not None and math.isfinite(score) else _FAILED)
+            trial.scores.append(score if score is not None and math.isfinite(score) else None)
         alive = {name: _better_half(each) for name, each in alive.items()}
     for name, each in found.items():
         logger.info("Method %s: %d settings were tried; chosen: %s.", name, len(each), choose(each).described)
