@@ -80,13 +80,17 @@ def steps(of: Comparison, runner: Runner) -> Steps:
 
 @pytest.mark.parametrize(("budget", "seeds"), [(29.0, 1), (30.0, 2), (None, 4)])
 def test_only_whole_seeds_that_fit_into_the_budget_are_run(folder: Path, budget: float | None, seeds: int) -> None:
-    running = steps(comparison(folder, seeds=4, budget=budget), Runner())  # a seed takes 3 runs x 10 s / 2 workers
+    planned: list[int] = []
+    of = comparison(folder, seeds=4, budget=budget)
+    running = Steps(of, Runner(), lambda event: None, planned.append)  # type: ignore[arg-type]
+    # A seed takes 3 runs x 10 s / 2 workers.
     found = running.final_runs(running.defaults)
     assert [(each.unit.method, each.unit.config.seed) for each in found] == [
         (method, seed) for seed in range(seeds) for method in ("finetune", "mixout", "majority")
     ]
     running.run(each.unit for each in found)  # they are there, and count once
     assert running.spent == seeds * 3 * 10 / 2
+    assert planned[-1] == seeds * 3
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,12 @@ def test_what_time_is_left_goes_into_the_search(folder: Path, budget: float | No
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path) -> None:
     running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "mixout" else 0.5))
     assert sum(each.metrics is None for each in running.final_runs(running.defaults)) == 2
+    planned: list[int] = []
+    runner = Runner(lambda unit: None if unit.method == "mixout" else 0.5)
+    running = Steps(comparison(folder, trials=2, folds=1), runner, lambda event: None, planned.append)  # type: ignore[arg-type]
+    running.search()
+    running.final_runs(running.defaults)
+    assert planned[-1] == len({repr(unit) for unit in runner.asked})  # also those that failed in the search
     running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "finetune" else 0.5))
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: out of luck"):
         running.final_runs(running.defaults)

@@ -356,4 +356,7 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     progress(Event("lost", jobs[2]))
     progress(Event("failed", jobs[2]))
     assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
+    for kind in ("started", "failed"):  # and it runs one again that failed
+        progress(Event(kind, jobs[2]))
+    assert progress.state().startswith("3 of 5, 1 failed")
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]

@@ -126,9 +126,8 @@ class StudyProgress:
 
     def __init__(self, console: Console, units: int = 0, *, quiet: bool = False) -> None:
         self.console, self.units, self.quiet = console, units, quiet
-        self.kept = self.finished = self.failed = 0
         self.running: dict[Path, float] = {}
-        self.ended: set[Path] = set()  # a search asks again for runs that it has
+        self.ended: dict[Path, str] = {}  # how each run ended: a search asks again for those that it has
         self.start = time.monotonic()
         self.warned: set[str] = set()
         columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}"))
@@ -145,18 +144,13 @@ class StudyProgress:
         folder = event.job.folder
         if event.kind in ("finished", "failed", "lost"):
             self.running.pop(folder, None)
-        again = folder in self.ended
-        if event.kind in ("finished", "failed", "kept"):
-            self.ended.add(folder)
+        if event.kind in ("finished", "failed") or (event.kind == "kept" and folder not in self.ended):
+            self.ended[folder] = event.kind
         match event.kind:
             case "started" | "progress":
+                self.ended.pop(folder, None)
                 self.running[folder] = event.steps / max(event.planned_steps, 1)
-            case "kept" if not again:
-                self.kept += 1
-            case "finished":
-                self.finished += 1
             case "failed":
-                self.failed += 1
                 logger.warning("%s failed: %s", folder.name, event.text)
             case "lost":
                 logger.warning("%s is run again: %s", folder.name, event.text)
@@ -167,15 +161,19 @@ class StudyProgress:
 
     def done(self) -> float:
         """Count the runs that finished or failed, and the parts of those that run."""
-        return self.finished + self.failed + sum(self.running.values())
+        return len(self.ended) - self.count("kept") + sum(self.running.values())
+
+    def count(self, kind: str) -> int:
+        """Count the runs that ended so: ``"kept"``, ``"finished"`` or ``"failed"``."""
+        return [*self.ended.values()].count(kind)
 
     def state(self) -> str:
         """Describe the progress, such as "5 of 24, 1 failed, about 3 min left"."""
-        ended = self.kept + self.finished + self.failed
-        text = f"{ended} of {self.units}" + (f", {self.failed} failed" if self.failed else "")
+        ended, kept, failed = len(self.ended), self.count("kept"), self.count("failed")
+        text = f"{ended} of {self.units}" + (f", {failed} failed" if failed else "")
         done = self.done()
         if done and ended < self.units:
-            left = (self.units - self.kept - done) * (time.monotonic() - self.start) / done
+            left = (self.units - kept - done) * (time.monotonic() - self.start) / done
             text += f", about {duration(left)} left"
         return text
 
@@ -185,7 +183,7 @@ class StudyProgress:
         self.bar.update(self.task, total=units)
 
     def _show(self, event: Event) -> None:
-        self.bar.update(self.task, completed=self.kept + self.done(), description=self.state())
+        self.bar.update(self.task, completed=self.count("kept") + self.done(), description=self.state())
         if self.bar.disable and event.kind == "finished" and event.metrics is not None and not self.quiet:
             metrics = event.metrics
             score = "-" if metrics.get("score") is None else f"{metrics['metric']} {score_text(metrics['score'])}"

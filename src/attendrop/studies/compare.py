@@ -203,16 +203,18 @@ class Steps:
     ) -> None:
         self.comparison, self.runner, self.on_event, self.on_plan = comparison, runner, on_event, on_plan
         self.defaults = {setting.label: setting for setting in comparison.methods}
-        self.spent = 0.0
-        self._counted: set[Path] = set()
+        self._seconds: dict[Path, float] = {}  # of each run; 0 for one that failed
+
+    @property
+    def spent(self) -> float:
+        """Time of all runs, including loading of model and data, and scoring, divided among the workers."""
+        return sum(self._seconds.values()) / self.runner.workers
 
     def run(self, units: Iterable[Unit]) -> list[Result]:
-        """Run units, and add up their time, including loading of model and data, and scoring."""
+        """Run units, and note their time."""
         results = self.runner.run(units, self.on_event)
         for result in results:
-            if result.metrics is not None and result.folder not in self._counted:
-                self._counted.add(result.folder)
-                self.spent += float(result.metrics["total_seconds"]) / self.runner.workers
+            self._seconds[result.folder] = float((result.metrics or {}).get("total_seconds", 0.0))
         return results
 
     def search(self) -> dict[str, list[Trial]]:
@@ -262,12 +264,14 @@ class Steps:
     def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
         """Train all methods with one seed, then with all others that fit into the budget."""
         seeds, budget = self.comparison.seeds, self.comparison.budget
-        self.on_plan(len(self._counted) + self._number_of_final_runs)
+        begun = len(self._seconds)
+        self.on_plan(begun + self._number_of_final_runs)
         before = self.spent
         found = self.run(self._units_of(0, settings))
         once = self.spent - before
         if budget is not None:
             seeds = min(seeds, 1 + int(max(0.0, budget - self.spent) / max(once, 1e-3)))
+            self.on_plan(begun + seeds * len(found))
         logger.info(
             "A seed of all methods and baselines takes about %s: %s %s in all.",
             duration(once), f"{counted(seeds, 'seed')} take{'s' * (seeds == 1)}",
