@@ -30,6 +30,7 @@ from attendrop.runs.run_folder import (
     check_unchanged,
     clear_unfinished,
     read_metrics,
+    read_run,
     replace_run,
     results,
     run_folder,
@@ -92,7 +93,8 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         if overwrite:
             clear_unfinished(place)
         check_unchanged(place, config, rows)
-        begin_run(place, config, rows, baseline=name)
+        if read_run(place) is None:  # else its record lists files that it wrote before it was stopped
+            begin_run(place, config, rows, baseline=name)
         metrics, predictions, model = _fitted(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         with results(place) as files:
