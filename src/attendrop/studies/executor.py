@@ -129,9 +129,9 @@ class Runner:
 
         def report(event: Event) -> None:
             job, folder = event.job, event.job.folder
-            if event.kind == "started" and folder not in failures:
+            if event.kind in ("started", "kept") and folder not in failures:
                 failures[folder] = _clear_failure(folder)
-            elif event.kind in ("kept", "finished"):
+            if event.kind in ("kept", "finished"):
                 event = replace(event, metrics=read_metrics(folder))
                 results[folder] = Result(job.unit, folder, event.metrics)
             elif event.kind == "failed":
