@@ -175,9 +175,13 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
 def _describe(folder: Path) -> dict[str, Any] | None:
     """Describe a run; None for a ``run.json`` of another program."""
     try:
-        run, metrics = read_run(folder), read_metrics(folder)
+        run = read_run(folder)
     except AttendropError:
         return None
+    try:
+        metrics = read_metrics(folder)
+    except AttendropError:  # a crash of the machine left it empty
+        metrics = None
     config = (run or {}).get("config")
     if not isinstance(config, dict):
         return None
