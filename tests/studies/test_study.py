@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from attendrop import cli
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import list_runs
+from attendrop.runs.train import train
 from attendrop.studies.executor import InProcess, run_units
 from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
@@ -240,16 +243,48 @@ def test_data_and_models_that_change_meanwhile_end_a_study(folder: Path, tmp_pat
         assert len(list((own / "study" / "runs").iterdir())) == 3  # that of the former data is another
 
 
+def test_a_study_goes_on_with_data_and_a_model_that_were_moved(folder: Path, tmp_path: Path) -> None:
+    def units(place: Path) -> list[Unit]:
+        config = tiny.config(place, method="finetune", max_steps=2, head_start="random")
+        return [Unit(config), Unit(config, "majority")]
+
+    here = shutil.copytree(folder, tmp_path / "here")
+    begun = run_units(units(here), tmp_path / "study", workers=0)
+    for result in begun:
+        (result.folder / "metrics.json").unlink()
+    there = here.rename(tmp_path / "there")
+    assert [each.error for each in run_units(units(there), tmp_path / "study", workers=0)] == [None, None]
+    edits = [
+        ("train.csv", ",no\n", ",yes\n", "training data"),
+        ("model/config.json", "{", '{"new": 1,', "files of the model"),
+    ]
+    for file, old, new, what in edits:
+        content = (there / file).read_text()
+        (there / file).write_text(content.replace(old, new, 1))
+        with pytest.raises(AttendropError, match=f"The {what} .*changed since"):
+            train(replace(units(there)[0].config, output_dir=str(begun[0].folder)), resume=True)
+        (there / file).write_text(content)
+
+
 def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) -> None:
     units = [Unit(tiny.config(folder, seed=seed), "majority") for seed in (0, 1)]
     first, second = run_units(units, tmp_path, workers=0)
+    written = (first.folder / "metrics.json").read_text()
     (first.folder / "metrics.json").write_text("")
     for name in ("checkpoint-3", ".deleted"):
         (second.folder / name).mkdir()
     again = run_units(units, tmp_path, workers=0)
+    assert [each["finished"] for each in list_runs(str(tmp_path))] == [False, True]
     assert again[1].metrics == second.metrics
     assert sorted(path.name for path in second.folder.iterdir() if path.is_dir()) == []
     assert "Or delete it, and start again." in str(again[0].error)
+    (first.folder / "metrics.json").unlink()
+    assert run_units(units, tmp_path, workers=0)[0].error is None
+    (first.folder / "metrics.json").write_text("")
+    run_units(units, tmp_path, workers=0)
+    (first.folder / "metrics.json").write_text(written)
+    run_units(units, tmp_path, workers=0)
+    assert [path.name for path in tmp_path.glob("runs/*/failed.json")] == []
 
 
 def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:

@@ -324,7 +324,8 @@ def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> No
     was_located, is_located = located(run["config"]), located(now)
     for name, value in flat(now).items():
         was = before.get(name)
-        if was == value or (name in PATHS and was_located.get(name) == is_located.get(name)):
+        same_place = name in PATHS and was_located.get(name) == is_located.get(name)
+        if was == value or same_place or (name in PATHS and was and value and _was_moved(was, value)):
             continue
         began, asked = f"{name}={was!r}", repr(value)
         if was is None:
@@ -336,6 +337,13 @@ def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> No
             f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
             "another output folder."
         )
+
+
+def _was_moved(before: str, now: str) -> bool:
+    """Return whether files or a folder are gone, and others have their names: :func:`check_unchanged` compares them."""
+    old, new = files_of(before), files_of(now)
+    gone = not any(file.exists() for file in old) and all(file.exists() for file in new)
+    return gone and [file.name for file in old] == [file.name for file in new]
 
 
 def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
