@@ -249,7 +249,9 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"changed": True}, r"with other content of train\.csv, dev\.csv"),
+        ({"changed": "train.csv"}, r"with other content of train\.csv, dev\.csv\. Only"),
+        ({"changed": "model/config.json"}, r"with other files of the model '.*model'\. Only"),
+        ({"model": "model"}, None),  # named from another folder
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
         ({"train_file": "other.csv"}, "with the data train.csv, dev.csv, not other.csv, dev.csv"),
         ({"eval_file": None}, "with the data train.csv, dev.csv, not train.csv; test_fraction=0.0, not 0.25"),
@@ -258,8 +260,9 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
     ],
 )
 def test_an_answer_is_not_replaced_by_that_of_another_comparison(
-    folder: Path, options: dict[str, Any], message: str | None
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str | None
 ) -> None:
+    monkeypatch.chdir(folder)
     answer, options = folder / "answer", dict(options)
     begun = comparison(folder).config
     check_record(answer, begun)
@@ -269,8 +272,8 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     (answer / "answer.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
     tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
-    if options.pop("changed", False):
-        tiny.write_csv(folder / "train.csv", ["yes", "no"] * 20)
+    if changed := options.pop("changed", None):
+        (folder / changed).write_text((folder / changed).read_text() + "\n")
     if "train_file" in options:
         options = options | {"train_file": str(folder / options["train_file"])}
     config = comparison(folder, **options).config

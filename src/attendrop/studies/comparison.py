@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import model_sha256
 from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import check_fields, names, option
+from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256, with_evaluation
 from attendrop.tasks.file_formats import files_of
@@ -143,8 +145,10 @@ def check_record(folder: Path, config: RunConfig) -> None:
     if before is None or not ((folder / ANSWER).exists() or (folder / BEST).exists()):
         return
     now = _record(config)
-    was, options = before["config"], now["config"]
+    was, options = located(before["config"]), now["config"]
     changed = [f"{name}={was[name]!r}, not {options[name]!r}" for name in options if was.get(name) != options[name]]
+    if before.get("model_sha256", now["model_sha256"]) != now["model_sha256"] and was["model"] == options["model"]:
+        changed.append(f"other files of the model '{was['model']}'")
     if before["data_sha256"] != now["data_sha256"]:
         same_name = before["data"] == now["data"]
         data = f"other content of {now['data']}" if same_name else f"the data {before['data']}, not {now['data']}"
@@ -162,8 +166,9 @@ def write_record(folder: Path, config: RunConfig) -> None:
 
 
 def _record(config: RunConfig) -> dict[str, Any]:
-    options = {name: value for name, value in config.as_dict().items() if name not in _NOT_RECORDED}
+    options = {name: value for name, value in located(config.as_dict()).items() if name not in _NOT_RECORDED}
     files = [file.name for name in (config.train_file, config.eval_file) if name for file in files_of(name)]
     record = {"config": options, "data": config.task or ", ".join(files), "data_sha256": data_sha256(config)}
+    record["model_sha256"] = model_sha256(config.model)
     found: dict[str, Any] = json.loads(json.dumps(record))  # as it is read
     return found
