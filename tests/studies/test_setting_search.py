@@ -105,9 +105,9 @@ def test_settings_of_a_method_keep_what_they_differ_in(config: RunConfig) -> Non
 
 def test_all_settings_of_a_fold_are_scored_on_the_same_rows(config: RunConfig) -> None:
     runs = Runs(lambda run: 0.5)
-    search(config, runs, folds=2)
+    search(dataclasses.replace(config, protocol="paper"), runs, folds=2)
     assert {run.seed for run in runs.asked} == {1000, 1001}
-    assert {run.selection_fraction for run in runs.asked} == {SELECTION_FRACTION}
+    assert {(run.selection_fraction, run.protocol) for run in runs.asked} == {(SELECTION_FRACTION, "honest")}
 
 
 def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -> None:

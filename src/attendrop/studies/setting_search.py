@@ -119,9 +119,9 @@ def search_settings(
 
     Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
     fold. After each fold, only the better half of a method's settings, and its default, remain. All methods have the
-    same number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are
-    given are not searched, nor are those given in other settings of the same method, so that each setting stays what it
-    is compared as.
+    same number of settings, plain fine-tuning included, for which only the learning rate is searched: up to 12, since
+    there are no more of these. Options that are given are not searched, nor are those given in other settings of the
+    same method, so that each setting stays what it is compared as.
 
     For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is its learning rate, and
     ``decided`` has, by its label, the options that the data decided.
@@ -156,8 +156,9 @@ def _better_half(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def selection_unit(config: RunConfig, setting: MethodSetting, fold: int) -> Unit:
-    """Make the run of a setting that is scored on the selection rows of a fold."""
-    return Unit(setting.applied(config, seed=_FIRST_SEED + fold, selection_fraction=SELECTION_FRACTION, refit=False))
+    """Make the run of a setting that is scored on the selection rows of a fold, also where epochs are not."""
+    held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "honest"}
+    return Unit(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
 
 
 def number_of_selection_runs(trials: int, folds: int) -> int:
