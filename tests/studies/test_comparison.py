@@ -130,7 +130,7 @@ def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: A
     failed = [trial["scores"] for trial in found["trials"]["mixout"] if trial["setting"].startswith("p=0.5")]
     assert failed and all(scores == [None] for scores in failed)
     told = f"mixout: {found['chosen']['mixout']}, of 12 settings ({len(failed)} failed) on selection rows."
-    assert told in outcome.lines()
+    assert told in outcome.lines() and told in (folder / "answer" / "answer.md").read_text(encoding="utf-8")
 
 
 def test_the_answer_names_failures_and_is_written_whatever_becomes_of_the_model(

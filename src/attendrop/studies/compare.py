@@ -77,13 +77,23 @@ class Outcome:
             "best": None if self.best is None else str(self.best),
         }
 
-    def lines(self) -> list[str]:
-        """Return the answer in words, and the table."""
-        lines = [*self.answer.lines(), *([""] if self.trials else [])]
+    @property
+    def choices(self) -> list[str]:
+        """Describe the chosen settings, and what they were chosen from; empty without a search."""
+        lines = []
         for name, setting in self.chosen.items():
             failed = sum(trial.failed for trial in self.trials[name])
             tried = f"{len(self.trials[name])} settings{f' ({failed} failed)' if failed else ''}"
             lines.append(f"{name}: {setting.described}, of {tried} on selection rows.")
+        return lines
+
+    def markdown(self) -> str:
+        """Return the answer as Markdown, with the chosen settings."""
+        return self.answer.markdown() + "".join(f"\n{line}\n" for line in self.choices)
+
+    def lines(self) -> list[str]:
+        """Return the answer in words, the table, and the chosen settings."""
+        lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
@@ -162,12 +172,12 @@ def run_comparison(
         failed = [each.failure() for each in results if each.metrics is None]
         found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
         outcome = Outcome(found, trials)
-        write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
+        write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
             kept, best = _keep_best(comparison.config, found, results, folder)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            write_reports(folder, found.markdown(), outcome.as_dict(), found.csv())
+            write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())
     return outcome
 
 
