@@ -288,5 +288,7 @@ def test_studies_and_comparisons_do_not_replace_each_other(tmp_path: Path, answe
     (tmp_path / "runs").mkdir()
     (tmp_path / "answer.json").write_text(answer, encoding="utf-8")
     check_study_folder(tmp_path, comparison=not comparison)
+    (tmp_path / "runs").rmdir()  # to save space
+    check_study_folder(tmp_path, comparison=not comparison)
     with pytest.raises(AttendropError, match=f"holds the answer of a {'study' if comparison else 'comparison'}"):
         check_study_folder(tmp_path, comparison=comparison)

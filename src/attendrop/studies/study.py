@@ -61,9 +61,10 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     """Raise AttendropError if a folder holds other files than a study's, or a comparison."""
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
-    if folder.exists() and not (folder / RUNS).is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-        raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     found = read_json(folder / ANSWER, {})
+    known = (folder / RUNS).is_dir() or not {"settings", "methods"}.isdisjoint(found or {})
+    if folder.exists() and not known and any(path.name != LOCK for path in folder.iterdir()):
+        raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     if found is None and (strange := next(filter(Path.exists, (folder / name for name in REPORTS)), None)):
         raise AttendropError(f"'{strange}' was not written by attendrop, and would be replaced; name another folder.")
     if found is not None and ("settings" in found) == comparison:
