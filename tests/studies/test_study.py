@@ -386,7 +386,7 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5}))
     assert "2 of 5, about 3 min left: run1 accuracy 0.5000" in console.export_text()
     progress(Event("kept", jobs[1]))  # a search asks again for a run that it has
-    assert progress.state().startswith("2 of 5")
+    assert progress.state() == "2 of 5, about 3 min left"
     progress(Event("started", jobs[2]))
     progress(Event("lost", jobs[2]))
     progress(Event("failed", jobs[2]))
