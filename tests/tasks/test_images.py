@@ -214,6 +214,12 @@ def test_a_photo_taken_with_a_turned_camera_is_upright(tmp_path: Path) -> None:
     assert upright.getpixel((4, 2)) == (255, 255, 255) and upright.getpixel((4, 14)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("size", [(5, 40), (40, 5)])
+def test_narrow_photos_are_read(size: tuple[int, int], tmp_path: Path) -> None:
+    Image.new("RGB", size).save(tmp_path / "narrow.jpg")
+    assert check_image(str(tmp_path / "narrow.jpg")).problem is None
+
+
 def test_what_cannot_be_decoded_is_told(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)

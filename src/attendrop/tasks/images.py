@@ -92,7 +92,7 @@ def _checked(path: str, size: int, changed: int) -> ImageFile:
     try:
         content = Path(path).read_bytes()
         with _pillow().open(io.BytesIO(content)) as image:
-            image.draft("RGB", (image.width // _CHECKED_AT, image.height // _CHECKED_AT))
+            image.draft("RGB", (max(1, image.width // _CHECKED_AT), max(1, image.height // _CHECKED_AT)))
             _rgb(image)
     except Exception as error:  # as above
         return ImageFile(_unreadable(error))
