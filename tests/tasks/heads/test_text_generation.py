@@ -120,9 +120,10 @@ def test_language_models_are_recognized_but_shown_as_classifiers() -> None:
 def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=100, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
     model = GPT2LMHeadModel(config).eval()
-    model.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9)
+    model.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9, min_p=0.1)
     TextGeneration().prepare(model, None)  # type: ignore[arg-type]
     assert model.generation_config.max_new_tokens == 8
+    model.save_pretrained(tmp_path)  # transformers refuses options that have no effect
     batch = {"input_ids": torch.arange(3, 33).reshape(2, 15), "attention_mask": torch.ones(2, 15, dtype=torch.long)}
     with pytest.warns(UserWarning, match="Only the last 8 tokens of longer prompts are read"):
         found = [TextGeneration().generate(model, batch) for _ in range(2)]

@@ -111,12 +111,16 @@ def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
         Translation(source_lang="tr_TR").prepare(*loaded)
 
 
-def test_models_keep_how_much_they_write(loaded: tuple[Any, Any]) -> None:
+def test_models_keep_how_much_they_write(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = loaded
     before = model.generation_config
-    model.generation_config = hf.GenerationConfig(max_length=20, num_beams=3)
+    model.generation_config = hf.GenerationConfig(max_length=20, num_beams=3, length_penalty=2.0, early_stopping=True)
+    model.generation_config.num_return_sequences = 2
     Translation().prepare(model, tokenizer)
     assert (model.generation_config.max_length, model.generation_config.num_beams) == (20, 3)
+    assert (model.generation_config.length_penalty, model.generation_config.num_return_sequences) == (2.0, None)
     Translation(num_beams=2, max_new_tokens=5).prepare(model, tokenizer)
     assert (model.generation_config.max_new_tokens, model.generation_config.num_beams) == (5, 2)
+    Translation(num_beams=1).prepare(model, tokenizer)
+    model.save_pretrained(tmp_path)  # transformers refuses options of a beam search that is none
     model.generation_config = before

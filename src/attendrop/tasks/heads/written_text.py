@@ -26,6 +26,9 @@ from attendrop.tasks.values import count_words, text_problem
 
 # For models whose files do not say how much they generate.
 DEFAULT_NEW_TOKENS = 128
+# Options of generation that transformers refuses to save where nothing is sampled, and where there is one beam.
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class WritingHead(Head):
     tokenizer_options: ClassVar = {}  # programs that generate with the saved model pad on the left
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set the options of generation, with which the model is also saved: nothing is sampled.
+        """Set the options of generation, with which the model is also saved: one text for each row, nothing sampled.
 
         Raises:
             AttendropError: The model generates no text, or more is asked for than its positions allow.
@@ -79,8 +82,8 @@ class WritingHead(Head):
             generation.num_beams = self.num_beams
         if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
             generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
-        generation.do_sample = False
-        generation.temperature = generation.top_p = generation.top_k = None
+        without = (*_OF_SAMPLING, *(_OF_BEAMS if generation.num_beams in (None, 1) else ()), "num_return_sequences")
+        generation.update(do_sample=False, **dict.fromkeys(without))
         limit, most = position_limit(model), generation.max_new_tokens
         if limit is not None and most is not None and most >= limit:
             if self.max_new_tokens is not None:
