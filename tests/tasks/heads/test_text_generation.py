@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import tiny
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BartConfig,
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+)
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
@@ -115,6 +123,15 @@ def test_language_models_are_recognized_but_shown_as_classifiers() -> None:
     config = GPT2Config(architectures=["GPT2LMHeadModel"])
     assert head_of_model(config) == TextGeneration()
     assert head_of_model(config, command="attend").kind == "classification"
+
+
+@pytest.mark.parametrize("config", [BertConfig(), BartConfig(), T5Config()], ids=lambda config: config.model_type)
+def test_models_that_see_what_they_are_to_write_are_refused(config: Any) -> None:
+    with pytest.raises(AttendropError, match=f"Models of the family '{config.model_type}' do not continue texts"):
+        TextGeneration().configure(config)
+    decoder = BertConfig(is_decoder=True)
+    TextGeneration().configure(decoder)
+    assert decoder.architectures == ["BertLMHeadModel"]
 
 
 def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:

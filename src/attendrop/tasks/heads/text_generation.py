@@ -11,12 +11,13 @@ import torch
 from datasets import Dataset
 from jinja2 import TemplateError
 from torch import Tensor
-from transformers import BatchEncoding, PreTrainedModel
+from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.model_support.models import position_limit
 from attendrop.tasks.heads.base import Columns, Metric, Tokenizer
+from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, word_counts
 from attendrop.tasks.values import json_list, text_problem
 
@@ -57,6 +58,15 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         "attend": "the page shows models with one prediction for each text or word",
         "patterns --probe": "the probe scores one prediction for each text or word",
     }
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Refuse models whose tokens see those after them, which would be scored on tokens that they have seen."""
+        if self._class_name(config) is None or is_encoder(config) or config.is_encoder_decoder:
+            raise AttendropError(
+                f"Models of the family {config.model_type!r} do not continue texts; use a causal language model, such "
+                "as GPT-2, Llama or Qwen."
+            )
+        super().configure(config)
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
