@@ -149,6 +149,16 @@ def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: P
         TextGeneration(max_new_tokens=16).prepare(model, None)  # type: ignore[arg-type]
 
 
+def test_how_much_is_written_does_not_depend_on_the_other_prompts(loaded: tuple[Any, Any]) -> None:
+    model, head = deepcopy(loaded[0]), TextGeneration()
+    model.generation_config.update(max_length=9, max_new_tokens=None, eos_token_id=None)
+    head.prepare(model, loaded[1])
+    batch = {"input_ids": torch.arange(5, 29).reshape(2, 12), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    batch["attention_mask"][0, 3:] = 0  # as the prompts are padded
+    alone = {name: values[:1, :3] for name, values in batch.items()}
+    assert torch.equal(head.generate(model, batch)[:1], head.generate(model, alone))
+
+
 @pytest.mark.parametrize("refuses", ["{{ raise_exception('no system role') }}", "{{ messages[7]['role'] + 'x' }}"])
 def test_a_template_that_refuses_a_chat_is_no_traceback(loaded: tuple[Any, Any], refuses: str) -> None:
     tokenizer = deepcopy(loaded[1])

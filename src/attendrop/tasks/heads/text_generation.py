@@ -68,6 +68,13 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
             )
         super().configure(config)
 
+    def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+        """As for other heads; a ``max_length``, which would count a batch's prompts and padding, is of new tokens."""
+        generation = model.generation_config
+        if generation is not None and generation.max_new_tokens is None:
+            generation.max_new_tokens, generation.max_length = generation.max_length, None
+        super().prepare(model, tokenizer)
+
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
         read = [_read(text) for text in texts]
