@@ -56,7 +56,7 @@ def looked_at(model: Any, batch: zoo.Batch) -> Tensor:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BartForCausalLM", "MarianForCausalLM"),
+        *("BartForCausalLM", "MarianForCausalLM", "MBartForConditionalGeneration"),
         *("llama", "llava", "bert-tokens", "t5"),
         pytest.param("compiled gpt2", marks=pytest.mark.slow),
     ],

@@ -54,8 +54,11 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether the model's loss compares each label with the prediction one position before it.
 
     Two passes of each model show whether a label in the first position alone changes the loss. A model that computes no
-    loss does not shift.
+    loss does not shift, nor does one that moves labels to the inputs of its decoder, as encoder-decoder models do: for
+    mBART, each row needs a label.
     """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
     if model not in _SHIFTS:
         labels = batch["labels"]
         given = labels[labels != IGNORED]
