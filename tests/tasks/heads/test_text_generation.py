@@ -93,6 +93,14 @@ def chat(*contents: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
 
 
+def test_completions_need_a_token_that_ends_them(loaded: tuple[Any, Any]) -> None:
+    tokenizer = deepcopy(loaded[1])
+    tokenizer.eos_token = None
+    with pytest.raises(AttendropError, match="has no end-of-sequence token, with which completions end"):
+        encode_columns(ROWS, TASK, tokenizer, 32)
+    assert encode_columns(TASK.head.without_answers(ROWS), TASK, tokenizer, 32)["length"]
+
+
 def test_the_last_reply_of_a_chat_is_the_completion(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
     tokenizer.chat_template = CHAT

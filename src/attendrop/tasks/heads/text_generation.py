@@ -200,6 +200,11 @@ def _tokens(prompt: Prompt, completion: str | None, tokenizer: Tokenizer) -> tup
         before.pop()
     if completion is None:
         return before, []
+    if tokenizer.eos_token_id is None:
+        raise AttendropError(
+            f"{type(tokenizer).__name__} has no end-of-sequence token, with which completions end; set its eos_token, "
+            "and save it with the model."
+        )
     return before, [*_plain_tokens(completion, tokenizer), tokenizer.eos_token_id]
 
 
