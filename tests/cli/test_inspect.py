@@ -86,7 +86,8 @@ def test_a_report_ends_with_the_commands_to_run(ugly: str, capsys: Captured) -> 
 
 def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
     write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": n % 3} for n in range(9)])
-    for options, kept in (([], ""), (["--label-type", "number"], " --label-type number")):
+    written = (["--label-type", "text"], " --label-type text --model MODEL")  # the default model does not write
+    for options, kept in (([], ""), (["--label-type", "number"], " --label-type number"), written):
         assert cli.main(["inspect", str(tmp_path / "a.jsonl"), *options]) == 0
         assert f"  attendrop train {tmp_path}/a.jsonl --text-columns text --label-column score{kept}\n" in (
             capsys.readouterr().out

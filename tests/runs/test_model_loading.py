@@ -38,6 +38,8 @@ def test_head_fits_the_task(bert: Path, caplog: pytest.LogCaptureFixture, capfd:
     assert "MISSING" not in capfd.readouterr().err
     with pytest.raises(AttendropError, match=r"has no trained head \(classifier.bias is missing\)"):
         load_model_and_tokenizer(str(bert), None)  # it would predict at random
+    with pytest.raises(AttendropError, match="'bert' are none of transformers' AutoModelForSeq2SeqLM, which transl"):
+        load_model_and_tokenizer(str(bert), named_task("wmt16-en-ro"))
 
 
 def test_head_of_another_size_is_replaced_with_a_warning(

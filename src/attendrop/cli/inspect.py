@@ -15,7 +15,7 @@ from attendrop.cli.run_options import run_option
 from attendrop.errors import AttendropError
 from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
+from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
 from attendrop.text_tables import aligned
@@ -171,6 +171,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
     words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "not_text", "without_label"} else []
+    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):

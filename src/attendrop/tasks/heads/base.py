@@ -319,7 +319,12 @@ logits = model(**inputs).logits"""
         return self.label_names
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        """Return the class that loads the model with this configuration."""
+        """Return the class that loads the model; raise AttendropError if its family has none for this kind of task."""
+        if self._class_name(config) is None:
+            raise AttendropError(
+                f"Models of the family {config.model_type!r} are none of transformers' {self.auto_class}, which "
+                f"{self.kind} needs; give another model."
+            )
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:

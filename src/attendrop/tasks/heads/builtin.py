@@ -21,3 +21,5 @@ LABEL_TYPES = ("auto", *sorted(HEADS))
 ONE_CLASS, SEVERAL_CLASSES, NUMBER = ("class",), ("labels",), ("number",)
 # Those of rows that need no label.
 UNLABELLED = ("completion", "mlm")
+# Those for which the default model of runs, an encoder of text, has no class.
+OF_OTHER_MODELS = ("completion", "image-class", "text")
