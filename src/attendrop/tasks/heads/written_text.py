@@ -83,7 +83,7 @@ class WritingHead(Head):
         if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
             generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
         without = (*_OF_SAMPLING, *(_OF_BEAMS if generation.num_beams in (None, 1) else ()), "num_return_sequences")
-        generation.update(do_sample=False, **dict.fromkeys(without))
+        generation.update(do_sample=False, **dict.fromkeys(without))  # type: ignore[no-untyped-call]
         limit, most = position_limit(model), generation.max_new_tokens
         if limit is not None and most is not None and most >= limit:
             if self.max_new_tokens is not None:
