@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start it. Needs `pip install attendrop[browser]` and a Chromium."""
+    """Start it. Needs `pip install 'attendrop[browser]'` and a Chromium."""
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as driver:

@@ -1,6 +1,6 @@
 """Make the picture of the attention viewer in docs/attention_viewer.md: train on rows of CoLA, and photograph the page.
 
-Needs `pip install attendrop[browser]`, a Chromium, and the GLUE files that ATTENDROP_DATA names. A few minutes.
+Needs `pip install 'attendrop[browser]'`, a Chromium, and the GLUE files that ATTENDROP_DATA names. A few minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make a picture of a page in a headless Chromium: `python tools/make_screenshot.py PAGE PICTURE.png`.
 
-Needs `pip install attendrop[browser]` and a Chromium. `--width`, `--height` and `--dark` choose the window.
+Needs `pip install 'attendrop[browser]'` and a Chromium. `--width`, `--height` and `--dark` choose the window.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) ->
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
     assert cli.main(["methods"]) == 2
-    assert "the command line needs typer; run `pip install attendrop[cli]`" in capsys.readouterr().err
+    assert "the command line needs typer; run `pip install 'attendrop[cli]'`" in capsys.readouterr().err
 
 
 def test_no_arguments_show_the_help(capsys: Captured) -> None:

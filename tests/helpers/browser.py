@@ -39,7 +39,7 @@ class OpenPage:
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Start the Chromium that is installed, or playwright's own; skip the test without one, or without playwright."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install attendrop[browser]")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'attendrop[browser]'")
     with playwright.sync_playwright() as driver:
         program = next(filter(None, map(shutil.which, PROGRAMS)), driver.chromium.executable_path)
         if not Path(program).exists():

@@ -793,5 +793,5 @@ def test_torch_export(case: str, tmp_path: Path) -> None:
 
 def test_export_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AttendropError, match=r"needs onnx, onnxscript, onnxruntime; run `pip install att"):
+    with pytest.raises(AttendropError, match=r"needs onnx, onnxscript, onnxruntime; run `pip install 'att"):
         export_onnx(prune(stock("distilbert"), [1]), tmp_path / "model.onnx")

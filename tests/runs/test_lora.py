@@ -179,7 +179,7 @@ def test_without_peft_it_says_what_to_install(folder: Path, tmp_path: Path, monk
         lambda: train(tiny.config(folder, str(tmp_path / "run"), lora={"r": 2})),
         lambda: load_for(str(folder / "run"), None),
     ):
-        with pytest.raises(AttendropError, match=r"Adapters need peft.* `pip install attendrop\[peft\]`"):
+        with pytest.raises(AttendropError, match=r"Adapters need peft.* `pip install 'attendrop\[peft\]'`"):
             action()
 
 

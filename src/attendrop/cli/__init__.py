@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
 
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
-        return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
+        return _fail(f"the command line needs {', '.join(missing)}; run `pip install 'attendrop[cli]'`.")
     import typer
 
     from attendrop.cli.app import command

@@ -150,7 +150,7 @@ def require_onnx() -> None:
     """Raise AttendropError if a package is missing that export to ONNX needs."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install attendrop[export]`.")
+        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install 'attendrop[export]'`.")
 
 
 def export_onnx(

@@ -166,7 +166,7 @@ def import_peft() -> Any:
     try:
         import peft
     except ModuleNotFoundError:
-        raise AttendropError("Adapters need peft, which is not installed; run `pip install attendrop[peft]`.") from None
+        raise AttendropError("Adapters need peft; run `pip install 'attendrop[peft]'`.") from None
     return peft
 
 

@@ -172,7 +172,7 @@ def _matplotlib() -> ModuleType:
         import matplotlib
         import matplotlib.figure
     except ImportError:
-        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
+        raise AttendropError("A picture needs matplotlib; run `pip install 'attendrop[plots]'`.") from None
     return matplotlib
 
 

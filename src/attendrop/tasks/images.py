@@ -111,7 +111,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise AttendropError("Images need Pillow; run `pip install attendrop[images]`.") from None
+        raise AttendropError("Images need Pillow; run `pip install 'attendrop[images]'`.") from None
     return Image
 
 
