@@ -45,21 +45,31 @@ _MODULES = {
     "regularize": "training.own_loop",
     "regularized": "training.trainer",
 }
+# The one that needs the packages of the command line.
+_OF_COMMAND_LINE = "compare"
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module
+        from importlib.util import find_spec
 
         if name == "__version__":
             return _version()
         if name in _MODULES:
-            return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
+            try:
+                return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
+            except ModuleNotFoundError as error:
+                if name != _OF_COMMAND_LINE:
+                    raise
+                message = f"attendrop.{name} needs {error.name}; run `pip install 'attendrop[cli]'`."
+                raise __getattr__("AttendropError")(message) from None
         if name == "__all__" or name[0].isupper():  # every method is a class
             builtin = import_module("attendrop.methods.core.builtin")
             methods = {known: value for known, value in vars(builtin).items() if isinstance(value, type)}
             if name == "__all__":
-                return sorted({*_MODULES, *methods})
+                absent = {_OF_COMMAND_LINE} if find_spec("datasets") is None else set()
+                return sorted({*_MODULES, *methods} - absent)
             if name in methods:
                 return methods[name]
         raise AttributeError(f"module 'attendrop' has no attribute {name!r}")

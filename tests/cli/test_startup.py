@@ -109,3 +109,19 @@ def test_public_names_are_found_when_they_are_asked_for() -> None:
     for name in ("Nothing", "nothing", "_Nothing"):
         with pytest.raises(AttributeError, match=f"module 'attendrop' has no attribute '{name}'"):
             getattr(attendrop, name)
+
+
+def test_only_compare_needs_the_packages_of_the_command_line() -> None:
+    """As after ``pip install .``, which has torch and transformers alone."""
+    program = """
+import sys
+for name in ("accelerate", "datasets", "peft", "pyarrow", "sacrebleu", "scipy", "seqeval", "sklearn"):
+    sys.modules[name] = None
+import attendrop
+from attendrop import *
+print("RegularizedTrainer" in dir(), "compare" in dir())
+attendrop.compare
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+    assert done.stderr.endswith("attendrop.compare needs datasets; run `pip install 'attendrop[cli]'`.\n")
