@@ -1,4 +1,4 @@
-"""Losses and logits of model outputs, and names for outputs that are tuples."""
+"""Losses and logits of model outputs, and names for outputs that are tuples or dicts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
+from transformers.utils.generic import ModelOutput
 
 from attendrop.errors import AttendropError
 
@@ -29,11 +30,13 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-    """Name the outputs of a model that returns tuples for the inputs ``batch``; others are returned unchanged.
+    """Name the outputs of a model that returns tuples or dicts for the inputs ``batch``; others are returned unchanged.
 
     As everywhere in transformers, the loss comes first, if there is one, and then the logits: for question answering,
     those of the first and of the last token.
     """
+    if isinstance(outputs, dict) and not isinstance(outputs, ModelOutput):  # transformers.Trainer takes these, too
+        return ModelOutput(outputs)  # type: ignore[no-untyped-call]
     if not isinstance(outputs, tuple):
         return outputs
     loss, rest = (outputs[0], outputs[1:]) if outputs[0].ndim == 0 else (None, outputs)
