@@ -142,6 +142,49 @@ def test_wrappers_are_refused_in_words(wrapper: Any, inside: str) -> None:
         pass
 
 
+class OwnHead(torch.nn.Module):
+    """A class as users write it: an encoder and a head, and outputs that are a dict or a tuple."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.encoder, self.kind = zoo.build("bert").bert, kind
+        torch.manual_seed(0)
+        self.head = torch.nn.Linear(16, zoo.LABELS)
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **kwargs: Any) -> Any:
+        states = self.encoder(input_ids, attention_mask=attention_mask, **kwargs).last_hidden_state
+        logits = self.head(states[:, 0])
+        found = {} if labels is None else {"loss": torch.nn.functional.cross_entropy(logits, labels)}
+        return found | {"logits": logits} if self.kind is dict else (*found.values(), logits)
+
+
+class Deaf(OwnHead):
+    """The same, with a forward pass that keeps keyword arguments to itself."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **_: Any) -> Any:
+        return super().forward(input_ids, attention_mask, labels)
+
+
+@pytest.mark.parametrize("method", [METHOD, RDrop()], ids=lambda method: method.name)
+def test_a_class_of_the_user_with_its_own_head(method: Any) -> None:
+    found = []
+    for kind in (tuple, dict):
+        model = OwnHead(kind).train()
+        with regularize(model, method) as reg:
+            reg.loss(zoo.batch_of("bert")).backward()
+        found.append({name: value.grad for name, value in model.named_parameters() if value.grad is not None})
+    zoo.assert_same(*found, 0)
+    assert found[0]
+
+
+def test_a_class_of_the_user_is_told_what_it_lacks() -> None:
+    with (
+        regularize(Deaf(dict).train(), METHOD) as reg,
+        pytest.raises(AttendropError, match=r"let forward take \*\*kwargs"),
+    ):
+        reg.loss(zoo.batch_of("bert"))
+
+
 def compiled_model(model: Any) -> Any:
     return torch.compile(model, backend="eager")
 

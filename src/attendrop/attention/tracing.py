@@ -213,9 +213,11 @@ def _refuse_or_warn(model: nn.Module, by_part: Mapping[nn.Module, str], *, suppo
 
 
 def _keyword_lost(model: nn.Module, where: str) -> AttendropError:
+    stock = type(model).__module__.startswith("transformers.")
     return AttendropError(
         f"{type(model).__name__} is not supported: its forward pass does not hand keyword arguments on to its "
         f"attention layers{where}, so nothing could be dropped there."
+        + ("" if stock else " In a class of your own, let forward take **kwargs and pass them to the model inside.")
     )
 
 

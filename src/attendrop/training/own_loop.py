@@ -52,10 +52,10 @@ def regularize(
         ...             reg.step()
 
     Args:
-        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel. A model that
-            ``fully_shard`` (FSDP2) has divided among processes is trained by all of them: each passes its own part of a
-            batch, with the same number of rows, and calls the same functions of the regularised model, including
-            :meth:`Regularization.logs`.
+        model: A transformers model, or a class of your own whose forward pass hands ``**kwargs`` on to one in it;
+            compiled or not; without wrappers such as DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
+            divided among processes is trained by all of them: each passes its own part of a batch, with the same number
+            of rows, and calls the same functions of the regularised model, including :meth:`Regularization.logs`.
         method: The method, such as ``ADDrop()``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
@@ -108,13 +108,14 @@ def regularize(
 
 
 def _refuse_wrapper(model: nn.Module) -> None:
-    children = dict(model.named_children())
-    around = not hasattr(model, "config") and any(hasattr(child, "config") for child in children.values())
-    if around or list(children) in (["module"], ["_fsdp_wrapped_module"]):
+    children, whole = dict(model.named_children()), {*model.parameters()}
+    # A class of the user that has an encoder and a head of its own is no wrapper.
+    inside = [name for name, child in children.items() if hasattr(child, "config") and {*child.parameters()} == whole]
+    if list(children) in (["module"], ["_fsdp_wrapped_module"]) or (inside and not hasattr(model, "config")):
         raise AttendropError(
             f"{type(model).__name__} is a wrapper around the model; pass the model itself, its "
-            f".{next(iter(children))}, and take one device. RegularizedTrainer trains on several (torchrun), and so "
-            "does a loop of your own with a model that fully_shard (FSDP2) has divided."
+            f".{(inside or list(children))[0]}, and take one device. RegularizedTrainer trains on several (torchrun), "
+            "and so does a loop of your own with a model that fully_shard (FSDP2) has divided."
         )
 
 
