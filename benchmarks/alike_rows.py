@@ -5,8 +5,8 @@ the file is ``FOLDER/DATA/DEGREE/K/DRAW.csv``. Of each class, it has a random ro
 nearest of ``4 k`` random rows, or the nearest of all, by the cosine of their texts' TF-IDF vectors.
 
 ``FOLDER/banking77/20-classes/DRAW.csv`` has five random rows of each of 20 random classes, and ``DRAW-test.csv`` the
-test rows of these classes. ``FOLDER/paraphrases/train.csv`` has the training pairs of MRPC, ``test.csv`` the development
-pairs of PAWS-X, whose sentences share their words whether they are paraphrases or not.
+test rows of these classes. ``FOLDER/paraphrases/train.csv`` has the training pairs of MRPC, ``test.csv`` the
+development pairs of PAWS-X, whose sentences share their words whether they are paraphrases or not.
 """
 
 import csv
