@@ -1,0 +1,149 @@
+"""Print the table of step 5 of docs/does-it-help.md, from ``results/``: ``python benchmarks/alike_table.py``.
+
+Each cell is a method's mean difference from plain fine-tuning on the same training rows. Intervals are over draws and
+evaluation rows where all draws have the same evaluation rows, and over draws otherwise.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from attendrop.studies.statistics import ALPHA, Estimate, holm, mean_interval, paired_difference
+from attendrop.tasks.row_scores import RowScores
+
+RESULTS = Path(__file__).parents[1] / "results" / "does_it_help"
+STUDIES = ("5_messages", "5_alike", "5_other_tasks")
+DATA = {"banking77": "Banking77", "hwu64": "HWU64"}
+DEGREES = {"nearest": "nearest", "nearest-of-4k": "nearest of {pool}", "random": "random"}
+DEFAULT = "recorded, all layers, p = 0.3"
+# Columns: what the methods are called there, and whether they are in Holm's correction.
+METHODS = {
+    f"AD-DROP, {DEFAULT}": True,
+    "AD-DROP, separate pass, first layer, p = 0.1": True,
+    "random candidates, all layers": False,
+    "R-Drop": True,
+    "mixout, p = 0.9": True,
+    "HiddenCut": True,
+    "token cutoff": True,
+    "frozen encoder": False,
+    "SetFit": True,
+}
+_NAMES = {"frozen": "frozen encoder", "setfit": "SetFit", "r-drop": "R-Drop", "mixout": "mixout, p = 0.9",
+          "hiddencut": "HiddenCut", "token-cutoff": "token cutoff", "finetune": "plain"}  # fmt: skip
+_AD_DROP = {
+    ("recorded", "all", 0.3): f"AD-DROP, {DEFAULT}",
+    ("gradient", "first", 0.1): "AD-DROP, separate pass, first layer, p = 0.1",
+    ("random", "all", 0.3): "random candidates, all layers",
+    ("random", "all", 0.5): "random candidates, all layers",
+}
+Runs = dict[str, dict[str, Any]]  # by method and draw
+
+
+def place(study: str, run: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the row of the table and the draw; None for runs that are not in it."""
+    file = str(run["run"].get("train_file"))
+    if study == "5_messages":
+        return "generated messages, 5 | new phrases", file
+    if study == "5_other_tasks":
+        task = "CoNLL-2003, 300 sentences" if run["run"].get("task") else "MRPC to PAWS-X, 256 pairs"
+        return f"{task} | random", str(run["seed"])
+    found = re.fullmatch(r"(\w+)/([\w-]+)/(\d+)/(\d+)\.csv", file)
+    if found is None or run["run"].get("bf16"):
+        return None
+    data, degree, rows, draw = found.groups()
+    return f"{DATA[data]}, {rows} | {DEGREES[degree].format(pool=4 * int(rows))}", draw
+
+
+def method(run: Mapping[str, Any]) -> str | None:
+    """Return the column of a run; None for settings that have none."""
+    options = run["options"] or {}
+    if run["method"] == "ad-drop":
+        return _AD_DROP.get((options["attribution"], options["layers"], options["p"]))
+    return _NAMES.get(run["method"])
+
+
+def table() -> dict[str, Runs]:
+    """Read the kept runs, by row of the table."""
+    found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
+    for study in STUDIES:
+        file = RESULTS / study / "runs.jsonl"
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+            run = json.loads(line)
+            at, name = place(study, run), method(run)
+            if at is not None and name is not None:
+                found[at[0]][name][at[1]] = run
+    return found
+
+
+def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Estimate, float, int]:
+    """Compare two methods on their common draws: the difference, its p value, and the number of draws."""
+    draws = sorted(first.keys() & second.keys())
+    scores = [[each[draw]["score"] for draw in draws] for each in (first, second)]
+    by_row = [[RowScores.from_dict(each[draw]["row_scores"]) for draw in draws] for each in (first, second)]
+    if len({found.data for each in by_row for found in each}) == 1:
+        mine, other = (np.stack([found.values for found in each]).astype(float) for each in by_row)
+        found = paired_difference(*scores, mine - other, by_row[0][0].rows)
+        return found.mean, found.p_value, len(draws)
+    values = np.subtract(*scores)
+    return mean_interval(values), float(stats.ttest_1samp(values, 0).pvalue), len(draws)
+
+
+def number(value: float) -> str:
+    """Write a difference; one that is rounded to 0 has no sign."""
+    return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
+
+
+def times(rows: Iterable[Runs], name: str) -> float:
+    """Return the median over all draws of a method's training time, relative to plain fine-tuning."""
+    return float(
+        np.median(
+            [
+                run["train_seconds"] / runs["plain"][draw]["train_seconds"]
+                for runs in rows
+                for draw, run in runs[name].items()
+                if draw in runs["plain"]
+            ]
+        )
+    )
+
+
+def lines() -> list[str]:
+    """Return the lines of the table: bold is significant after Holm's correction over all cells that it is applied to.
+
+    A number in parentheses after a cell is that of its draws, where plain fine-tuning has more.
+    """
+    rows = {at: runs for at, runs in table().items() if len(runs["plain"]) > 1}
+    cells = {
+        (at, name): difference(runs[name], runs["plain"])
+        for at, runs in rows.items()
+        for name in METHODS
+        if len(runs[name].keys() & runs["plain"].keys()) > 1
+    }
+    corrected = [cell for cell in cells if METHODS[cell[1]]]
+    p_values = dict(zip(corrected, holm([cells[cell][1] for cell in corrected]), strict=True))
+    used = [name for name in METHODS if any(cell[1] == name for cell in cells)]
+    found = [["data, rows per class", "chosen", "plain", *used], ["---"] * (3 + len(used))]
+    for at, runs in rows.items():
+        plain = [run["score"] for run in runs["plain"].values()]
+        line = [*at.split(" | "), f"{np.mean(plain):.3f}"]
+        for name in used:
+            if (at, name) not in cells:
+                line.append("–")
+                continue
+            mean, _, draws = cells[at, name]
+            text = f"{number(mean.value)} [{number(mean.low)}, {number(mean.high)}]"
+            text = f"**{text}**" if p_values.get((at, name), 1) <= ALPHA else text
+            line.append(text if draws == len(plain) else f"{text} ({draws})")
+        found.append(line)
+    found.append(["time of training", "", "1", *(f"{times(rows.values(), name):.2g}" for name in used)])
+    return [f"| {' | '.join(line)} |" for line in found]
+
+
+if __name__ == "__main__":
+    print(*lines(), sep="\n")
