@@ -89,6 +89,14 @@ def row(found: Answer, label: str) -> Any:
         (runs("ad-drop", THREE) + runs("r-drop", NOISY), "tie", "finetune",
          "Use plain fine-tuning. No other method here is shown to be ahead by 5 of 1,000; the best of those that are "
          "open: r-drop gets 18 fewer of 1,000 right, which may be chance."),
+        (runs("r-drop", SLIGHTLY, 200) + runs("mixout", BEHIND, 50), "tie", "finetune",
+         "Use plain fine-tuning. Apart from methods that are behind, the differences are practically nothing, and no "
+         "other is clearly cheaper."),
+        (runs("r-drop", PLAIN) + runs("mixout", BEHIND) + runs("ad-drop", HIGH[:3]), "tie", "finetune",
+         "Apart from methods that are behind or cannot be judged yet, the differences are practically nothing, and no "
+         "other is clearly cheaper. The others have the same scores: other"),
+        (runs("drophead", EQUAL) + runs("r-drop", NOISY), "tie", "finetune",
+         "No other method here is told apart from it; the best of those that are open: r-drop gets 18 fewer of 1,000"),
         (runs("drophead", SLIGHTLY, 50), "tie", "drophead",
          "Use drophead. The differences are practically nothing, and it is the cheapest."),
         (runs("r-drop", np.add(PLAIN, (-0.0012, 0.0002, 0.002, 0.0038, 0.0052)).tolist()), "tie", "finetune",
@@ -281,6 +289,16 @@ def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None
     for rows, says in ((100, "other evaluation rows may tell them apart"), (3000, "practically nothing")):
         found = answer(of_rows("finetune", right_on(rows, 0.7)) + of_rows("r-drop", right_on(rows, 0.7), seconds=200))
         assert found.use == "finetune" and says in " ".join(found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("right", "says"), [(0.7, "have the same scores: other"), (1.0, "are within 0.005 of 1.000, the best")]
+)
+def test_only_what_has_the_same_scores_is_said_to(right: float, says: str) -> None:
+    equal = of_rows("finetune", right_on(100, right)) + of_rows("r-drop", right_on(100, right))
+    behind, baseline = of_rows("mixout", right_on(100, 0.3)), of_rows("tfidf", right_on(100, right))
+    for others, which in (([], "All"), (behind, "Those that are open"), (baseline + behind, "Both")):
+        assert f"{which} {says}" in answer(equal + others).sentences[0]
 
 
 @pytest.mark.parametrize("seeds", [2, 5])

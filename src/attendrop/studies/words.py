@@ -78,8 +78,11 @@ class Words:
 
     def reason_among_tuned(self, verdict: Verdict) -> str:
         lead = 0.0 if verdict.lead is None else verdict.lead.value
-        which = "of those that are open" if verdict.slight else "of them"
-        best = f"the best {which}: {self.gains(verdict.challenger, (lead, ''))}"
+        others = [row.difference for row in self.rows.values() if not row.is_baseline and row.difference]
+        # Methods that cannot be judged yet, or whose lead is practically nothing, may be ahead of the best open one.
+        is_best = verdict.why == "all behind" or all(other.mean.value <= lead + ROUNDING for other in others)
+        which = "of them" if is_best else "of those that are open"
+        best = f"the best {which}: {self.gains(name(verdict.challenger or ''), (lead, ''))}"
         match verdict.why:
             case "few seeds":
                 pairs = max(row.pairs for row in self.rows.values() if not row.is_baseline)
@@ -93,7 +96,9 @@ class Words:
             case "negligible":
                 is_reference = verdict.use == verdict.incumbent
                 cheapest = "no other is clearly cheaper" if is_reference else "it is the cheapest"
-                return f"The differences are practically nothing, and {cheapest}."
+                apart = ["are behind"] * bool(verdict.behind) + ["cannot be judged yet"] * bool(verdict.not_judged)
+                those = f"Apart from methods that {' or '.join(apart)}, the" if apart else "The"
+                return f"{those} differences are practically nothing, and {cheapest}."
         what = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
         if verdict.slight:
             what += f" by {self.amount(self.margin, sign=False)}"
@@ -131,10 +136,11 @@ class Words:
         """Return how many more seeds or evaluation rows would settle an open decision, or why none would."""
         if verdict.limit == "at best":
             within = f"{number(self.margin, self.digits)} of {number(self.best)}"
-            best = f"All are within {within}, the best possible score"
+            best = f"{self.limited(verdict)} are within {within}, the best possible score"
             return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
         if verdict.limit == "equal":
-            return "All have the same scores: other evaluation rows may tell them apart, more seeds hardly."
+            same = f"{self.limited(verdict)} have the same scores"
+            return f"{same}: other evaluation rows may tell them apart, more seeds hardly."
         if (plan := verdict.plan) is None:
             return None
         seeds, rows = plan.more_seeds, plan.more_rows
@@ -159,6 +165,18 @@ class Words:
         if plan.together is None:
             return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
         return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
+
+    def limited(self, verdict: Verdict) -> str:
+        """Name the models whose scores are at a limit."""
+        incumbent = self.rows[verdict.incumbent or ""]
+        if incumbent.is_baseline:
+            return "Both"
+        pairs = [(row, row.versus(incumbent)) for row in self.rows.values() if not row.is_baseline]
+        if verdict.limit == "at best":
+            is_all = all(self.best - row.mean < self.margin for row, _ in pairs)
+        else:
+            is_all = all(found is not None and found.is_equal for _, found in pairs)
+        return "All" if is_all else "The others" if verdict.why == "negligible" else "Those that are open"
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
         """Return by how much a model is ahead of or behind others; an empty name is left out."""
