@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
@@ -175,6 +176,17 @@ def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     nothing = "Nothing is compared with the reference: there are no intervals."
     assert found.holds_for == answer(FINETUNE).holds_for == nothing
     assert answer([*FINETUNE, *runs("ad-drop", AHEAD[:1])]).holds_for == "One seed gives no intervals."
+
+
+@pytest.mark.parametrize("times, p", [(1.0, "0.05"), (0.998, ">0.05")])
+def test_a_p_value_is_not_rounded_to_the_limit_that_it_exceeds(times: float, p: str) -> None:
+    spread = np.array([-2.0, -1, 0, 1, 2]) / 1000
+    least = stats.t.ppf(0.975, 4) * spread.std(ddof=1) / 5**0.5
+    scores = np.add(PLAIN, spread + least * times + 1e-9).tolist()
+    found = answer([*FINETUNE, *runs("ad-drop", scores)])
+    told = " ".join(found.lines())
+    assert (row(found, "ad-drop").p_holm <= 0.05) == (p == "0.05")
+    assert f" {p} " in told and f"p {p[0] if p[0] == '>' else '='} 0.05 (Holm)" in told
 
 
 def test_a_p_value_that_does_not_survive_the_correction_recommends_nothing() -> None:
@@ -410,6 +422,19 @@ def test_equal_scores_are_not_taken_for_certainty() -> None:
     assert answer([*of_rows("finetune", rows), *of_rows("ad-drop", other)]).verdict.kind == "tie"
     same = answer([*runs("finetune", [0.0] * 4), *runs("ad-drop", [0.0] * 4, 200)])
     assert same.use == "finetune" and "practically nothing" in same.sentences[0]
+
+
+def test_what_differs_by_rounding_is_not_ahead() -> None:
+    found = answer([*runs("finetune", [0.3] * 5 + [0.5]), *runs("r-drop", [0.1 + 0.2] * 5 + [0.6])])
+    assert "; ahead in 1 of 6 seeds, " in found.sentences[1]
+
+
+def test_another_reference_is_compared_with_plain_fine_tuning() -> None:
+    found = answer([*runs("l2-sp", PLAIN), *runs("finetune", UNCLEAR)], "l2-sp")
+    assert (
+        "Use l2-sp. No other method here is told apart from it; the best of them: plain fine-tuning gets 6 more"
+        in (found.sentences[0])
+    )
 
 
 def test_times_are_compared_seed_by_seed() -> None:

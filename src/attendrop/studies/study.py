@@ -21,7 +21,7 @@ from attendrop.studies.method_rows import LABEL, MethodRow
 from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
-from attendrop.studies.words import ends, interval
+from attendrop.studies.words import ends, interval, p_text
 from attendrop.text_tables import csv_of_records, markdown_table
 
 
@@ -234,7 +234,7 @@ def _overall_markdown(rows: Sequence[OverallRow], answers: Sequence[Answer]) -> 
             row.label,
             "-" if row.mean is None else interval(row.mean, digits),
             "-" if row.mean is None else ends(row.mean.these_rows, digits),
-            ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items()),
+            ", ".join(f"{name}: {p_text(p)}" for name, p in row.p_values.items()),
         )
         for row in rows
     ]

@@ -266,9 +266,10 @@ class Words:
         text = f"On new rows, {name(label)} minus {name(other)} is {interval(found, self.digits)}"
         if p_value is None:
             return text
-        ahead, p = sum(value > 0 for value in found.values), p_text(p_value).replace("<", "< ")
+        ahead, p = sum(value > ROUNDING for value in found.values), p_text(p_value)
+        p = f"{p[0]} {p[1:]}" if p[0] in "<>" else f"= {p}"
         corrected = "" if self.rows[label].is_reference else " (Holm)"
-        return f"{text}; ahead in {ahead} of {counted(found.n, 'seed')}, p {p if p[0] == '<' else f'= {p}'}{corrected}"
+        return f"{text}; ahead in {ahead} of {counted(found.n, 'seed')}, p {p}{corrected}"
 
     def listed(self, labels: Iterable[str]) -> str:
         differences = {label: found for label in labels if (found := self.rows[label].difference)}
@@ -330,8 +331,9 @@ def ends(found: Estimate, digits: int = _DECIMALS) -> str:
 
 
 def p_text(p: float) -> str:
-    """Format a p value."""
-    return "<0.0001" if p < 0.0001 else f"{p:.2g}"
+    """Format a p value; one that is above the limit of 0.05, and would be rounded to it, as ">0.05"."""
+    rounded_p = float(f"{p:.2g}")
+    return "<0.0001" if p < 0.0001 else f"{'>' * (p > ALPHA >= rounded_p)}{rounded_p:g}"
 
 
 def cost(row: MethodRow) -> str:
