@@ -335,6 +335,9 @@ def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Pat
     first, second = (report.answers[name].rows[1].difference.p_value for name in gains)
     assert row.p_values == pytest.approx({"first": first, "second": 2 * second})
     assert "| r-drop | +0.030 [" in report.markdown()
+    second = replace(report.answers["second"], metric="neg_mean_squared_error")
+    (of_errors,) = overall_rows(report.answers | {"second": second})  # which have no unit in common with accuracy
+    assert of_errors.mean is None and of_errors.p_values == row.p_values
     assert report.markdown().count("## All settings") == 1
     assert report_of(folder, {"first": scored["first"]}).overall == ()
 

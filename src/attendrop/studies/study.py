@@ -79,7 +79,8 @@ class OverallRow:
     Attributes:
         label: The method with its options.
         p_values: p value of the difference in each setting, corrected by Holm over all methods and settings.
-        mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete.
+        mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete, or for
+            errors of several tasks.
     """
 
     label: str
@@ -186,7 +187,7 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
 
 
 def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
-    """Compare each method with the reference over all settings."""
+    """Compare each method with the reference over all settings; differences with one unit are averaged."""
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
     compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
     p_values = {at: row.p_value for at, row in compared.items() if row.p_value is not None}
@@ -195,9 +196,15 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     found = []
     for label in dict.fromkeys(label for _, label in compared):
         settings = [name for name, other in compared if other == label]
-        mean = _mean_difference([(rows[name, label], references[name]) for name in settings])
+        pairs = [(rows[name, label], references[name]) for name in settings]
+        mean = _mean_difference(pairs) if _have_one_unit([answers[name] for name in settings]) else None
         found.append(OverallRow(label, {n: corrected[n, label] for n in settings if (n, label) in corrected}, mean))
     return tuple(found)
+
+
+def _have_one_unit(answers: Sequence[Answer]) -> bool:
+    """Whether scores may be averaged: they are fractions, or the same error of the same numbers."""
+    return len({(found.metric, found.task) if found.metric.startswith("neg_") else None for found in answers}) == 1
 
 
 def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
