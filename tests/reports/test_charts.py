@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -309,6 +309,35 @@ def test_files_have_the_title_and_the_data_above_the_figure_and_the_page_does_no
     assert not set(words(svg_of(after))) & set(title)
     assert after[1:] == before[1:]  # the size, and the places of the marks
     assert made(tmp_path)["drop_probability"].svg() == svg  # the same runs make the same file
+
+
+def test_names_of_wide_letters_leave_room_for_the_figure(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD, label="字" * 50)
+    found = made(tmp_path)
+    for chart in (found["scores"], found["convergence"]):
+        chart.picture()
+        assert chart.figure.axes[0].get_window_extent().width > 0.7 * chart.figure.bbox.width
+        for text in chart.figure.legends[0].texts if chart.figure.legends else []:
+            assert text.get_window_extent().x1 <= chart.figure.bbox.x1
+
+
+@pytest.mark.parametrize("scores", [(1.0,) * 4, (-51_000, -52_000, -51_500, -52_300)])
+def test_the_numbers_below_scores_do_not_touch_each_other(tmp_path: Path, scores: Sequence[float]) -> None:
+    write_runs(tmp_path, "finetune", scores)
+    write_runs(tmp_path, "r-drop", scores[::-1])
+    chart = made(tmp_path)["scores"]
+    chart.picture()
+    boxes = [label.get_window_extent() for label in chart.figure.axes[0].get_xticklabels()]
+    assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_what_is_not_shown_takes_no_room(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    for number in range(12):
+        write_runs(tmp_path, "r-drop", [score - number / 20 for score in AHEAD], options={"alpha": number / 100})
+    low, _ = made(tmp_path)["cost_gain"].figure.axes[0].get_ylim()
+    assert low > -0.3  # of the eight that are shown
 
 
 @pytest.mark.parametrize("word", ["CAPITALS_", "字"])

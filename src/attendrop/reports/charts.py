@@ -113,6 +113,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
             text = f"{row.label}: {score}{f', interval {ends}' if ends else ''}"
             drawn.tell(x, place, text, row.label, score, ends or "-", str(row.n))
         axes.set(xlim=(low, high), ylim=(len(rows) - 0.6, -0.75), yticks=[])
+        axes.locator_params(axis="x", nbins=5)  # long numbers would touch each other
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
         label_axes(axes, metric, "")
@@ -133,7 +134,7 @@ def cost_against_gain(setting: ReportedSetting, every: Looks) -> Chart | str:
         return "no method has two seeds in common with the reference"
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
     methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
-    low, high = _gain_limits(compared)
+    low, high = _gain_limits([rows[label] for label in methods])
     beyond = False
     with drawing(2.9, methods) as drawn:
         axes = drawn.axes

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from rich.cells import cell_len
+
 from attendrop.errors import AttendropError
 from attendrop.reports.results import ReportedSetting, Results
 
@@ -238,14 +240,15 @@ def label_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def _columns(labels: Collection[str]) -> int:
-    return 2 if max(map(len, labels), default=0) <= _SHORT else 1
+    return 2 if max(map(cell_len, labels), default=0) <= _SHORT else 1
 
 
 def shown(label: str) -> str:
     """Return a name for use in a figure: short, on one line; matplotlib hides names that begin with ``_``."""
     text = clean(" ".join(label.split()))
-    if len(text) > _LONGEST:  # names of settings differ at their ends
-        text = f"{text[: _LONGEST // 3]}…{text[_LONGEST // 3 + 1 - _LONGEST :]}"
+    longest = _LONGEST * len(text) // max(1, cell_len(text))  # letters of Chinese, Japanese or Korean are wide
+    if len(text) > longest:  # names of settings differ at their ends
+        text = f"{text[: longest // 3]}…{text[longest // 3 + 1 - longest :]}"
     return f" {text}" if text.startswith("_") else text
 
 
