@@ -148,7 +148,8 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     if (plan := verdict.plan) is not None and (plan.more_rows or plan.more_seeds):
         by_rows = bool(plan.more_rows) and not plan.only_seeds_can_be_had
         value = rounded((plan.more_rows if by_rows else plan.more_seeds) or 0)
-        what = "more labelled evaluation rows" if by_rows else "more seeds (runs of each)"
+        s = "" if value == "1" else "s"
+        what = f"more labelled evaluation row{s}" if by_rows else f"more seed{s} (runs of each)"
         numbers.append((value, what, f"would probably show a difference of {number(plan.effect, found.decimals)}"))
         return numbers
     reference = next((row.label for row in found.rows if row.is_reference), "the reference")
