@@ -10,6 +10,7 @@ from datasets import Dataset
 from scipy.special import softmax
 from sklearn.metrics import precision_recall_fscore_support
 
+from attendrop.cli.error_report import error_report
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks, suspicious_labels
 from attendrop.tasks.heads.classification import Classification
@@ -83,6 +84,18 @@ def test_a_few_right_rows_do_not_make_a_model_sure() -> None:
 def test_a_temperature_is_advised_on_enough_rows_only(rows: int, advised: bool) -> None:
     found = error_analysis(TASK, LOGITS[:rows], LABELS[:rows], ROWS.select(range(rows)))
     assert any("temperature" in sentence for sentence in remarks(found)) == advised
+
+
+def test_a_model_is_not_advised_to_change_what_fits() -> None:
+    bins = [{"rows": 200, "probability": 0.8, "accuracy": 0.8}]
+    found = remarks({"calibration": {"error": 0.0, "bins": bins, "temperature": 0.998}, "errors": []})
+    assert found[-1].endswith("1.00 would fit these rows best: the model is as confident as it should be.")
+
+
+def test_classes_that_are_not_printed_may_be_as_good_as_the_last_one() -> None:
+    each = {"rows": 3, "predicted": 3, "precision": 1.0, "recall": 1.0, "f1": 1.0}
+    printed = error_report({"classes": [each | {"class": str(number)} for number in range(31)]})
+    assert printed.endswith("and 1 with an F1 no lower; --json has all")
 
 
 def test_unknown_classes_count_as_wrong() -> None:

@@ -33,7 +33,7 @@ def _classes(report: Mapping[str, Any]) -> list[str]:
         for c in shown
     ]
     more = len(worst) - len(shown)
-    return [*aligned(rows, "lr"), *([f"and {more} classes with a higher F1; --json has all"] if more else [])]
+    return [*aligned(rows, "lr"), *([f"and {more} with an F1 no lower; --json has all"] if more else [])]
 
 
 def _errors(errors: list[dict[str, Any]]) -> list[str]:

@@ -180,10 +180,13 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
             found.append(f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right.")
         if sum(part["rows"] for part in calibrated["bins"]) >= ROWS_FOR_TEMPERATURE:
             temperature = calibrated["temperature"]
-            side = "less" if temperature > 1 else "more"
-            found.append(
-                f"A temperature of {temperature:.2f} would fit these rows best: the model should be {side} confident."
+            side, shown = "less" if temperature > 1 else "more", f"{temperature:.2f}"
+            so = (
+                "the model is as confident as it should be"
+                if shown == "1.00"
+                else f"the model should be {side} confident"
             )
+            found.append(f"A temperature of {shown} would fit these rows best: {so}.")
     if doubtful := suspicious_labels(analysis):
         among = f" of the {_LISTED} most confident ones" if len(analysis["errors"]) == _LISTED else ""
         found.append(
