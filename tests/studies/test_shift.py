@@ -89,6 +89,9 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
+    assert found.notes == () == found.shifted.notes
+    idle = answer([each | {"history": [{"regularized": False}]} for each in runs])
+    assert " ".join(idle.lines()).count("mixout acted in no epoch") == 1
     once = answer([each for each in runs if each["seed"] == 0])  # no intervals, which is said once
     assert once.shifted is not None and once.shifted.holds_for == "One seed gives no intervals."
     assert once.lines().count(once.holds_for) == 1 and found.lines()[-1].startswith("Here, intervals on new rows")

@@ -233,7 +233,8 @@ def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str
     sentences = (f"On {scored}: {first}", *others, *_price(usual, found))
     intervals = any(row.difference is not None and row.difference.n > 1 for row in found.rows)
     holds = HOLDS_FOR_SHIFTED if intervals else found.holds_for
-    return replace(found, scored_on=scored, sentences=sentences, holds_for=holds)
+    notes = tuple(note for note in found.notes if note not in usual.notes)
+    return replace(found, scored_on=scored, sentences=sentences, notes=notes, holds_for=holds)
 
 
 def _price(usual: Answer, shifted: Answer) -> list[str]:
