@@ -169,6 +169,16 @@ def test_small_errors_have_the_digits_that_tell_them_apart() -> None:
     assert " 0.000 " not in " ".join([*found.lines(), found.markdown()])
 
 
+def test_large_errors_and_times_are_written_out() -> None:
+    def large(run: Run) -> Run:
+        score = (run["score"] - 1) * 1e6
+        return run | {"metric": "neg_mse", "score": score, "row_scores": run["row_scores"] | {"blocks": [score] * 100}}
+
+    found = answer([large(run) for run in FINETUNE + runs("ad-drop", AHEAD, 15_000)])
+    assert "Its mse is 13000 lower than that of plain fine-tuning" in found.sentences[0]
+    assert "-237800 ± 10918" in found.lines()[-3] and found.lines()[-2].endswith("150x")
+
+
 def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     found = answer(runs("ad-drop", AHEAD))
     assert (found.verdict.kind, found.use) == ("no reference", None)

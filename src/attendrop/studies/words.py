@@ -24,6 +24,8 @@ _ERROR = "neg_"
 _OF_HUNDRED = 0.0195
 # Decimals of scores, but for small errors.
 _DECIMALS = 3
+# Scores from here on are shown with an exponent.
+_HUGE = 1e9
 _NO_ROW_SCORES = "The runs have no scores by row, so nothing is known of new rows: compare in a new folder."
 
 
@@ -78,9 +80,9 @@ class Words:
 
     def reason_among_tuned(self, verdict: Verdict) -> str:
         lead = 0.0 if verdict.lead is None else verdict.lead.value
-        others = [row.difference for row in self.rows.values() if not row.is_baseline and row.difference]
+        leads = [row.difference.mean.value for row in self.rows.values() if not row.is_baseline and row.difference]
         # Methods that cannot be judged yet, or whose lead is practically nothing, may be ahead of the best open one.
-        is_best = verdict.why == "all behind" or all(other.mean.value <= lead + ROUNDING for other in others)
+        is_best = verdict.why == "all behind" or max(leads, default=0.0) <= lead + ROUNDING
         which = "of them" if is_best else "of those that are open"
         best = f"the best {which}: {self.gains(name(verdict.challenger or ''), (lead, ''))}"
         match verdict.why:
@@ -308,8 +310,9 @@ def decimals_of(margin: float) -> int:
 
 
 def number(value: float, digits: int = _DECIMALS) -> str:
-    """Format a score."""
-    return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
+    """Format a score; errors of large numbers, such as prices, without decimals."""
+    size = abs(value)
+    return f"{value:.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < _HUGE else f"{value:.4g}"
 
 
 def signed(value: float, digits: int = _DECIMALS) -> str:
@@ -340,7 +343,7 @@ def cost(row: MethodRow) -> str:
     """Format the time of training, relative to the reference."""
     if row.cost is None:
         return "-"
-    return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x"
+    return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
 
 
 def rounded(count: int) -> str:
