@@ -154,9 +154,10 @@ def decided_by_data(name: str, given: Mapping[str, Any], options: Mapping[str, A
     """Name what a method became by :meth:`Method.for_data`; None where that is what it is without many classes."""
     try:
         usual = build_method(name, given).for_data(classes=1, rows=0)
+        found = build_method(name, options)  # also of a run that has not all of them, since its version was older
     except AttendropError:  # of a package that is not installed
         return None
-    return None if usual.options() == options else labelled_method(name, options)
+    return None if usual.options() == found.options() else labelled_method(name, options)
 
 
 def check_method(value: Any) -> Method:
