@@ -92,6 +92,10 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert found.notes == () == found.shifted.notes
     idle = answer([each | {"history": [{"regularized": False}]} for each in runs])
     assert " ".join(idle.lines()).count("mixout acted in no epoch") == 1
+    errors = [run(method, seed, 0.0, -100.0 - seed / 10) for method in ("finetune", "mixout") for seed in range(5)]
+    errors[-1]["shifted"]["score"] += 1e-3
+    of_errors = answer([each | {"metric": "neg_mse"} for each in errors]).shifted
+    assert of_errors is not None and of_errors.margin == pytest.approx(1.002)  # 1 % of the reference's error there
     once = answer([each for each in runs if each["seed"] == 0])  # no intervals, which is said once
     assert once.shifted is not None and once.shifted.holds_for == "One seed gives no intervals."
     assert once.lines().count(once.holds_for) == 1 and found.lines()[-1].startswith("Here, intervals on new rows")

@@ -197,6 +197,7 @@ def answer(
     rows = method_rows([run for run in metrics if has_score(run)], reference)
     first, metric = metrics[0], metrics[0]["metric"]
     is_error = metric.startswith("neg_")
+    given = margin
     if margin is None:
         margin = ERROR_MARGIN * abs(rows[0].mean) if is_error and rows else MARGIN
     best = 0.0 if is_error else 1.0
@@ -219,11 +220,13 @@ def answer(
         if differences
         else "Nothing is compared with the reference: there are no intervals.",
     )
-    return replace(usual, shifted=_shifted(usual, metrics, reference, margin))
+    return replace(usual, shifted=_shifted(usual, metrics, reference, given))
 
 
-def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float) -> Answer | None:
-    """Compare on the rows that are unlike the training rows; None if no run has a score there."""
+def _shifted(
+    usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float | None
+) -> Answer | None:
+    """Compare on the rows that are unlike the training rows, where errors are larger; None if no run has scores."""
     runs = [{**run, **run["shifted"], "shifted": None} for run in metrics if run.get("shifted")]
     if not runs:
         return None
