@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ALPHA, Estimate, PairedDifference, Plan, holm
+from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
@@ -232,7 +232,7 @@ class _Judging:
         leader = max((row for row in self.tuned if row.label in leads and leads[row.label].n >= enough), key=_gain)
         lead = leads[leader.label]
         if lead.n < MIN_SEEDS or lead.p_value is None:
-            if lead.mean.value > 0 and verdict.kind == "too few seeds":
+            if lead.mean.value > ROUNDING and verdict.kind == "too few seeds":
                 return replace(verdict, baseline=baseline.label)
             why: Why = "few seeds" if lead.n < MIN_SEEDS else "no row scores"
             return replace(self._pair("too few seeds", None, why, leader, baseline), among=verdict)
@@ -245,7 +245,7 @@ class _Judging:
             use = self.tuned[0] if self.tuned[0] in ahead else self._cheapest_of_best(ahead, baseline)
             kind: Kind = "reference" if use.is_reference else "method"
             return replace(self._pair(kind, use.label, "others not ahead", use, baseline), among=verdict)
-        within, gains = self._is_within(lead), lead.mean.value > 0
+        within, gains = self._is_within(lead), lead.mean.value > ROUNDING
         why = "behind" if not gains else "negligible" if within else "undecided"
         open_yet = not within and (gains or lead.p_value > ALPHA)
         found = self._pair("baseline", baseline.label, why, leader, baseline, (leader,) if open_yet else ())

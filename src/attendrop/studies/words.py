@@ -115,7 +115,7 @@ class Words:
             case "few seeds" | "no row scores":
                 few = self.too_few(found.n, f"{challenger} and {incumbent}", verdict)
                 so_far = f"So far fine-tuning is not ahead of {incumbent}: {self.needs(-lead)}."
-                return [so_far] * (lead <= 0) + [few if verdict.why == "few seeds" else _NO_ROW_SCORES]
+                return [so_far] * (lead <= ROUNDING) + [few if verdict.why == "few seeds" else _NO_ROW_SCORES]
             case "others not ahead":
                 unlike = f"Unlike {self.title(verdict.among.use)}, it" if verdict.among and verdict.among.use else "It"
                 gains = self.gains(None, (lead, ""))
