@@ -332,6 +332,14 @@ def test_the_numbers_below_scores_do_not_touch_each_other(tmp_path: Path, scores
     assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes))
 
 
+def test_bars_of_runs_without_scores_by_row_are_not_said_to_hold_on_new_rows(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD)
+    write_runs(tmp_path, "mixout", AHEAD, row_scores=None)
+    for kind in ("scores", "cost_gain"):
+        assert "intervals on new rows (on these rows, of runs without scores by row)" in made(tmp_path)[kind].caption
+
+
 def test_what_is_not_shown_takes_no_room(tmp_path: Path) -> None:
     write_runs(tmp_path, "finetune", PLAIN)
     for number in range(12):

@@ -189,7 +189,10 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
 
 def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
     """Say of which rows the intervals of differences hold."""
-    return "on new rows" if any(row.difference and row.difference.components for row in rows) else "on these rows"
+    known = {row.difference.components is not None for row in rows if row.difference and row.difference.n > 1}
+    if len(known) == 2:
+        return "on new rows (on these rows, of runs without scores by row)"
+    return "on new rows" if True in known else "on these rows"
 
 
 def _finite_ends(known: Estimate) -> tuple[float, float]:
