@@ -11,6 +11,7 @@ import pytest
 from helpers import tiny
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
@@ -105,3 +106,15 @@ def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
             mark_unfinished(tmp_path / f"checkpoint-{unfinished}")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
     assert "the run starts over" in caplog.text and f"Resuming from {tmp_path / 'checkpoint-2'}" in caplog.text
+
+
+def test_a_run_is_resumed_by_as_many_processes(
+    shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trains on a batch in a step, so another number would take other steps."""
+    config = tiny.config(shared, output_dir=str(tmp_path / "run"), method="finetune")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, callbacks=[stop_at(2)])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(AttendropError, match="began with 1 and not 2 processes"):
+        train(config, resume=True)

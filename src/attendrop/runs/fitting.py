@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from attendrop.runs.head_start import start_head, tune_contrastively
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.resolved_run import ResolvedRun
-from attendrop.runs.run_folder import is_main_process, note_in_run, read_run
+from attendrop.runs.run_folder import is_main_process, note_in_run, number_of_processes, read_run
 from attendrop.runs.run_trainer import (
     AfterFirstStep,
     BestInMemoryTrainer,
@@ -137,7 +136,7 @@ def fit(
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         if run.config.head_start == "contrastive":
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if number_of_processes() > 1:
                 raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
             head, rows = run.task.head, run.task.head.training_rows(run.parts.train)
             if "setfit" not in head.baselines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
+from attendrop.runs.run_folder import number_of_processes
 from attendrop.runs.small_data_recipe import with_selection, with_training
 from attendrop.tasks.base import Task, TaskData
 
@@ -73,8 +73,7 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     held_out = parts.selection if resolved.protocol == "honest" else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    resolved = with_training(resolved, rows, has_pooling=head.has_pooling, processes=processes)
+    resolved = with_training(resolved, rows, has_pooling=head.has_pooling, processes=number_of_processes())
     method = resolved.regularizer.for_data(len(head.strata) if head.input_name == "text" else 1, rows)
     if method != resolved.regularizer:
         resolved = resolved.filled(options=method.options())

@@ -47,6 +47,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def number_of_processes() -> int:
+    """Return how many processes train one model together, as torchrun says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 # What a folder holds -------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +360,16 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
         raise AttendropError(
             f"The files of the model in '{config.model}' changed since the run in '{place}' began; it cannot be "
             "resumed: restore them, or train anew with --overwrite."
+        )
+
+
+def check_processes(place: Path, run: Mapping[str, Any]) -> None:
+    """Raise AttendropError if a run that is resumed began with another number of processes."""
+    began, now = run.get("processes", number_of_processes()), number_of_processes()
+    if began != now:
+        raise AttendropError(
+            f"The run in '{place}' began with {began} and not {now} processes, each of which trains on a batch in a "
+            f"step; resume it with {began}, or name another output folder."
         )
 
 

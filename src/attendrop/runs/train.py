@@ -35,11 +35,13 @@ from attendrop.runs.run_folder import (
     SAMPLED_ROWS,
     SELECTION,
     begin_run,
+    check_processes,
     check_unchanged,
     clear_unfinished,
     delete_checkpoints,
     is_main_process,
     note_in_run,
+    number_of_processes,
     read_metrics,
     read_run,
     replace_run,
@@ -125,6 +127,7 @@ def _train(
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         delete_checkpoints(place)
         return finished
+    check_processes(place, begun)
     # Load the model.
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
@@ -135,7 +138,7 @@ def _train(
         clear_unfinished(place)
     # Fit it; if held-out rows are to be trained on, too, once without and once with them.
     found = decided(run.config) | {"options": run.config.options}
-    begin = partial(begin_run, place, config, rows, decided=found)
+    begin = partial(begin_run, place, config, rows, decided=found, processes=number_of_processes())
     fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit:

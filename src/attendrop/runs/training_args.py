@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.run_folder import number_of_processes
 
 
 def run_arguments(
@@ -87,8 +87,7 @@ def num_epochs(config: RunConfig, rows: int) -> int:
         assert config.epochs is not None
         return config.epochs
     assert config.batch_size is not None
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batches = math.ceil(rows / (config.batch_size * processes))
+    batches = math.ceil(rows / (config.batch_size * number_of_processes()))
     return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
 
 
