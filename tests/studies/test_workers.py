@@ -68,6 +68,13 @@ def test_units_run_once_each_and_keep_their_scores_only(
     assert sorted(os.listdir(results[0].folder)) == kept
 
 
+def test_units_are_not_shared_by_the_processes_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(AttendropError, match="without torchrun"):
+        run_units([], tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_its_unit_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from attendrop.files.model_files import model_sha256
 from attendrop.files.output_files import write_json
 from attendrop.methods.core.registry import is_of_this_program
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.run_folder import delete_checkpoints, read_metrics
+from attendrop.runs.run_folder import delete_checkpoints, number_of_processes, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
 from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256
@@ -81,6 +81,11 @@ def run_units(
 @contextmanager
 def open_runner(folder: str | Path, *, workers: int | None = None, backend: str = LOCAL) -> Iterator[Runner]:
     """Start what :func:`run_units` needs, for several calls of :meth:`Runner.run` on the same warm workers."""
+    if number_of_processes() > 1:
+        raise AttendropError(
+            "Comparisons and studies start processes of their own, each for whole runs: start one without torchrun (or "
+            "WORLD_SIZE), and set the number of processes by --workers."
+        )
     with locked(Path(folder)), _workers(backend, workers) as opened:
         (Path(folder) / RUNS).mkdir(exist_ok=True)
         yield Runner(Path(folder), opened)
