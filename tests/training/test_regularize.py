@@ -404,6 +404,16 @@ def test_an_interrupt_within_a_pass_leaves_no_changed_weights(
     assert torch.equal(deepcopy(model).eval()(**batch).logits, expected)
 
 
+@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=["attention", "blocks"])
+def test_a_loss_after_the_block_is_refused(method: Any) -> None:
+    """Attention would no longer be regularised; and hooks on blocks would stay."""
+    model = zoo.build("bert").train()
+    with regularize(model, method) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+    with pytest.raises(AttendropError, match="block of regularize has ended"):
+        reg.loss(zoo.batch_of("bert"))
+
+
 def test_a_forgotten_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with regularize(zoo.build("bert"), RECORDED) as reg:
         for epoch in range(2):

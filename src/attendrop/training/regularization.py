@@ -80,7 +80,7 @@ class Regularization:
         self.model_columns: Collection[str] | None = None
         self.sequences = 0
         self._called = 0  # number of losses
-        self._stepped = False
+        self._stepped = self._closed = False
         self._effects = EffectTracker()
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
@@ -168,10 +168,12 @@ class Regularization:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The batch is not a mapping; ``rows`` is not one integer for each row; the model is in
-                evaluation mode, and gradients are on; or the method acts in some epochs only, and :meth:`set_epoch` was
-                not called.
+            AttendropError: The block has ended; the batch is not a mapping; ``rows`` is not one integer for each row;
+                the model is in evaluation mode, and gradients are on; or the method acts in some epochs only, and
+                :meth:`set_epoch` was not called.
         """
+        if self._closed:
+            raise AttendropError("The block of regularize has ended, and the method with it: call reg.loss within it.")
         if not isinstance(batch, Mapping):
             raise AttendropError(
                 f"A batch is a mapping of the model's inputs, with labels, and not a {type(batch).__name__}: pass "
@@ -312,6 +314,7 @@ class Regularization:
 
     def close(self) -> None:
         """Detach the method from the model and the optimizer. Idempotent."""
+        self._closed = True
         if self._hook is not None:
             self._hook.remove()
         self._open.close()
