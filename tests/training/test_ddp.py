@@ -106,6 +106,7 @@ def test_every_method_ends_with_the_weights_of_one_process(job: str, ranks: Resu
 def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(rows: str, ranks: Results) -> None:
     (resumed, other), whole = ranks(f"resumed {rows}"), ranks(f"train {rows}")[0]
     assert len(resumed["gradients"]) == 1
+    assert resumed["shares"] == whole["shares"]
     zoo.assert_same(resumed["weights"], whole["weights"])
     zoo.assert_same(resumed["weights"], other["weights"])
 

@@ -23,6 +23,7 @@ from attendrop.files.output_files import disk_errors
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX, Batch
 from attendrop.model_support.devices import gathered, sharding_mesh
@@ -179,8 +180,10 @@ class RegularizedTrainer(TrainerHooks):
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
+            statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
             self._regularization.load_state_dict(
-                state, load_method_state(checkpoint, self.args.process_index, self.args.world_size)
+                state | {"statistics": statistics},
+                load_method_state(checkpoint, self.args.process_index, self.args.world_size),
             )
             self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
         elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
@@ -405,9 +408,11 @@ class RegularizedTrainer(TrainerHooks):
         save_method_state(checkpoint, *regularization.method_state_dicts(), self.args.process_index)
         total, since_step = self.unlogged_loss()
         loss = {"sum": self._over_processes(total).item() / self.args.world_size, "since_step": since_step}
+        state = regularization.state_dict()
+        statistics = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            seal(checkpoint, self.regularizer, regularization.state_dict() | {"loss": loss})
+            seal(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:

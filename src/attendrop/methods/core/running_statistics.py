@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,19 @@ class RunningStatistics:
         counts = {key: pair.tolist() for key, pair in self.counts.items()}
         notes = {key: pair.tolist() for key, pair in self.notes.items()}
         return {"passes": self.passes, "active": self.active, "counts": counts, "notes": notes}
+
+    @classmethod
+    def merged(cls, states: Iterable[Mapping[str, Any]]) -> RunningStatistics:
+        """Sum the :meth:`state_dict` of several processes."""
+        found = cls()
+        for each in (cls(**state) for state in states):
+            found.passes += each.passes
+            for source, count in each.active.items():
+                found.active[source] = found.active.get(source, 0) + count
+            for sums, others in ((found.counts, each.counts), (found.notes, each.notes)):
+                for name, pair in others.items():
+                    _add(sums, name, pair)
+        return found
 
     def summary(
         self, sources: Sequence[str], total: Callable[[Tensor], Tensor], gather: Callable[[Any], list[Any]]
