@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
+from attendrop.runs.run_metrics import learnt
 from attendrop.training.regularization import Regularization
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
@@ -98,6 +100,7 @@ def train(
     shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
     found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
     if isinstance(method, AttendOut):
+        found["pi"] = learnt(trainer, SimpleNamespace(train=trainer.train_dataset, selection=None))["pruning"]["pi"]
         players = trainer.method_state.players
         found["generator"] = dict(players.generator.named_parameters())
         found["defender"] = dict(players.defender.model.named_parameters())

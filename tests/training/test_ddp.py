@@ -87,6 +87,7 @@ def test_attendout_decides_as_one(variant: str, ranks: Results, alone: Results) 
         zoo.assert_same(first[name], second[name])
         zoo.assert_same(first[name], resumed[name])
         zoo.assert_same(first[name], one[name], 1e-7)
+    assert first["pi"] == second["pi"] == pytest.approx(one["pi"], rel=1e-6)
     assert [entry["step"] for entry in first["log"]] == [2, 4]
     for ours, theirs in zip(first["log"], one["log"], strict=True):
         for name, value in ours.items():

@@ -21,7 +21,7 @@ from datasets import Dataset
 import attendrop
 from attendrop.attention.isolation import in_full_precision
 from attendrop.methods.core.base import Method
-from attendrop.model_support.batches import to_device
+from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_trainer import RunTrainer
@@ -33,6 +33,7 @@ from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
+from attendrop.training.labelled_data import LabelledRows
 from attendrop.training.model_call import replaced_attribute
 from attendrop.wording import counted
 
@@ -273,8 +274,9 @@ def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     if trainer.method_state is None:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
-    batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
-    return trainer.method_state.final_report(batches)
+    # All rows in each process: the trainer's own loader would give each a part, filled up with rows of others.
+    data = LabelledRows(*trainer.readable(rows), trainer.args.device)
+    return trainer.method_state.final_report(data.iter_batches(trainer.args.eval_batch_size, Processes()))
 
 
 def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
