@@ -46,11 +46,6 @@ def callback(kind: type[TrainerCallback], name: str) -> Look:
     return lambda trainer: [getattr(c, name) for c in trainer.callback_handler.callbacks if isinstance(c, kind)]
 
 
-def every(what: str) -> Look:
-    callbacks = lambda trainer: (c for c in trainer.callback_handler.callbacks if isinstance(c, EverySteps))  # noqa: E731
-    return lambda trainer: [c.steps for c in callbacks(trainer) if c.flag == f"should_{what}"]
-
-
 def rows(trainer: Any) -> int:
     return len(trainer.train_dataset)
 
@@ -115,9 +110,12 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("refit", "", lambda trainer: Path(trainer.args.output_dir).name, SELECTION, {}),
     ("patience", "4", callback(EarlyStoppingCallback, "early_stopping_patience"), [4], HELD_OUT),
     ("calibrate", "", held_out, 4, {}),
-    ("save_steps", "5", every("save"), [5], {}),
+    ("save_steps", "5", callback(EverySteps, "steps"), [{"should_save": 5, "should_log": None}], {}),
     ("report_to", "tensorboard", argument("report_to"), ["tensorboard"], {}),
-    ("logging_steps", "6", every("log"), [6], {}),
+    (  # one callback, since the trainer warns of two of a class
+        *("logging_steps", "6", callback(EverySteps, "steps")),
+        *([{"should_save": 5, "should_log": 6}], {"save_steps": "5"}),
+    ),
     ("seed", "7", argument("seed"), 7, {}),
     ("seed", "7", argument("data_seed"), 7, {}),
     ("device", "auto", argument("use_cpu"), False, {}),

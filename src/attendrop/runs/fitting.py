@@ -170,13 +170,9 @@ def fit(
 
 def _callbacks(config: RunConfig, encoded: Parts, checkpoint_seconds: float | None) -> list[TrainerCallback]:
     """Make the callbacks that the options ask for."""
-    found: list[TrainerCallback] = [Meter()]
+    found: list[TrainerCallback] = [Meter(), EverySteps(save=config.save_steps, log=config.logging_steps)]
     if config.patience is not None and encoded.selection is not None:
         found.append(EarlyStoppingCallback(config.patience))
-    if config.save_steps is not None:
-        found.append(EverySteps(config.save_steps, "save"))
-    if config.logging_steps is not None:
-        found.append(EverySteps(config.logging_steps, "log"))
     if checkpoint_seconds is not None:
         found.append(SaveBySeconds(checkpoint_seconds))
     return found

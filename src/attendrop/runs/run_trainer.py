@@ -74,14 +74,18 @@ class Meter(TrainerCallback, ExportableState):
 
 
 class EverySteps(TrainerCallback):
-    """Save a checkpoint, or log, every ``steps`` optimizer steps, besides what each epoch's end does."""
+    """Save a checkpoint every ``save`` optimizer steps, and log every ``log``, besides what each epoch's end does.
 
-    def __init__(self, steps: int, what: str) -> None:
-        self.steps, self.flag = steps, f"should_{what}"
+    One does both: the trainer warns of two callbacks of a class.
+    """
+
+    def __init__(self, *, save: int | None, log: int | None) -> None:
+        self.steps = {"should_save": save, "should_log": log}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step % self.steps == 0 and not float(state.epoch or 0).is_integer():
-            setattr(control, self.flag, True)
+        for flag, steps in self.steps.items():
+            if steps and state.global_step % steps == 0 and not float(state.epoch or 0).is_integer():
+                setattr(control, flag, True)
 
 
 class StopAfter(TrainerCallback):
