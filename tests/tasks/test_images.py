@@ -230,6 +230,17 @@ def test_what_cannot_be_decoded_is_told(tmp_path: Path) -> None:
         read_image(path)
 
 
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_values_of_unknown_range_are_refused(mode: str, tmp_path: Path) -> None:
+    """Pillow clips them to 0 and 255, which leaves a white or a black image."""
+    path = tmp_path / "scan.tif"
+    Image.new(mode, (8, 8), 1).save(path)
+    told = "its values have 32 bits and no known range; save it with 8 or 16"
+    assert check_image(str(path)).problem == f"the image cannot be read ({told})"
+    with pytest.raises(AttendropError, match=told):
+        read_image(path)
+
+
 def test_a_file_is_checked_again_when_it_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     path.write_bytes(b"nothing yet")

@@ -46,8 +46,8 @@ def is_image(path: str | Path) -> bool:
 def read_image(path: str | Path) -> Image:
     """Read an image as RGB: upright, as its EXIF orientation says, without transparency, of several frames the first.
 
-    This is what ``transformers.pipeline`` does, except for 16-bit grey images, which it makes white. Raises
-    AttendropError if the file cannot be read.
+    This is what ``transformers.pipeline`` does, except for grey images of more than 8 bits, which it makes white or
+    black: 16 bits are scaled, and 32 refused, whose range is not known. Raises AttendropError if the file cannot be read.
     """
     try:
         with _pillow().open(path) as image:
@@ -64,6 +64,8 @@ def _rgb(image: Image) -> Image:
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I;16"):
         upright = _pillow().fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    if upright.mode in ("I", "F"):
+        raise ValueError("its values have 32 bits and no known range; save it with 8 or 16")
     if "transparency" in upright.info:  # of a palette, of which Pillow warns
         upright = upright.convert("RGBA")
     return upright.convert("RGB")
