@@ -136,6 +136,7 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     assert [record.message[:42] for record in caplog.records] == ["R-Drop: both passes give the same predicti"] * (
         not dropout
     )
+    assert all("of T5, dropout_rate; of GPT-2, resid_pdrop" in record.message for record in caplog.records)
 
 
 def test_texts_are_repeated_as_their_rows_are() -> None:

@@ -132,7 +132,8 @@ class _TwoPasses(MethodState):
         if self._steps == 2 and not self._largest > 0:
             logger.warning(
                 "R-Drop: both passes give the same predictions, so it has no effect. The model has no dropout in "
-                "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1."
+                "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1 "
+                "(of T5, dropout_rate; of GPT-2, resid_pdrop; of Llama, attention_dropout)."
             )
         return {}
 
