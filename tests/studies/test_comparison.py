@@ -61,7 +61,7 @@ class Runner:
             metrics |= {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0}
             metrics |= {"training": {"learning_rate": 1e-4}, "data": {"rows": {"dev": 12}}}
             result = Result(unit, Path(repr(unit)), metrics)
-            results.append(result if found is not None else replace(result, metrics=None, error="out of luck"))
+            results.append(result if found is not None else replace(result, metrics=None, error="luck", seconds=10.0))
         return results
 
     def release(self) -> None: ...
@@ -107,6 +107,7 @@ def test_what_time_is_left_goes_into_the_search(folder: Path, budget: float | No
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path) -> None:
     running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "mixout" else 0.5))
     assert sum(each.metrics is None for each in running.final_runs(running.defaults)) == 2
+    assert running.spent == 2 * 3 * 10 / 2  # also of those that failed
     planned: list[int] = []
     runner = Runner(lambda unit: None if unit.method == "mixout" else 0.5)
     running = Steps(comparison(folder, trials=2, folds=1), runner, lambda event: None, planned.append)  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
     running.final_runs(running.defaults)
     assert planned[-1] == len({repr(unit) for unit in runner.asked})  # also those that failed in the search
     running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "finetune" else 0.5))
-    with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: out of luck"):
+    with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
         running.final_runs(running.defaults)
 
 
@@ -145,7 +146,7 @@ def test_the_answer_names_failures_and_is_written_whatever_becomes_of_the_model(
     with pytest.raises(AttendropError, match=r"answer is in .*answer\.md, but its model .*: The disk is full"):
         run_comparison(comparison(folder, methods=settings))
     found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
-    assert found["best"] is None and "mixout p=0.9 with seed 0 (out of luck)" in found["notes"][0]
+    assert found["best"] is None and "mixout p=0.9 with seed 0 (luck)" in found["notes"][0]
 
 
 def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

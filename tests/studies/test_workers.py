@@ -54,6 +54,7 @@ def test_units_run_once_each_and_keep_their_scores_only(
         again: list[Event] = []
         reordered = runner.run([asked[1], asked[0]], again.append)
         assert [event.kind for event in again] == ["kept"] * 2
+        assert runner.run([asked[2]], again.append) == [results[2]] and len(again) == 2  # one that failed, neither
     alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1, max_steps=2))
     assert tiny.scores_of(results[1].metrics) == tiny.scores_of(alone)
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
@@ -63,7 +64,7 @@ def test_units_run_once_each_and_keep_their_scores_only(
     assert "nowhere.csv" in str(results[4].error)
     for i in (2, 4):
         failed = json.loads((results[i].folder / "failed.json").read_text())
-        assert (failed["error"], failed["attempts"]) == (results[i].error, 1)
+        assert (failed["error"], failed["attempts"]) == (results[i].error, 1) and results[i].seconds > 0
     kept = ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
     assert sorted(os.listdir(results[0].folder)) == kept
 

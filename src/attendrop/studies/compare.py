@@ -206,14 +206,17 @@ def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], fold
 
 
 class Steps:
-    """The runs of a comparison. What depends on time follows from the times in ``metrics.json`` of finished runs."""
+    """The runs of a comparison.
+
+    What depends on time follows from the times in ``metrics.json`` of finished runs, and of runs that failed now.
+    """
 
     def __init__(
         self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: Callable[[int], None]
     ) -> None:
         self.comparison, self.runner, self.on_event, self.on_plan = comparison, runner, on_event, on_plan
         self.defaults = {setting.label: setting for setting in comparison.methods}
-        self._seconds: dict[Path, float] = {}  # of each run; 0 for one that failed
+        self._seconds: dict[Path, float] = {}  # of each run
 
     @property
     def spent(self) -> float:
@@ -224,7 +227,7 @@ class Steps:
         """Run units, and note their time."""
         results = self.runner.run(units, self.on_event)
         for result in results:
-            self._seconds[result.folder] = float((result.metrics or {}).get("total_seconds", 0.0))
+            self._seconds[result.folder] = float((result.metrics or {}).get("total_seconds", result.seconds))
         return results
 
     def search(self) -> dict[str, list[Trial]]:

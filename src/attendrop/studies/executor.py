@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -98,6 +99,7 @@ class Runner:
         self.folder, self._workers = folder, workers
         self.workers = workers.count  # units that run at the same time
         self._digests: dict[str, str] = {}
+        self._failed: dict[Path, Result] = {}  # which are not run again, if a search asks for them again
 
     def place(self, unit: Unit) -> Job:
         """Find the folder of a unit.
@@ -130,17 +132,21 @@ class Runner:
         asked: list[Job] = []
         results: dict[Path, Result] = {}
         failures: dict[Path, int] = {}
+        started: dict[Path, float] = {}
         losses: Counter[Path] = Counter()
 
         def report(event: Event) -> None:
             job, folder = event.job, event.job.folder
             if event.kind in ("started", "kept") and folder not in failures:
                 failures[folder] = _clear_failure(folder)
+            if event.kind == "started":
+                started.setdefault(folder, time.monotonic())
             if event.kind in ("kept", "finished"):
                 event = replace(event, metrics=read_metrics(folder))
                 results[folder] = Result(job.unit, folder, event.metrics)
             elif event.kind == "failed":
-                results[folder] = Result(job.unit, folder, None, event.text)
+                seconds = time.monotonic() - started.get(folder, time.monotonic())
+                results[folder] = self._failed[folder] = Result(job.unit, folder, None, event.text, seconds)
                 _record_failure(event, failures.get(folder, 0) + 1)
             on_event(event)
 
@@ -152,6 +158,9 @@ class Runner:
                 if job.folder in begun:
                     continue
                 begun.add(job.folder)
+                if job.folder in self._failed:
+                    results[job.folder] = self._failed[job.folder]
+                    continue
                 try:
                     finished = read_metrics(job.folder) is not None
                 except AttendropError as error:  # a file that a crash of the machine left empty

@@ -127,12 +127,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a unit: its ``metrics.json``, or an error."""
+    """Result of a unit: its ``metrics.json``, or an error, after how many seconds."""
 
     unit: Unit
     folder: Path
     metrics: dict[str, Any] | None
     error: str | None = None
+    seconds: float = 0.0
 
     def failure(self) -> dict[str, Any]:
         """Describe a run without metrics, as JSON values."""
