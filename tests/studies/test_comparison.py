@@ -19,7 +19,7 @@ from attendrop.runs.run_folder import NEW_RUN, foreign, read_run
 from attendrop.studies import compare as compare_module
 from attendrop.studies.compare import Steps, run_comparison
 from attendrop.studies.comparison import Comparison, check_record, write_record
-from attendrop.studies.setting_search import MethodSetting
+from attendrop.studies.setting_search import LEARNING_RATE_FACTORS, MethodSetting
 from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result, Unit
 
@@ -59,7 +59,7 @@ class Runner:
             found = self.score(unit)
             metrics = unit.described() | {"selection_score": found, "score": found, "total_seconds": 10.0}
             metrics |= {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0}
-            metrics |= {"training": {"learning_rate": 1e-4}, "data": {"rows": {"dev": 12}}}
+            metrics |= {"training": {"learning_rate": unit.config.learning_rate}, "data": {"rows": {"dev": 12}}}
             result = Result(unit, Path(repr(unit)), metrics)
             results.append(result if found is not None else replace(result, metrics=None, error="luck", seconds=10.0))
         return results
@@ -102,6 +102,16 @@ def test_what_time_is_left_goes_into_the_search(folder: Path, budget: float | No
     found = {name: len(each) for name, each in running.search().items()}
     assert found == ({} if trials is None else dict.fromkeys(("finetune", "mixout"), trials))
     assert budget is None or running.spent < budget
+
+
+def test_learning_rates_that_are_given_are_not_searched(folder: Path) -> None:
+    given = [MethodSetting("finetune", learning_rate=2e-3), MethodSetting("mixout", learning_rate=5e-4), "r-drop"]
+    of = comparison(folder, methods=given, trials=4, folds=1)
+    found = steps(of, Runner()).search()
+    rates = [{trial.setting.learning_rate for trial in trials} for trials in found.values()]
+    assert rates[:2] == [{2e-3}, {5e-4}] and len(found["mixout learning_rate=0.0005"]) == 4
+    usual = of.config.learning_rate
+    assert usual is not None and {None} < rates[2] <= {None, *(usual * factor for factor in LEARNING_RATE_FACTORS)}
 
 
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path) -> None:
@@ -163,6 +173,8 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ([each.label for each in single.methods], single.baselines) == (["finetune", "ad-drop p=0.2"], ())
     attendrop.compare(output_dir=Path("answer"), methods="r-drop", **data | {"train_file": folder / "train.csv"})
     assert asked[1].config.train_file == data["train_file"]
+    slower = MethodSetting("finetune", learning_rate=1e-3)
+    assert replace(asked[0], methods=["r-drop", slower]).methods == (slower, MethodSetting("r-drop"))
     for wrong, hint in (
         ({"metod": "r-drop"}, "'metod'; did you mean"),
         ({"method": "r-drop"}, "'method'; did you mean"),
@@ -188,6 +200,14 @@ def test_help_lists_all_options() -> None:
         ({"budget": 0.0}, "budget must be above 0 seconds"),
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
+        (
+            {"methods": [MethodSetting("mixout"), MethodSetting("mixout", {}, 1e-3)]},
+            "twice, with learning rates that an",
+        ),
+        (
+            {"methods": ["finetune", MethodSetting("finetune", {}, 1e-3)]},
+            "finetune learning_rate=0.001 is to be compared",
+        ),
         ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
         ({"methods": [("ad-drop", {"p": 0.2})]}, "A method is an object"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),

@@ -238,7 +238,11 @@ class Steps:
         before = self.spent
         self.on_plan(len(self.defaults))
         first = self.run(selection_unit(comparison.config, setting, 0) for setting in self.defaults.values())
-        finished = [result.metrics for result in first if result.metrics is not None]
+        finished = [
+            (setting, result.metrics)
+            for setting, result in zip(self.defaults.values(), first, strict=True)
+            if result.metrics is not None
+        ]
         if not finished:
             raise AttendropError(f"No run succeeded; the first error: {first[0].error}")
         trials = comparison.trials or self._trials_that_fit(self.spent - before)
@@ -246,17 +250,14 @@ class Steps:
             return {}
         selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
         self.on_plan(selection + self._number_of_final_runs)
-        decided = {
-            setting.label: given_options(setting.method, result.metrics["options"])
-            for setting, result in zip(self.defaults.values(), first, strict=True)
-            if result.metrics is not None
-        }
+        decided = {setting.label: given_options(setting.method, metrics["options"]) for setting, metrics in finished}
+        _, usual = min(finished, key=lambda each: each[0].learning_rate is not None)  # of the run, if one has it
         return search_settings(
             comparison.config,
             comparison.methods,
             trials=trials,
             folds=comparison.folds,
-            learning_rate=finished[0]["training"]["learning_rate"],
+            learning_rate=usual["training"]["learning_rate"],
             run_units=self.run,
             decided=decided,
         )

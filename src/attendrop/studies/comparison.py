@@ -73,18 +73,22 @@ def _settings(
     from attendrop.methods.core.registry import build_method, spelled_options
     from attendrop.studies.setting_search import MethodSetting
 
-    found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
+    found: list[MethodSetting] = []
+    built: list[Method] = []
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     given = given if isinstance(given, Sequence) else [given]  # a method
     for setting in map(MethodSetting.of, given):
         method = build_method(setting.method, setting.options)
-        if method.name == REFERENCE:
-            continue
+        setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
         if method in built:
-            raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
-        found.append(replace(setting, method=method.name, options=spelled_options(method.name, setting.options)))
+            same = found[built.index(method)].learning_rate == setting.learning_rate
+            rates = "" if same else ", with learning rates that an answer does not tell apart"
+            raise AttendropError(f"{setting.label} is to be compared twice{rates}; leave one out.")
+        found.append(setting)
         built.append(method)
-    return tuple(found)
+    if not any(setting.method == REFERENCE for setting in found):
+        found.append(MethodSetting(REFERENCE))
+    return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +111,8 @@ class Comparison:
         Range("", _settings),
         shown="those most used",
     )
-    """Names, methods with options, or settings, one or several of each method; an option that is not the default is not
-    searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
+    """Names, methods with options, or settings, one or several of each method; an option that is not the default, or a
+    setting's learning rate, is not searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
     seeds: int = option(5, "search", "Number of seeds per method.")
     budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
     """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; the remaining time is

@@ -121,10 +121,10 @@ def search_settings(
     fold. After each fold, only the better half of a method's settings, and its default, remain. All methods have the
     same number of settings, plain fine-tuning included, for which only the learning rate is searched: up to 12, since
     there are no more of these. Options that are given are not searched, nor are those given in other settings of the
-    same method, so that each setting stays what it is compared as.
+    same method, so that each setting stays what it is compared as, nor is its learning rate, if it has one.
 
-    For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is its learning rate, and
-    ``decided`` has, by its label, the options that the data decided.
+    For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is that of the defaults
+    that have none, and ``decided`` has, by their label, the options that the data decided.
 
     Returns:
         The trials by label of the default, which comes first.
@@ -183,14 +183,15 @@ def _settings(
     The others differ from what the default is on these data, ``around``.
     """
     space = {name: values for name, values in search_space(default.method).items() if name not in given}
-    space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
+    if default.learning_rate is None:
+        space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
     defaults = {name: values[0] for name, values in space.items()}
     found = [default]
 
     grid = list(product(*space.values()))
     for values in random.Random(seed).sample(grid, min(trials, len(grid))):
         changed = {name: value for name, value in zip(space, values, strict=True) if value != defaults[name]}
-        rate = changed.pop(_LEARNING_RATE, None)
+        rate = changed.pop(_LEARNING_RATE, default.learning_rate)
         options = {**(around if changed else {}), **default.options, **changed}
         setting = MethodSetting(default.method, options, rate)
         if setting not in found:
