@@ -33,12 +33,12 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     rows = [f"{'good' if n % 2 else 'bad'} {tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in range(320)]
     for name, own in (("train", rows[:80]), ("dev", rows[80:])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *own]) + "\n", encoding="utf-8")
-    answer, dev = tmp_path / "answer", str(tmp_path / "dev.csv")
+    answer, dev = tmp_path / "an answer", str(tmp_path / "dev.csv")
     asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-start", "random")]
     asked += ["--train-file", str(tmp_path / "train.csv"), "--eval-file", dev, "--output-dir", str(answer)]
     assert main([*asked, "--baselines", "none"]) == 0  # another model is there first
     shown = capsys.readouterr().out
-    assert shown.startswith("Use plain fine-tuning.") and f"attendrop predict {answer / 'best'}" in shown
+    assert shown.startswith("Use plain fine-tuning.") and f"attendrop predict '{answer / 'best'}' ..." in shown
     assert main([*asked, "--baselines", "tfidf"]) == 0
     shown = capsys.readouterr().out
     assert "The model is in" in shown

@@ -24,6 +24,7 @@ from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import check_keeps_model
 from attendrop.runs.folder_lock import locked, new_folder
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
@@ -510,3 +511,8 @@ def test_interrupted_runs_of_several_seeds_can_be_repeated(
         with pytest.raises(AttendropError, match=r"run.yaml \(changed since\)' was not written by attendrop"):
             train_seeds(config, [2, 0], **more)
     assert (tmp_path / "runs" / "run.yaml").read_text() == "mine: 1"
+
+
+def test_a_command_of_a_folder_with_spaces_can_be_pasted() -> None:
+    with pytest.raises(AttendropError, match=r"`attendrop train --config 'a run/run\.yaml'`\."):
+        check_keeps_model("a run")

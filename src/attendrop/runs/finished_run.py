@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,7 +124,7 @@ def check_keeps_model(run_dir: str) -> None:
     if not keeps_model(run_dir) and not is_baseline(run_dir):
         raise AttendropError(
             f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config "
-            f"{run_dir}/run.yaml`."
+            f"{shlex.quote(f'{run_dir}/run.yaml')}`."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ class Outcome:
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
-            lines += ["", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
+            lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
         return lines
 
 
