@@ -97,11 +97,15 @@ def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured) -> 
     assert re.search(r"supported +no: \w+ is not supported: it does not route", capsys.readouterr().out)
 
 
-def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured) -> None:
+def test_doctor_of_a_model_that_looks_at_values(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attendrop.cli.model_report._MUCH", 2**12)
     small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 50}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart", **small}))
     assert cli.main(["doctor", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert "Warning: BartForSequenceClassification reads values of tensors, so it is built in memory" in told
     assert all(f"{kind} attention" in shown for kind in ("encoder", "decoder", "cross"))
 
 

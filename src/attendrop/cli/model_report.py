@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.models.auto import modeling_auto
 from attendrop.attention.adapter import attention_module_names, find_attention_layers
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.tracing import example_inputs, example_pixels
+from attendrop.cli.console import size
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 from attendrop.tasks.heads.model_classes import saved_model_class
@@ -29,6 +31,9 @@ _CLASSIFIERS = (
 )
 # Exceptions when a model is built from its configuration alone and run.
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError)
+# Memory, in bytes, from which on it is announced.
+_MUCH = 2**30
+logger = logging.getLogger(__name__)
 
 
 def examine(name: str) -> dict[str, Any]:
@@ -77,6 +82,11 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
                 raise
             except _FAILURES as error:
                 failures.append(error)
+        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > _MUCH:
+            logger.warning(
+                "%s reads values of tensors, so it is built in memory, with random weights: %s.",
+                *(type(model).__name__, size(needed)),
+            )
     failure = str(failures[-1]).strip().partition("\n")[0]
     raise AttendropError(f"It could not be built and run from its configuration ({failure}).")
 
