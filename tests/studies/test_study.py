@@ -287,6 +287,30 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     assert [path.name for path in tmp_path.glob("runs/*/failed.json")] == []
 
 
+def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the default folder `runs/study`, unless another is named."""
+
+    def run(study: Study, folder: Path, **_: Any) -> Any:
+        folder.mkdir(parents=True, exist_ok=True)
+        return make_report(Study(()), {})
+
+    monkeypatch.setattr("attendrop.studies.study.run_study", run)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        write(Path(name) / "study.yaml", content(folder, methods="finetune"))
+    assert [cli.main(["study", "a/study.yaml"]) for _ in range(2)] == [0, 0]
+    capsys.readouterr()
+    assert cli.main(["study", "b/study.yaml"]) == 2
+    told = f"'runs/study' holds the answer of '{tmp_path / 'a/study.yaml'}', which would be replaced; name another"
+    assert told in capsys.readouterr().err
+    assert cli.main(["study", "b/study.yaml", "--output-dir", "runs/b"]) == 0
+    shutil.move("a", "c")
+    assert cli.main(["study", "c/study.yaml"]) == 0
+
+
 def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:
     """`attendrop train` makes a folder of runs in a project, too."""
     (tmp_path / "runs").mkdir()

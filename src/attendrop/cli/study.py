@@ -45,9 +45,11 @@ def study(
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.executor import LOCAL
-    from attendrop.studies.study import run_study
+    from attendrop.studies.study import check_study_file, note_study_file, run_study
     from attendrop.studies.units import REPORTS
 
+    if output_dir is None:
+        check_study_file(folder, file)
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
@@ -55,6 +57,7 @@ def study(
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"
         report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
+    note_study_file(folder, file)
     text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
     show(report.as_dict(), text, quiet=quiet, as_json=as_json)
     if report.failed:

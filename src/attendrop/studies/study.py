@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_text
+from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
@@ -23,6 +23,8 @@ from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
 from attendrop.studies.words import ends, interval, p_text
 from attendrop.text_tables import csv_of_records, markdown_table
+
+FILE = "study.json"
 
 
 def run_study(
@@ -70,6 +72,21 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     if found is not None and ("settings" in found) == comparison:
         other = "study" if comparison else "comparison"
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")
+
+
+def check_study_file(folder: Path, file: str) -> None:
+    """Raise AttendropError if a folder holds the answer of another study file, which is still there."""
+    noted = (read_json(folder / FILE, {"file": str}) or {}).get("file", file)
+    if Path(noted).exists() and not Path(noted).samefile(file):
+        raise AttendropError(
+            f"The output folder '{folder}' holds the answer of '{noted}', which would be replaced; name another one "
+            "with --output-dir."
+        )
+
+
+def note_study_file(folder: Path, file: str) -> None:
+    """Record the study file whose answer a folder holds."""
+    write_json(folder / FILE, {"file": str(Path(file).absolute())})
 
 
 @dataclass(frozen=True)
