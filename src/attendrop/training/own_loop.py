@@ -60,7 +60,8 @@ def regularize(
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
         optimizer: The model's optimizer. Needed by methods that act on gradients (if you have several, pass the one
-            that steps first), restart training, or train a second model with another optimizer like it.
+            that steps first, before which a gradient scaler must ``unscale_`` the others), restart training, or train a
+            second model with another optimizer like it.
         max_grad_norm: Norm to which you clip the model's gradients; also used for those of a method's second model.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
         reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
