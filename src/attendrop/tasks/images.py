@@ -47,7 +47,7 @@ def read_image(path: str | Path) -> Image:
     """Read an image as RGB: upright, as its EXIF orientation says, without transparency, of several frames the first.
 
     This is what ``transformers.pipeline`` does, except for grey images of more than 8 bits, which it makes white or
-    black: 16 bits are scaled, and 32 refused, whose range is not known. Raises AttendropError if the file cannot be read.
+    black: 16 bits are scaled, and 32, of no known range, refused. Raises AttendropError if the file cannot be read.
     """
     try:
         with _pillow().open(path) as image:
