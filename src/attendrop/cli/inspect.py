@@ -175,7 +175,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):
-            lines.append(f"With --shift-column {column.name}, it also scores the rows of the last dates.")
+            lines.append(f"With --shift-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
     for command in ["compare", "train"] if needs_label else ["train"]:
