@@ -34,6 +34,7 @@ from attendrop.runs.run_folder import keeps_model, read_metrics
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.registry import HEADS
 from attendrop.tasks.long_texts import of_documents
 from attendrop.tasks.tokenization import columns_of, encode
 
@@ -205,6 +206,9 @@ def _how_to_keep(results: Results) -> str:
         if not tuned:
             continue
         run = tuned.get(setting.answer.use or "", next(iter(tuned.values())))
+        kind = (read_metrics(run) or {"data": {}})["data"].get("report", {}).get("kind")
+        if refused := next((head.refused for head in HEADS if head.kind == kind and "attend" in head.refused), None):
+            return f"`attendrop attend` does not work for {kind}: {refused['attend']}."
         if keeps_model(run):
             command = f'attendrop attend {shlex.quote(str(run))} "TEXT"'
             return f"No model was kept beside the runs, but `{command}` shows the attention of a run."
