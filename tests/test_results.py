@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,8 @@ def test_intervals_on_new_rows_follow_from_the_kept_scores(folder: Path) -> None
         assert record["p"] == pytest.approx(found.p_value)
         checked += 1
     assert checked >= 2
+
+
+def test_the_table_of_all_methods_follows_from_the_kept_runs() -> None:
+    lines = runpy.run_path(str(RESULTS.parent / "benchmarks" / "alike_table.py"))["lines"]()
+    assert "\n".join(lines) in (RESULTS.parent / "docs" / "does-it-help.md").read_text(encoding="utf-8")
