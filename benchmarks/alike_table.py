@@ -26,7 +26,7 @@ DEFAULT = "recorded, all layers, p = 0.3"
 METHODS = {
     f"AD-DROP, {DEFAULT}": True,
     "AD-DROP, separate pass, first layer, p = 0.1": True,
-    "random candidates, all layers": False,
+    "random candidates, all layers, p = 0.3": False,
     "R-Drop": True,
     "mixout, p = 0.9": True,
     "HiddenCut": True,
@@ -39,8 +39,7 @@ _NAMES = {"frozen": "frozen encoder", "setfit": "SetFit", "r-drop": "R-Drop", "m
 _AD_DROP = {
     ("recorded", "all", 0.3): f"AD-DROP, {DEFAULT}",
     ("gradient", "first", 0.1): "AD-DROP, separate pass, first layer, p = 0.1",
-    ("random", "all", 0.3): "random candidates, all layers",
-    ("random", "all", 0.5): "random candidates, all layers",
+    ("random", "all", 0.3): "random candidates, all layers, p = 0.3",
 }
 Runs = dict[str, dict[str, Any]]  # by method and draw
 
