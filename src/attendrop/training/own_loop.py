@@ -109,14 +109,12 @@ def regularize(
 
 
 def _refuse_wrapper(model: nn.Module) -> None:
-    children, whole = dict(model.named_children()), {*model.parameters()}
-    # A class of the user that has an encoder and a head of its own is no wrapper.
-    inside = [name for name, child in children.items() if hasattr(child, "config") and {*child.parameters()} == whole]
-    if list(children) in (["module"], ["_fsdp_wrapped_module"]) or (inside and not hasattr(model, "config")):
+    children = [name for name, _ in model.named_children()]
+    if children in (["module"], ["_fsdp_wrapped_module"]):
         raise AttendropError(
-            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its "
-            f".{(inside or list(children))[0]}, and take one device. RegularizedTrainer trains on several (torchrun), "
-            "and so does a loop of your own with a model that fully_shard (FSDP2) has divided."
+            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its .{children[0]}, and "
+            "take one device. RegularizedTrainer trains on several (torchrun), and so does a loop of your own with a "
+            "model that fully_shard (FSDP2) has divided."
         )
 
 
