@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -273,6 +274,7 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
         ({"changed": "train.csv"}, r"with other content of train\.csv, dev\.csv\. Only"),
         ({"changed": "model/config.json"}, r"with other files of the model '.*model'\. Only"),
         ({"model": "model"}, None),  # named from another folder
+        ({"model": "moved/model"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
         ({"train_file": "other.csv"}, "with the data train.csv, dev.csv, not other.csv, dev.csv"),
         ({"eval_file": None}, "with the data train.csv, dev.csv, not train.csv; test_fraction=0.0, not 0.25"),
@@ -292,6 +294,7 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     check_record(answer, replace(begun, max_steps=5))  # there is no answer yet
     (answer / "answer.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
+    shutil.copytree(folder / "model", folder / "moved/model")
     tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
     if changed := options.pop("changed", None):
         (folder / changed).write_text((folder / changed).read_text() + "\n")

@@ -149,9 +149,11 @@ def check_record(folder: Path, config: RunConfig) -> None:
     if before is None or not ((folder / ANSWER).exists() or (folder / BEST).exists()):
         return
     now = _record(config)
-    was, options = located(before["config"]), now["config"]
+    was, options, files = located(before["config"]), now["config"], before.get("model_sha256")
+    if files == now["model_sha256"] != "":  # the same model, wherever it was
+        was["model"] = options["model"]
     changed = [f"{name}={was[name]!r}, not {options[name]!r}" for name in options if was.get(name) != options[name]]
-    if before.get("model_sha256", now["model_sha256"]) != now["model_sha256"] and was["model"] == options["model"]:
+    if files not in (None, now["model_sha256"]) and was["model"] == options["model"]:
         changed.append(f"other files of the model '{was['model']}'")
     if before["data_sha256"] != now["data_sha256"]:
         same_name = before["data"] == now["data"]
