@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from attendrop.studies.statistics import ALPHA, Estimate, holm, mean_interval, paired_difference
+from attendrop.studies.statistics import (
+    ALPHA,
+    CrossedMean,
+    Estimate,
+    crossed_test,
+    holm,
+    mean_interval,
+    paired_difference,
+)
 from attendrop.tasks.row_scores import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help"
@@ -93,6 +101,25 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Est
     return mean_interval(values), float(stats.ttest_1samp(values, 0).pvalue), len(draws)
 
 
+def together(rows: Mapping[str, Runs], name: str, other: str) -> tuple[Estimate, float]:
+    """Compare two methods on similar rows of both data sets, on new rows; a draw is the mean of its cells."""
+    parts = []
+    for data in DATA.values():
+        cells = [
+            runs for at, runs in rows.items() if at.startswith(data) and "nearest" in at and runs[name] and runs[other]
+        ]
+        draws = [
+            np.mean([_by_row(runs[name][draw]) - _by_row(runs[other][draw]) for runs in cells], axis=0)
+            for draw in sorted(cells[0][name])
+        ]
+        parts.append(CrossedMean.of(np.stack(draws), float(np.mean(draws)), len(draws[0])))
+    return crossed_test(parts, [1 / len(parts)] * len(parts))
+
+
+def _by_row(run: Mapping[str, Any]) -> Any:
+    return RowScores.from_dict(run["row_scores"]).values.astype(float)
+
+
 def number(value: float) -> str:
     """Write a difference; one that is rounded to 0 has no sign."""
     return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
@@ -146,3 +173,9 @@ def lines() -> list[str]:
 
 if __name__ == "__main__":
     print(*lines(), sep="\n")
+    print("Similar rows, all together:")
+    default, control = f"AD-DROP, {DEFAULT}", "random candidates, all layers, p = 0.3"
+    for pair in (
+        *((name, "plain") for name in (default, "R-Drop", "SetFit", control)), (default, "SetFit"), (default, control)
+    ):  # fmt: skip
+        print(*pair, *together(table(), *pair), sep="; ")
