@@ -50,7 +50,7 @@ def write(path: Path, found: dict[str, Any]) -> str:
 def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     found = content(folder, baselines=["majority"], seeds=[3, 5])
-    own = {"task": "rte", "methods": [{"name": "mixout", "options": {"p": [0.5, 0.9]}}]}
+    own = {"task": "rte", "methods": [{"name": "mixout", "options": {"p": [0.5, 0.9]}}], "baselines": "tfidf"}
     found["data"] = ["cola", own, found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]
     found["run"]["learning_rate"] = ["1e-3", 1e-4]
     found["methods"].append("finetune")
@@ -71,7 +71,7 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [(unit.method, unit.options.get("p")) for unit in study.settings[2].units] == 2 * [
         ("mixout", 0.5),
         ("mixout", 0.9),
-        ("majority", None),
+        ("tfidf", None),
     ]
     assert len(study.units) == 6 * 8 + 2 * 6
     assert [unit.config.seed for unit in study.units] == [3] * 30 + [5] * 30

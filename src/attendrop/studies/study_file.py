@@ -116,9 +116,7 @@ class _Reader:
                 raise self.error(f"has no {key}.")
         if isinstance(content["seeds"], int) and content["seeds"] < 1:
             raise self.error(f"has {content['seeds']} seeds; give at least one, or a list.")
-        baselines = _listed(content.get("baselines") or [])
-        for baseline in baselines:
-            check_choice("baseline", baseline, BASELINES)
+        baselines = self.baselines(content.get("baselines"))
         seeds = content["seeds"]
         seeds = range(seeds) if isinstance(seeds, int) else convert_option(self.path, "seed", seeds)
         shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
@@ -127,22 +125,23 @@ class _Reader:
             given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
             name = given.pop("name", None)
             methods = self.methods(given.pop("methods", content["methods"]))
+            own = self.baselines(given.pop("baselines")) if "baselines" in given else baselines
             for point, varied in _grid(shared | self.options("data", given)):
                 source = "task" if "task" in point else "train_file"
                 if name is None:
                     varied.pop(source, None)
                 named = Path(point.get(source, "files")).stem if name is None else str(name)
-                points.append((", ".join([named, *varied.values()]), point, methods))
-        names = [name for name, _, _ in points]
+                points.append((", ".join([named, *varied.values()]), point, methods, own))
+        names = [name for name, *_ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self.error(f"has two data named {twice!r}; give each a 'name'.")
-        for _, options, _ in points if self.check_data else ():
+        for _, options, *_ in points if self.check_data else ():
             _check_files(options)
         # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
         labels = {
             label: method.name
-            for _, _, methods in points
-            for label, method in zip(self.labels(methods, baselines), methods, strict=True)
+            for _, _, methods, own in points
+            for label, method in zip(self.labels(methods, own), methods, strict=True)
         }
         plain = [label for label, name in labels.items() if name == REFERENCE]
         default = plain[0] if len(plain) == 1 else REFERENCE  # by what the file calls it
@@ -150,7 +149,7 @@ class _Reader:
         if "reference" in content and (not isinstance(reference, str) or reference not in labels):
             told = suggestion(str(reference), tuple(labels))
             raise self.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
-        settings = [_setting(name, options, methods, baselines, seeds) for name, options, methods in points]
+        settings = [_setting(*point, seeds) for point in points]
         return Study(tuple(settings), reference)
 
     def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -192,6 +191,11 @@ class _Reader:
             raise self.error(f"has a model that is not a name: {wrong!r}.")
         models = map(self.expanded, given)
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
+
+    def baselines(self, given: Any) -> list[str]:
+        for name in (names := _listed(given or [])):
+            check_choice("baseline", name, BASELINES)
+        return names
 
     def methods(self, entries: Any) -> list[_MethodEntry]:
         if not entries:
