@@ -12,6 +12,7 @@ from helpers import zoo
 from helpers.adapters import adapted, frozen, lora, trained
 from helpers.table import FIRST_STEP, ON_MOVED_WEIGHTS, PLAIN, TABLE, TERMS, given
 from torch import Tensor, nn
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from attendrop import (
     L2SP,
@@ -137,6 +138,7 @@ def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
 
 
 def test_an_adapter_that_transformers_added_trains() -> None:
+    pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
     model = zoo.build("bert")
     model.add_adapter(lora())
     _, found = steps(model, HiddenCut(alpha=0.3, where="feed_forward"), 1, rate=0.1)

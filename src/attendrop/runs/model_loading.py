@@ -85,6 +85,9 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             trust_remote_code=False,
         )
         tokenizer = head.load_preprocessor(place)
+    for key, weight in model.named_parameters():
+        if key in (model._keys_to_ignore_on_save or ()):  # Marian's positions, which transformers 5.24 would train
+            weight.requires_grad_(False)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, keeps_head=task is None, has_head=head.pretrained)
     head.fit_preprocessor(name, model, tokenizer)
