@@ -9,6 +9,7 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.inspection import check_files, inspect_files
 from attendrop.tasks.label_map import label_variants, read_label_map, write_label_map
 from attendrop.tasks.table import BadRows
@@ -116,3 +117,9 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
     assert data.task.label_names == names
     (chunk,) = stream_file(file, **options, head=data.task.head, size=9, bad=BadRows())
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
+
+
+def test_a_thousand_is_not_the_class_1_with_a_decimal_comma() -> None:
+    head = Classification(("1", "2"))
+    assert head.read_labels(["1,0", "2,00", "2"]) == [0, 1, 1]
+    assert head.unknown_labels("1,000") == ["1,000"]

@@ -167,9 +167,10 @@ class Classification(NamedLabels, SequenceHead):
         return {class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
 
     def names_in(self, value: Any) -> list[str]:
-        """Return the name; ``1,0`` may be that of ``1``, as in training on a file with decimal commas."""
+        """Return the name; ``1,0`` may be that of ``1``, as of a training file with decimal commas; not ``1,000``."""
         name = class_name(value)
-        known = (each for each in (written(value), name, class_name(pointed(name))) if each in self.label_ids)
+        decimal = name if name[-4:-3] == "," else pointed(name)  # else it may be a thousand
+        known = (each for each in (written(value), name, class_name(decimal)) if each in self.label_ids)
         return [next(known, name)]
 
     def ids_in(self, label: int) -> list[int]:
