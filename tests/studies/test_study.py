@@ -309,6 +309,10 @@ def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(
     assert cli.main(["study", "b/study.yaml", "--output-dir", "runs/b"]) == 0
     shutil.move("a", "c")
     assert cli.main(["study", "c/study.yaml"]) == 0
+    own = write(Path("study.json"), content(folder, methods="finetune"))  # in a project with its folder of runs
+    before = Path(own).read_bytes()
+    assert cli.main(["study", own, "--output-dir", "."]) == 2
+    assert Path(own).read_bytes() == before and "'study.json' is not valid JSON" in capsys.readouterr().err
 
 
 def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:

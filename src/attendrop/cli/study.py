@@ -48,8 +48,7 @@ def study(
     from attendrop.studies.study import check_study_file, note_study_file, run_study
     from attendrop.studies.units import REPORTS
 
-    if output_dir is None:
-        check_study_file(folder, file)
+    check_study_file(folder, file, is_named=output_dir is not None)
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,

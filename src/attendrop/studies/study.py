@@ -74,10 +74,13 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")
 
 
-def check_study_file(folder: Path, file: str) -> None:
-    """Raise AttendropError if a folder holds the answer of another study file, which is still there."""
+def check_study_file(folder: Path, file: str, *, is_named: bool = False) -> None:
+    """Raise AttendropError if a folder, unless ``is_named``, holds the answer of another study file, still there.
+
+    In any folder, a file that would be replaced by the record of the study file is refused.
+    """
     noted = (read_json(folder / FILE, {"file": str}) or {}).get("file", file)
-    if Path(noted).exists() and not Path(noted).samefile(file):
+    if not is_named and Path(noted).exists() and not Path(noted).samefile(file):
         raise AttendropError(
             f"The output folder '{folder}' holds the answer of '{noted}', which would be replaced; name another one "
             "with --output-dir."
