@@ -76,8 +76,8 @@ def test_mixout_mixes_what_is_unfrozen_later() -> None:
         dense.register_forward_pre_hook(lambda module, _: seen.append(module.weight.detach().clone()))
         reg.loss(batch)
         dense.weight.requires_grad_(False)
-        resumed = Regularization(zoo.training(model), Mixout()).method_state
-        resumed.load_state_dict(reg.method_state.state_dict(), {})
+    resumed = Regularization(zoo.training(model), Mixout()).method_state
+    resumed.load_state_dict(reg.method_state.state_dict(), {})
     found = (seen[0] - start).round(decimals=6)
     assert sorted(found.unique().tolist()) == [0, 2]
     assert torch.equal(resumed.state_dict()["pretrained"]["bert.pooler.dense.weight"], start)
@@ -229,8 +229,8 @@ def test_what_is_unfrozen_later_is_pulled_to_where_it_began() -> None:
         optimizer.step()
         torch.testing.assert_close(weight.grad, expected)
         model.bert.requires_grad_(False)
-        resumed = Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state
-        resumed.load_state_dict(reg.method_state.state_dict(), {})
+    resumed = Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state
+    resumed.load_state_dict(reg.method_state.state_dict(), {})
     assert torch.equal(resumed.state_dict()["start"]["bert.pooler.dense.weight"], start)
 
 

@@ -335,6 +335,19 @@ def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixtu
     assert not caplog.messages
 
 
+def test_blocks_of_one_model_are_refused_what_a_composition_is() -> None:
+    """Else one of two methods that replace weights would have no effect."""
+    model, other = zoo.build("bert"), zoo.build("bert")
+    with regularize(model, Mixout()):
+        for method, why in ((SAM(), "'mixout' and 'sam' cannot be combined"), (Mixout(p=0.9), "given twice")):
+            with pytest.raises(AttendropError, match=why), regularize(model, method):
+                pass
+        with regularize(model, METHOD), regularize(other, SAM()):
+            pass
+    with regularize(model, SAM()):
+        pass
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", method_names())
 def test_a_refused_block_leaves_nothing_behind(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +19,7 @@ from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
+from attendrop.methods.core.compose import refuse_conflicts
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
@@ -28,6 +30,8 @@ from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
 _LARGEST_LOSS_FACTOR = 100.0
+# Those that were not closed: methods that cannot be combined are also refused in two of them on one model.
+_OPEN: weakref.WeakSet[Regularization] = weakref.WeakSet()
 logger = logging.getLogger(__name__)
 
 
@@ -315,6 +319,7 @@ class Regularization:
     def close(self) -> None:
         """Detach the method from the model and the optimizer. Idempotent."""
         self._closed = True
+        _OPEN.discard(self)
         if self._hook is not None:
             self._hook.remove()
         self._open.close()
@@ -344,6 +349,8 @@ class Regularization:
         self._hook_optimizer()
         if self.adapter is not None:
             self.adapter.attach()
+        refuse_conflicts([part for each in (*_OPEN, self) if each.model is self.model for part in each.method.parts])
+        _OPEN.add(self)
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
