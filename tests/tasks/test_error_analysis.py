@@ -92,6 +92,16 @@ def test_a_model_is_not_advised_to_change_what_fits() -> None:
     assert found[-1].endswith("1.00 would fit these rows best: the model is as confident as it should be.")
 
 
+@pytest.mark.parametrize(
+    ("rows", "right", "of", "told"),
+    [(1, 1, "1 prediction", "1 is"), (3, 0, "3 predictions", "0 are"), (200, 193, "200 predictions", "96.5% are")],
+)
+def test_of_few_sure_predictions_the_right_ones_are_counted(rows: int, right: int, of: str, told: str) -> None:
+    bins = [{"rows": rows, "probability": 0.95, "accuracy": right / rows}]
+    found = remarks({"calibration": {"error": 0.1, "bins": bins, "temperature": 1.0}})
+    assert found[1] == f"Of {of} with a probability above 0.9, {told} right."
+
+
 def test_classes_that_are_not_printed_may_be_as_good_as_the_last_one() -> None:
     each = {"rows": 3, "predicted": 3, "precision": 1.0, "recall": 1.0, "f1": 1.0}
     printed = error_report({"classes": [each | {"class": str(number)} for number in range(31)]})

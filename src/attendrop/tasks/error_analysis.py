@@ -176,8 +176,10 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
     if calibrated := analysis.get("calibration"):
         found.append(f"Probabilities are off by {calibrated['error']:.3f} on average (expected calibration error).")
         if sure := [part for part in calibrated["bins"] if part["probability"] > 0.9]:
-            count = counted(sure[-1]["rows"], "prediction")
-            found.append(f"Of {count} with a probability above 0.9, {sure[-1]['accuracy']:.1%} are right.")
+            rows, accuracy = sure[-1]["rows"], sure[-1]["accuracy"]
+            right = round(rows * accuracy)
+            share = f"{accuracy:.1%} are" if rows >= 100 else f"{right} is" if right == 1 else f"{right} are"
+            found.append(f"Of {counted(rows, 'prediction')} with a probability above 0.9, {share} right.")
         if sum(part["rows"] for part in calibrated["bins"]) >= ROWS_FOR_TEMPERATURE:
             temperature = calibrated["temperature"]
             side, shown = "less" if temperature > 1 else "more", f"{temperature:.2f}"
