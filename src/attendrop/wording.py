@@ -33,7 +33,7 @@ def decimals(smallest: float, usual: int) -> int:
 
 def score_text(value: float, like: float | None = None, sign: str = "") -> str:
     """Format a score, or a difference of scores ``like`` the given one, with more than four decimals if it is small."""
-    return f"{value:{sign}.{decimals(abs(value if like is None else like) / 100, 4)}f}"
+    return f"{value:{sign or 'z'}.{decimals(abs(value if like is None else like) / 100, 4)}f}"
 
 
 def interval_of(difference: Mapping[str, float | None] | None, like: float) -> str:

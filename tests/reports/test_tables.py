@@ -12,6 +12,7 @@ from helpers.finished_runs import write_runs
 
 from attendrop.reports.results import read_results
 from attendrop.reports.tables import ResultTable, make_result_table
+from attendrop.studies.answer import cells
 
 PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
 
@@ -33,6 +34,13 @@ def test_methods_are_rows_and_tasks_are_columns_with_an_average(tmp_path: Path) 
     caption = lines[-1].replace("\\", "")
     assert "accuracy times 100 of minilm, mean ± standard deviation of 4 seeds" in caption
     assert "† ahead of and ‡ behind finetune, p ≤ 0.05, Holm's correction over all methods and tasks" in caption
+
+
+def test_a_score_that_is_rounded_to_zero_has_no_sign_and_a_difference_keeps_it(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": (-4e-4, 3e-4), "r-drop": (-4e-4, 2e-4)})
+    assert "| finetune | **0.0 ± 0.0** |" in found.markdown() and "| r-drop | 0.0 ± 0.0 |" in found.markdown()
+    (setting,) = read_results(tmp_path).settings
+    assert cells(setting.answer.rows[1], 3)[2:4] == ("0.000 ± 0.000", "-0.000 [-0.001, +0.001]")
 
 
 def test_three_seeds_are_too_few_for_marks(tmp_path: Path) -> None:

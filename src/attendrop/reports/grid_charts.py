@@ -104,9 +104,7 @@ def _heat_map(
     """Draw a heat map; ``limit`` is the largest difference in all maps of the setting, which have the same colours."""
     metric = setting.answer.metric
     in_points, digits = score_scale(metric) != 1, setting.answer.decimals
-    texts = {
-        point: f"{round(value, 1) + 0.0:+.1f}" if in_points else signed(value, digits) for point, value in gains.items()
-    }
+    texts = {point: f"{value:+z.1f}" if in_points else signed(value, digits) for point, value in gains.items()}
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
     longest = max(map(len, texts.values()), default=0)
     with drawing(min(4.6, 0.9 + 0.42 * len(firsts))) as drawn:

@@ -139,7 +139,7 @@ def _averages(columns: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
         mean, seeds = fmean(cell.mean for cell in cells), min(cell.seeds for cell in cells)
         partial = any(cell.is_partial for cell in cells)
         marks = FLATTERED if any(FLATTERED in cell.marks for cell in cells) else ""
-        text = f"{score_scale(_AVERAGE) * mean:.1f}" + (f" ({seeds})" if partial else "")
+        text = f"{score_scale(_AVERAGE) * mean:z.1f}" + (f" ({seeds})" if partial else "")
         found[label] = Cell(mean, None, seeds, text, partial, marks=marks)
     return found
 
@@ -150,7 +150,7 @@ def _cell(row: MethodRow, p: float | None, answer: Answer, most: int) -> Cell:
         marks = AHEAD if row.difference.mean.value > 0 else BEHIND
     marks += FLATTERED * row.selected_on_reported
     scale, values = score_scale(answer.metric), (row.mean,) if row.std is None else (row.mean, row.std)
-    texts = (number(value, answer.decimals) if scale == 1 else f"{scale * value:.1f}" for value in values)
+    texts = (number(value, answer.decimals) if scale == 1 else f"{scale * value:z.1f}" for value in values)
     text = " ± ".join(texts) + (f" ({row.n})" if row.n < most else "")
     return Cell(row.mean, row.std, row.n, text, row.n < most, marks=marks)
 

@@ -310,14 +310,14 @@ def decimals_of(margin: float) -> int:
 
 
 def number(value: float, digits: int = _DECIMALS) -> str:
-    """Format a score; errors of large numbers, such as prices, without decimals."""
+    """Format a score, zero without a sign; errors of large numbers, such as prices, without decimals."""
     size = abs(value)
-    return f"{value:.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < _HUGE else f"{value:.4g}"
+    return f"{value:z.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < _HUGE else f"{value:.4g}"
 
 
 def signed(value: float, digits: int = _DECIMALS) -> str:
-    """Format a difference of scores."""
-    return f"{'+' if value > 0 else ''}{number(value, digits)}"
+    """Format a difference of scores, with the sign that it had before it was rounded."""
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{number(abs(value), digits)}"
 
 
 def interval(difference: PairedDifference, digits: int = _DECIMALS) -> str:
