@@ -421,7 +421,9 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
     assert found.sentences[0].startswith("Use plain fine-tuning. Every other method here but ad-drop (+0.014 [")
     assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
     none = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:]])
-    assert none.sentences == ("No recommendation yet. 0 runs of each are too few to tell: take 4 seeds or more.",)
+    assert none.sentences == ("No recommendation yet. 0 seeds in common are too few to tell: take 4 seeds or more.",)
+    few = answer([*FINETUNE, *(run | {"seed": run["seed"] + 4} for run in runs("ad-drop", AHEAD))])
+    assert few.sentences[0] == "No recommendation yet. 1 seed in common is too few to tell: take 4 seeds or more."
     every = [*FINETUNE, *runs("r-drop", AHEAD), *runs("frozen", LOW, 5)]
     assert answer([*every, *runs("mixout", [score + 0.05 for score in AHEAD[:2]])]).use == "r-drop"
 

@@ -129,7 +129,9 @@ class Words:
 
     def too_few(self, count: int, runs: str, verdict: Verdict) -> str:
         enough = "." if verdict.limit else f": take {MIN_SEEDS} seeds or more."
-        return f"{counted(count, 'run')} of {runs} {'is' if count == 1 else 'are'} too few to tell{enough}"
+        fewest = min(self.rows[label].n for label in (verdict.challenger, verdict.incumbent) if label is not None)
+        few = f"{counted(count, 'seed')} in common" if count < fewest else f"{counted(count, 'run')} of {runs}"
+        return f"{few} {'is' if count == 1 else 'are'} too few to tell{enough}"
 
     def little(self, *leads: tuple[float, str]) -> str:
         return ": little, but more than chance" if any(lead < self.margin for lead, _ in leads) else ""
