@@ -110,8 +110,9 @@ def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     name, config = model.main_input_name, model.config
     if name not in ("input_values", "input_features"):
         yield (batch := example_inputs(model))
-        if name == "input_ids" and hasattr(config, "vision_config"):  # CLIP compares a text and an image
-            yield batch | example_pixels(model)
+        if hasattr(config, "vision_config"):  # CLIP compares a text and an image, BLIP-2 continues both
+            tokens = torch.arange(8, device=model.device)[None]
+            yield batch | (example_pixels(model) if name == "input_ids" else {"input_ids": tokens})
         return
     own = getattr(config, "encoder_config", config)
     sizes = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
