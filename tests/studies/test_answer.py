@@ -252,6 +252,11 @@ def right_on(rows: int, fraction: float, *, noise: float = 0.0) -> np.ndarray:
     return right ^ (np.random.default_rng(int(1000 * fraction)).random(right.shape) < noise)
 
 
+def test_files_of_the_same_name_are_told_apart() -> None:
+    found = answer([run | {"config": {"train_file": "a/train.csv"}} for run in FINETUNE])
+    assert (found.task, found.data, Answer.from_dict(found.as_dict()).data) == ("train.csv", "a/train.csv", "")
+
+
 def test_a_difference_that_rests_on_a_few_rows_is_not_shown_on_new_ones() -> None:
     """All seeds agree that the method is right on two more of 300 rows: on these rows there is no doubt."""
     found = answer(of_rows("finetune", right_on(300, 0.7)) + of_rows("ad-drop", right_on(300, 0.7067)))

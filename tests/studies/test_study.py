@@ -366,6 +366,10 @@ def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Pat
     second = replace(report.answers["second"], metric="neg_mean_squared_error")
     (of_errors,) = overall_rows(report.answers | {"second": second})  # which have no unit in common with accuracy
     assert of_errors.mean is None and of_errors.p_values == row.p_values
+    errors = {name: replace(found, metric="neg_mse") for name, found in report.answers.items()}
+    assert overall_rows(errors)[0].mean is not None
+    errors["second"] = replace(errors["second"], data="other/train.csv")  # a file of the same name has its own unit
+    assert overall_rows(errors)[0].mean is None
     assert report.markdown().count("## All settings") == 1
     assert report_of(folder, {"first": scored["first"]}).overall == ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,7 @@ class Answer:
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
+        data: The training file with its folder, or the task; not written, and empty where it was read.
     """
 
     task: str
@@ -63,6 +64,7 @@ class Answer:
     notes: tuple[str, ...]
     holds_for: str
     shifted: Answer | None = None
+    data: str = field(default="", compare=False)
 
     @property
     def use(self) -> str | None:
@@ -219,6 +221,7 @@ def answer(
         else "One seed gives no intervals."
         if differences
         else "Nothing is compared with the reference: there are no intervals.",
+        data=str(file or first["task"]),
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, given))
 

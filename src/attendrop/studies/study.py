@@ -224,7 +224,8 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
 
 def _have_one_unit(answers: Sequence[Answer]) -> bool:
     """Whether scores may be averaged: they are fractions, or the same error of the same numbers."""
-    return len({(found.metric, found.task) if found.metric.startswith("neg_") else None for found in answers}) == 1
+    units = {(found.metric, found.data or found.task) if found.metric.startswith("neg_") else None for found in answers}
+    return len(units) == 1
 
 
 def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
