@@ -17,14 +17,24 @@ from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows, to
 
 
 class LabelledRows:
-    """Batches that ``collate`` makes of the rows of a data set with random access, on a device."""
+    """Batches that ``collate`` makes of the rows of a data set with random access, on a device.
 
-    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
+    Rows that are parts of one text have the same entry in ``texts``; by default, each row is a text of its own.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        collate: Callable[[list[Any]], Any],
+        device: torch.device,
+        texts: Sequence[Any] | None = None,
+    ) -> None:
         if not len(rows):
             raise AttendropError("The data has no rows.")
         self.rows = rows
         self.collate = collate
         self.device = device
+        self.texts = range(len(rows)) if texts is None else texts
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -35,11 +45,15 @@ class LabelledRows:
     ) -> list[Batch]:
         """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some.
 
+        Other parts of the texts of those are left out, too, if any row remains.
+
         ``by_length``: no two batches share a row if there are enough rows, and rows of similar length are together, so
         that little is padded.
         """
         generator = random.Random(seed)
-        left = [number for number in range(len(self.rows)) if number not in without]
+        texts = {self.texts[number] for number in without}
+        left = [number for number, text in enumerate(self.texts) if text not in texts]
+        left = left or [number for number in range(len(self.rows)) if number not in without]
         if not by_length:
             return [self._batch(generator.sample(left, min(size, len(left)))) for _ in range(count)]
         drawn = sorted(generator.sample(left, min(count * size, len(left))), key=self._length)

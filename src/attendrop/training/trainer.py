@@ -313,7 +313,11 @@ class RegularizedTrainer(TrainerHooks):
     def _labelled(self, rows: Any) -> LabelledData | None:
         if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
             return None
-        return LabelledRows(*self.readable(rows), self.args.device)
+        return LabelledRows(*self.readable(rows), self.args.device, self.texts_of(rows))
+
+    def texts_of(self, rows: Any) -> Sequence[Any] | None:
+        """Return the text of each row, for rows that are parts of texts; None for others, as by default."""
+        return None
 
     def _metric_name(self) -> str:
         """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
