@@ -433,6 +433,13 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
     assert answer([*every, *runs("mixout", [score + 0.05 for score in AHEAD[:2]])]).use == "r-drop"
 
 
+def test_intervals_against_a_baseline_are_not_denied_where_the_reference_has_one_seed() -> None:
+    found = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD), *runs("tfidf", LOW, 5)])
+    assert "ad-drop minus tfidf is +0.223 [+0.2" in found.sentences[1]
+    assert found.holds_for.startswith("Intervals on new rows hold for other seeds")
+    assert answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD)]).holds_for == "One seed gives no intervals."
+
+
 def test_equal_scores_are_not_taken_for_certainty() -> None:
     rows = np.tile(np.arange(1000) < 500, (4, 1))  # the same in all seeds, and another that gains five and loses three
     other = rows ^ np.isin(np.arange(1000), [1, 2, 3, *range(600, 605)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,6 +207,8 @@ def answer(
     verdict = judge(rows, margin, best)
     file = first.get("config", {}).get("train_file")
     differences = [row.difference for row in rows if row.difference is not None]
+    leads = [each for each in verdict.baseline_leads.values() if each.seeds > 1]  # also of methods that share no seed
+    new_rows = any(found.components for found in differences) or any(math.isfinite(each.lead.low) for each in leads)
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
         model=first["model"],
@@ -216,8 +219,8 @@ def answer(
         verdict=verdict,
         sentences=Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict),
         notes=tuple(_notes(metrics, failed, rows, verdict)),
-        holds_for=holds_for(first, new_rows=any(found.components for found in differences))
-        if any(found.n > 1 for found in differences)
+        holds_for=holds_for(first, new_rows=new_rows)
+        if leads or any(found.n > 1 for found in differences)
         else "One seed gives no intervals."
         if differences
         else "Nothing is compared with the reference: there are no intervals.",
