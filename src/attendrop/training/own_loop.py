@@ -71,7 +71,8 @@ def regularize(
 
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given; or
-            the method needs the whole model, and its parameters are divided among processes.
+            the method needs the whole model, and its parameters are divided among processes; or it cannot be combined
+            with that of another block around the same model.
     """
     check_method(method)
     run, model = model, getattr(model, "_orig_mod", model)
