@@ -84,6 +84,10 @@ ACCUMULATED: dict[str, dict[str, Any]] = {
     },
     "bart": {"train_dataset": examples("bart"), "label_smoothing_factor": 0.1},
     "gpt2": {"train_dataset": examples("gpt2")},
+    "numbers, of which -100 is one": {
+        "of_model": {"num_labels": 1},
+        "train_dataset": [row | {"labels": (row["labels"] % 2) * torch.tensor(-100.0).double()} for row in examples()],
+    },
 }  # fmt: skip
 
 
@@ -94,9 +98,10 @@ def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     for size, steps in ((8, 1), (2, 4)):
         kept = Gradients()
         options = {"max_steps": 2, **ACCUMULATED[name]}
+        of_model = {"dtype": torch.float64, **options.pop("of_model", {})}
         final = trained(
             tmp_path,
-            model=zoo.build(name if name in zoo.ZOO else "bert", dtype=torch.float64),
+            model=zoo.build(name if name in zoo.ZOO else "bert", **of_model),
             data_collator=with_decoder_inputs if name == "bart" else zoo.collate,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=steps,

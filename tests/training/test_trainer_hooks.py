@@ -34,6 +34,7 @@ SIGNATURES = {
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "_determine_best_metric": ["self", "metrics", "trial"],
     "_issue_warnings_after_load": ["self", "load_result"],
+    "_get_num_items_in_batch": ["self", "batch_samples", "device"],
     "_remove_unused_columns": ["self", "dataset", "description"],
     "_get_collator_with_removed_columns": ["self", "data_collator", "description"],
     "_get_output_dir": ["self", "trial"],

@@ -44,6 +44,16 @@ def _is_stock(method: Any) -> bool:
     return method.__func__ is getattr(Trainer, method.__name__)
 
 
+def is_stock_loss(trainer: Trainer, compute_loss: Any) -> bool:
+    """Whether a trainer's loss is the one that transformers computes."""
+    return getattr(compute_loss, "__func__", None) is Trainer.compute_loss and trainer.compute_loss_func is None
+
+
+def countable(labels: Any) -> Any:
+    """Replace numbers to predict by zeros, since -100 is one of them: losses of transformers leave out no number."""
+    return torch.zeros_like(labels) if isinstance(labels, Tensor) and labels.is_floating_point() else labels
+
+
 class TrainerHooks(Trainer):
     """``transformers.Trainer`` with the hooks that it lacks, which subclasses override.
 
@@ -187,6 +197,16 @@ class TrainerHooks(Trainer):
         absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
         missing = [key for key in load_result.missing_keys if key not in absent]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    # Labels of -100 are not counted, not even among numbers to predict.
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
+        if is_stock_loss(self, self.compute_loss):
+            batch_samples = [
+                {**batch, "labels": countable(batch["labels"])} if "labels" in batch else batch
+                for batch in batch_samples
+            ]
+        return super()._get_num_items_in_batch(batch_samples, device)
 
     # The loss since it was last logged is in no checkpoint, so the next loss logged would be a mean over fewer steps
     # than those since the last one.

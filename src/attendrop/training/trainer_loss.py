@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer
 
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
@@ -19,7 +18,7 @@ from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
 from attendrop.training.model_call import ModelCall, model_arguments
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import TrainerHooks, unrecorded
+from attendrop.training.trainer_hooks import TrainerHooks, countable, is_stock_loss, unrecorded
 
 
 class TrainerLoss:
@@ -32,6 +31,7 @@ class TrainerLoss:
         self.trainer = trainer
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
+        self._is_stock = is_stock_loss(trainer, self.compute_loss)
         # If the loss depends on what the model returned, the outputs must come from a single call.
         self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
         self._ignores_num_items: bool | None = None
@@ -85,8 +85,7 @@ class TrainerLoss:
         with call.watched(model):
             loss = self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
         outputs = named_outputs(call.outputs, inputs)
-        is_stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
-        if is_stock and self.trainer.compute_loss_func is None and self.trainer.label_smoother is not None:
+        if self._is_stock and self.trainer.label_smoother is not None:
             logits = getattr(outputs, "logits", None)
             refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), logits, inputs)
         return loss, outputs
@@ -159,7 +158,7 @@ class TrainerLoss:
 
     def _labels(self, batch: Batch) -> Tensor:
         """The labels that count: language models predict none at the first token."""
-        labels: Tensor = batch["labels"]
+        labels: Tensor = countable(batch["labels"]) if self._is_stock else batch["labels"]
         return labels[..., 1:] if self.trainer.loss_shifts_labels else labels
 
     def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
