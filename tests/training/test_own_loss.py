@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import ALWAYS, Gradients, history, trainer_of
+from helpers.training import ALWAYS, Gradients, examples, history, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, ChildTuning, Method, RDrop, RegularizedTrainer
+from attendrop import (
+    SCAL,
+    AttendOut,
+    AttendropError,
+    ChildTuning,
+    LearnableBernoulli,
+    Method,
+    RDrop,
+    RegularizedTrainer,
+)
+from attendrop.extend import declare_output
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -42,6 +52,15 @@ class FromEmbedded(RegularizedTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         embedded = model.get_input_embeddings()(inputs["input_ids"])
         return model(inputs_embeds=embedded, attention_mask=inputs["attention_mask"], labels=inputs["labels"]).loss
+
+
+class SeveralLabels(RegularizedTrainer):
+    """Of a model whose configuration does not say so, which the labels that transformers would see do."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        labels, outputs = inputs.pop("labels"), model(**inputs)
+        loss = functional.binary_cross_entropy_with_logits(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
 
 
 class NotAtAll(RegularizedTrainer):
@@ -86,6 +105,17 @@ def test_a_method_acts_on_the_model_that_a_loss_of_ones_own_calls(tmp_path: Path
     assert history(trainer, "ad_drop/dropped")[0] > 0
     plain = step_of(ClassWeights, tmp_path, None, model=zoo.build("bert"))
     assert max(float((plain[key] - value).norm() / value.norm()) for key, value in kept.steps[0].items()) > 1e-3
+
+
+@pytest.mark.parametrize("method", [ALWAYS, RDrop(), SCAL(), LearnableBernoulli()])
+def test_labels_that_may_be_classes_or_not_are_asked_for(method: Method, tmp_path: Path) -> None:
+    rows = [row | {"labels": torch.eye(3)[row["labels"]]} for row in examples()]
+    trainer = made(SeveralLabels, tmp_path, method, train_dataset=rows)
+    with pytest.raises(AttendropError, match=r"has 3 numbers as labels, .*declare_output\(model, kind\)"):
+        trainer.train()
+    declare_output(trainer.model, "labels")  # type: ignore[arg-type]
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_function_may_be_put_in_the_place_of_compute_loss(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.errors import AttendropError
 from attendrop.model_support.batches import ANSWER_MASK, Batch
 
 # Maximum number of tokens of an answer, as in the script of BERT's authors.
@@ -29,11 +30,14 @@ def declare_output(model: nn.Module, kind: str) -> None:
     setattr(model, _DECLARED, kind)
 
 
-def output_kind(model: nn.Module, outputs: Any) -> str | None:
+def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
     """Return the kind of output of a model, see :func:`declare_output`; None if its outputs are of none of these forms.
 
     Models without a declaration are judged by the form of their outputs, and by the configuration of the model, which
     is given without wrappers such as DistributedDataParallel.
+
+    Raises:
+        AttendropError: The labels of ``batch`` are a number for each output, and nothing says what these are.
     """
     declared: str | None = getattr(model, _DECLARED, None)
     if declared is not None or hasattr(outputs, "start_logits"):
@@ -43,6 +47,15 @@ def output_kind(model: nn.Module, outputs: Any) -> str | None:
         return None
     if logits.ndim == 3:
         return TOKENS
+    labels: Any = batch.get("labels")
+    # With labels, transformers completes the configuration; but a loss of one's own may withhold them from the model.
+    is_open = logits.shape[-1] > 1 and getattr(getattr(model, "config", None), "problem_type", None) is None
+    if is_open and isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape:
+        raise AttendropError(
+            f"A row has {logits.shape[-1]} numbers as labels, and nothing says what {type(model).__name__} predicts: "
+            "call attendrop.extend.declare_output(model, kind), with the kind 'labels' if several of them may apply, "
+            "'number' if it predicts these numbers, or 'classes' if they are probabilities of classes."
+        )
     return _configured(model) or (NUMBER if logits.shape[-1] == 1 else CLASSES)
 
 

@@ -48,7 +48,7 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     Raises:
         AttendropError: Labels are needed and missing, or the outputs are of no known form.
     """
-    kind = output_kind(model, outputs)
+    kind = output_kind(model, outputs, batch)
     if kind == SPAN:
         return _span_target(outputs, batch, target)
     logits: Tensor | None = getattr(outputs, "logits", None)

@@ -280,7 +280,7 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
 def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
     """Return the class of each sequence, or None if sequences have no classes."""
     labels: Tensor | None = batch.get("labels")
-    if labels is None or output_kind(model, outputs) != CLASSES:
+    if labels is None or output_kind(model, outputs, batch) != CLASSES:
         return None
     ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
     return labels.flatten() if ids is None or ids.ndim == 2 else None

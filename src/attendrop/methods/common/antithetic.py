@@ -113,7 +113,7 @@ def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
 
 def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """List, for each mean that makes the loss, the losses of the items, and which are labelled: ``(rows, items)``."""
-    kind = output_kind(model, outputs)
+    kind = output_kind(model, outputs, batch)
     if kind == SPAN:
         return [
             _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])

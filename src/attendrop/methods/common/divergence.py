@@ -31,7 +31,7 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     Raises:
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
-    kind = output_kind(model, outputs)
+    kind = output_kind(model, outputs, batch)
     if kind == SPAN:
         return CLASSES, [_by_copy(wide(logits), copies) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
