@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attention.valid_keys import real_tokens
+from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES, output_kind
 from attendrop.extend import (
     DECIDES_PASSES,
@@ -132,9 +133,9 @@ class SCAL(Method):
         mean over i of  mean over p in P(i) of -log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
 
     where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
-    of sequence ``i`` and, in classification, both copies of all sequences of its class. The representation is the input
-    of the model's last projection, averaged over tokens if there is one per token. The contrast depends on the split
-    into micro-batches, and is constant if a micro-batch has one sequence.
+    of sequence ``i`` and, in classification, both copies of all sequences with its label (-100 is none). The
+    representation is the input of the model's last projection, averaged over tokens if there is one per token. The
+    contrast depends on the split into micro-batches, and is constant if a micro-batch has one sequence.
 
     Args:
         epsilon: L2 norm of the perturbation of a sequence (of its attention in one layer), above 0.
@@ -278,12 +279,15 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
 
 
 def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
-    """Return the class of each sequence, or None if sequences have no classes."""
+    """Return the class of each sequence, one of its own if it has no label; or None if sequences have no classes."""
     labels: Tensor | None = batch.get("labels")
     if labels is None or output_kind(model, outputs, batch) != CLASSES:
         return None
     ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
-    return labels.flatten() if ids is None or ids.ndim == 2 else None
+    if ids is not None and ids.ndim != 2:
+        return None
+    labels = labels.flatten()
+    return labels.where(labels != IGNORED, -1 - torch.arange(len(labels), device=labels.device))
 
 
 def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
