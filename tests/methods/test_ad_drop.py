@@ -66,6 +66,36 @@ def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
     zoo.assert_same(found, zoo.gradients(eager), 1e-5)
 
 
+class Scorer(torch.nn.Module):
+    """A class of one's own around an encoder, whose configuration says nothing of the numbers that it predicts."""
+
+    def __init__(self, *, configured: bool) -> None:
+        super().__init__()
+        self.encoder = zoo.build("bert").bert
+        self.score = torch.nn.Linear(self.encoder.config.hidden_size, 1).to(self.encoder.device)
+        if configured:
+            self.config = self.encoder.config
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **given: Any) -> dict[str, Tensor]:
+        logits = self.score(self.encoder(input_ids, attention_mask, **given).last_hidden_state[:, 0])
+        return {"loss": (logits.squeeze(-1) - labels).square().mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "recorded"])
+@pytest.mark.parametrize("configured", [False, True])
+def test_numbers_of_a_class_of_ones_own_are_ranked_as_those_of_others(*, configured: bool, attribution: str) -> None:
+    model, batch = Scorer(configured=configured), zoo.batch_of("bert")
+    batch["labels"] = batch["labels"].float() - 5
+    found = []
+    for direction in (None, "magnitude", "high"):
+        method = ADDrop(p=0.4, q=1.0, attribution=attribution, direction=direction, **ON)
+        with regularize(model, method) as reg:
+            reg.loss(batch, rows=[0, 1, 2]).backward()
+            reg.step()
+            found.append(reg.loss(batch, rows=[0, 1, 2]).item())
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("direction", ["high", "magnitude"])
 def test_regression_equals_the_naive_implementation(direction: str) -> None:
     batch = zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}

@@ -155,6 +155,13 @@ def test_spans_are_compared_at_both_ends() -> None:
     torch.testing.assert_close(found, ends)
 
 
+def test_a_number_is_compared_as_such_whatever_the_configuration_of_an_encoder_says() -> None:
+    model, batch = zoo.build("bert", num_labels=1), repeat_rows(zoo.batch_of("bert"), 2)
+    model.config.num_labels = 2
+    outputs = model(batch["input_ids"], batch["attention_mask"])
+    assert divergences(model, outputs, batch | {"labels": batch["labels"].float()})[0] == "number"
+
+
 def test_tokens_are_compared_as_classes_whatever_else_the_configuration_says() -> None:
     model = zoo.from_class("BertForMaskedLM", {**zoo.ZOO["bert"].options, "num_labels": 1})
     batch = repeat_rows(zoo.batch_of("bert-tokens"), 2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import ANSWER_MASK, Batch
+from attendrop.model_support.batches import ANSWER_MASK, Batch, number_of_rows
 
 # Maximum number of tokens of an answer, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30
@@ -47,10 +47,9 @@ def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
         return None
     if logits.ndim == 3:
         return TOKENS
-    labels: Any = batch.get("labels")
-    # With labels, transformers completes the configuration; but a loss of one's own may withhold them from the model.
-    is_open = logits.shape[-1] > 1 and getattr(getattr(model, "config", None), "problem_type", None) is None
-    if is_open and isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape:
+    if logits.shape[-1] == 1 and is_regression(model, batch):
+        return NUMBER
+    if logits.shape[-1] > 1 and _are_numbers(model, batch) and batch["labels"].shape == logits.shape:
         raise AttendropError(
             f"A row has {logits.shape[-1]} numbers as labels, and nothing says what {type(model).__name__} predicts: "
             "call attendrop.extend.declare_output(model, kind), with the kind 'labels' if several of them may apply, "
@@ -59,9 +58,23 @@ def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
     return _configured(model) or (NUMBER if logits.shape[-1] == 1 else CLASSES)
 
 
-def is_regression(model: nn.Module) -> bool:
-    """Return whether a model predicts numbers."""
-    return (getattr(model, _DECLARED, None) or _configured(model)) == NUMBER
+def is_regression(model: nn.Module, batch: Batch) -> bool:
+    """Return whether a model predicts numbers; if it does not say so, whether each row has one as its label."""
+    declared = getattr(model, _DECLARED, None)
+    if declared is None and _are_numbers(model, batch) and batch["labels"].numel() == number_of_rows(batch):
+        return True
+    return (declared or _configured(model)) == NUMBER
+
+
+def _are_numbers(model: nn.Module, batch: Batch) -> bool:
+    """Return whether labels are numbers, and the configuration of the model does not say of what.
+
+    With labels, models of transformers complete it; but a loss of one's own may withhold them, and a class of one's own
+    may have the configuration of an encoder.
+    """
+    labels = batch.get("labels")
+    is_open = getattr(getattr(model, "config", None), "problem_type", None) is None
+    return is_open and isinstance(labels, Tensor) and labels.is_floating_point()
 
 
 def _configured(model: nn.Module) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attendrop.attention.edits import DropoutDraws, merge_edits
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
@@ -197,7 +197,7 @@ class ADDrop(Method):
         return RecordedState(self, training) if self.needs_rows else super().start(training)
 
     def plan(self, context: StepContext) -> Plan:
-        method = self.resolved(context.adapter.model)
+        method = self.resolved(context)
         if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
             assert method.p is not None
             share = method.p * method.q
@@ -233,9 +233,9 @@ class ADDrop(Method):
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         return Method.selected_layers(self._without_data(), attention_layers)
 
-    def resolved(self, model: nn.Module) -> ADDrop:
+    def resolved(self, context: StepContext) -> ADDrop:
         """Resolve options that depend on the model: a ``direction`` of None follows from the kind of output."""
-        direction = self.direction or ("magnitude" if is_regression(model) else "high")
+        direction = self.direction or ("magnitude" if is_regression(context.model, context.batch) else "high")
         return replace(self._without_data(), direction=direction)
 
     def _without_data(self) -> ADDrop:
@@ -294,24 +294,26 @@ class ADDrop(Method):
 class RecordedState(MethodState):
     """State of AD-DROP with recorded attributions: the records of the rows."""
 
+    method: ADDrop
+
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:
         super().__init__(method)
         limit = None if method.record_limit is None else method.record_limit << 20
-        self.options = method.resolved(training.model)
         self.recorder = Recorder(limit, training.processes)
         self.without_signal: float | None = None  # of the last step
         training.on_rewind.append(self.recorder.clear)
 
     def plan(self, context: StepContext) -> Plan:
-        row_pass = self.recorder.begin_pass(context, self.options.units)
-        active = self.options.active(context.epoch or 0)
+        options = self.method.resolved(context)
+        row_pass = self.recorder.begin_pass(context, options.units)
+        active = options.active(context.epoch or 0)
         if active:
             context.note("recorded", row_pass.known)
             if self.without_signal is not None:
                 context.note("without_signal", self.without_signal)
         # With cross-tuning, the epochs that drop do not record.
-        records = not (active and self.options.cross_tuning)
-        return self.options.recorded_plan(context, row_pass, records=records)
+        records = not (active and options.cross_tuning)
+        return options.recorded_plan(context, row_pass, records=records)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         self.without_signal = self.recorder.flush()
