@@ -181,6 +181,27 @@ def test_data_parallel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         trainer_of(tmp_path)
 
 
+@pytest.mark.parametrize("by", ["accelerate launch", "the user"])
+def test_a_model_that_others_compile_notices_the_hooks_of_a_method(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default it ignores those that come after its first pass, so HiddenCut would cut nothing."""
+    guarded: list[bool] = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            guarded.append(not torch._dynamo.config.skip_nnmodule_hook_guards)
+
+    model: Any = zoo.build("bert")
+    if by == "the user":
+        model = torch.compile(model, backend="eager")
+    else:
+        monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    with torch.compiler.set_stance("force_eager"):
+        trainer_of(tmp_path, model=model, max_steps=1, remove_unused_columns=False, callbacks=[Look()]).train()
+    assert guarded == [True]
+
+
 # --- The order of batches
 
 

@@ -22,8 +22,9 @@ _HOOKS = {
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether a model or a part of it was compiled in place, by ``model.compile()``."""
-    return any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+    """Return whether a model or a part of it was compiled, in place or as ``torch.compile`` wraps it."""
+    marks = ("_compiled_call_impl", "_orig_mod")
+    return any(getattr(module, mark, None) is not None for module in model.modules() for mark in marks)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
 
+from attendrop.attention.module_hooks import is_compiled
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors
 from attendrop.methods.core.base import Method, MethodState
@@ -174,7 +175,7 @@ class RegularizedTrainer(TrainerHooks):
         self._end()
         trainer_loss = TrainerLoss(self, self.regularizer)
         self._regularization = Regularization(
-            self._training_context(trainer_loss), self.regularizer, compiles=self.args.torch_compile
+            self._training_context(trainer_loss), self.regularizer, compiles=is_compiled(self.model_wrapped)
         )
         self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
         self.method_state = self._regularization.method_state
