@@ -149,6 +149,7 @@ def test_module_runs_as_a_program() -> None:
     [
         ('{"method": "attention-layerdrop", "options": {"p": 0.4}}', [], {"p": 0.4, "layers": "all"}),
         ('{"p": 0.4, "layers": [1]}', ["--set", "p=0.5"], {"p": 0.5, "layers": [1]}),
+        ('\ufeff{"p": 0.4}', [], {"p": 0.4, "layers": "all"}),  # as Windows writes UTF-8
         ("{p: 0.3}", [], "is not valid JSON"),
         ("[1]", [], "must hold an object such as"),
         ('{"method": "scheduler", "options": {}}', [], "is for method 'scheduler'; add --method scheduler"),
@@ -166,7 +167,7 @@ def test_options_come_from_a_file_and_set_goes_over_it(
         raise AttendropError("stop here")
 
     monkeypatch.setattr("attendrop.runs.train.train", stop)
-    (tmp_path / "options.json").write_text(content)
+    (tmp_path / "options.json").write_text(content, encoding="utf-8")
     more = ["--quiet", "--method", "attention-layerdrop", "--options", f"{tmp_path}/options.json", *arguments]
     assert cli.main(train_arguments(folder, "unused", *more)) == 2
     if isinstance(expected, str):

@@ -24,7 +24,7 @@ def read_options_file(file: str, method: str) -> dict[str, Any]:
         AttendropError: There is no such file, it does not have this form, or its options are for another method.
     """
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        found = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise AttendropError(f"There is no options file '{file}'; name a JSON file of the method's options.") from None
     except IsADirectoryError:
