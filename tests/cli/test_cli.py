@@ -123,11 +123,12 @@ def test_doctor_of_a_model_that_reads_a_text_and_an_image(tmp_path: Path, capsys
     assert "its forward pass does not hand keyword arguments on" in capsys.readouterr().out
 
 
-def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["typer", "seqeval", "sacrebleu"])
+def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     assert cli.main(["methods"]) == 2
-    assert "the command line needs typer; run `pip install 'attendrop[cli]'`" in capsys.readouterr().err
+    assert f"the command line needs {package}; run `pip install 'attendrop[cli]'`" in capsys.readouterr().err
 
 
 def test_no_arguments_show_the_help(capsys: Captured) -> None:

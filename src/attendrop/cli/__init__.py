@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Module and package, where they have different names.
-_NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "filelock", "scipy")}
+_IMPORTED = ("typer", "rich", "datasets", "accelerate", "filelock", "scipy", "seqeval", "sacrebleu")
+_NEEDED = {name: name for name in _IMPORTED}
 _NEEDED["sklearn"] = "scikit-learn"
 
 
