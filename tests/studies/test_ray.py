@@ -59,6 +59,12 @@ def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPat
         RayWorkers("local")
 
 
+@pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001"])
+def test_what_is_no_address_is_not_taken_for_a_cluster_that_is_down(address: str) -> None:
+    with pytest.raises(AttendropError, match=r"is no address of a cluster; write HOST:PORT, 'auto' or 'local'\.$"):
+        RayWorkers(address)
+
+
 def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -25,6 +26,7 @@ from attendrop.studies.units import Event, Job
 from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
 
 HERE = "local"
+_ADDRESS = re.compile(r"[^/]+:\d+")
 _SECONDS_TO_CONNECT = 10.0
 # What shows that a run is finished, and how it was run.
 _RECORDS = (".json", ".yaml")
@@ -41,12 +43,14 @@ class RayWorkers:
     The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
 
     Raises:
-        AttendropError: Ray is not installed, or there is no such cluster.
+        AttendropError: Ray is not installed, the address is none, or there is no such cluster.
     """
 
     attempts = 4
 
     def __init__(self, address: str, count: int | None = None) -> None:
+        if address not in (HERE, "auto") and not _ADDRESS.fullmatch(address):
+            raise AttendropError(f"--ray {address!r} is no address of a cluster; write HOST:PORT, 'auto' or 'local'.")
         if importlib.util.find_spec("ray") is None:
             raise AttendropError("--ray needs the package ray; run `pip install 'attendrop[ray]'`.")
         if count is not None:
