@@ -118,6 +118,8 @@ def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkey
     assert names[0].startswith("runs/train-")
     assert names[0].endswith("-ad-drop-seed1-2")
     assert default_output_dir("rte", None, "ad-drop", [0]) == "runs/rte-ad-drop-seed0"
+    (tmp_path / "loop.csv").symlink_to("loop.csv")  # the run refuses it in words
+    assert default_output_dir(None, "loop.csv", "ad-drop", [0]).startswith("runs/loop-")
 
 
 def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
+from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_keeps_model
@@ -188,6 +189,11 @@ def test_a_link_to_nothing_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     with pytest.raises(AttendropError, match="which does not exist"), new_folder(tmp_path / "link"):
         pytest.fail("the work is done")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(AttendropError, match="which does not exist"):
+        writable("minilm", tmp_path / "loop", overwrite=False)
+    with adding("minilm", writable("minilm", tmp_path / "loop", overwrite=True)):
+        write_text(tmp_path / "loop", "a page")
 
 
 # Nothing is left of what was refused ----------------------------------------------------------------------------------

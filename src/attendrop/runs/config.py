@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import hashlib
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, asdict, dataclass
@@ -404,7 +405,7 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     """Return the default folder of a run; custom files with the same name in different folders get different ones."""
     data = task or ""
     if train_file is not None:
-        place = hashlib.sha256(str(Path(train_file).resolve()).encode()).hexdigest()
+        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
         data = f"{Path(train_file).stem}-{place[:6]}"
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 

@@ -190,7 +190,7 @@ def writable(run: str | Path, file: str | Path, *, overwrite: bool) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
     record = (read_run(folder) if folder.is_dir() else None) or {}
-    inside = path.resolve().parent == folder.resolve()
+    inside = _real(path).parent == _real(folder)
     earlier = inside and path.name in record.get("added", {}) and not foreign(path, record)
     check_output(path, own_files(folder) if folder.is_dir() else [], overwrite=overwrite or earlier)
     return path
@@ -203,7 +203,7 @@ def adding(run: str | Path, *paths: Path) -> Iterator[None]:
     with hold_run_folders(paths):
         yield
         record = read_run(folder) if folder.is_dir() else None
-        added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
+        added = {path.name: sha256(path) for path in paths if _real(path).parent == _real(folder)}
         if record is not None and added:
             write_json(folder / RUN, record | {"added": record.get("added", {}) | added})
 
@@ -228,10 +228,15 @@ def digest(text: str) -> str:
 def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
     """Lock the folders of runs into which files are written."""
     with ExitStack() as stack:
-        for parent in sorted({Path(file).resolve().parent for file in files}):
+        for parent in sorted({_real(file).parent for file in files}):
             if (parent / RUN).exists():
                 stack.enter_context(locked(parent))
         yield
+
+
+def _real(path: str | Path) -> Path:
+    """Resolve the links of a path; unlike ``Path.resolve``, which may raise, also those of a link to itself."""
+    return Path(os.path.realpath(path))
 
 
 # Before a run --------------------------------------------------------------------------------------------------------
