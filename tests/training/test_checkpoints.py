@@ -83,6 +83,13 @@ def test_a_damaged_checkpoint_is_passed_over_in_words(
         load_state(bad, METHOD)
 
 
+@pytest.mark.parametrize("name", ["nothing", "of the stock trainer"])
+def test_what_another_trainer_wrote_or_nobody_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "of the stock trainer").mkdir()
+    with pytest.raises(AttendropError, match=f"{name}' is no checkpoint of RegularizedTrainer"):
+        load_state(tmp_path / name, METHOD)
+
+
 def test_the_newest_has_the_greatest_number_not_the_last_name(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         made = checkpoint(tmp_path, step)

@@ -154,7 +154,11 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
-    """Read the state of the run; raise AttendropError for an incomplete checkpoint, or another method or options."""
+    """Read the state of the run; raise AttendropError for no or half a checkpoint, or another method or options."""
+    if not (checkpoint / MANIFEST).exists():
+        raise AttendropError(
+            f"'{checkpoint}' is no checkpoint of RegularizedTrainer: it has no {MANIFEST}. Name one that it wrote."
+        )
     if not is_complete(checkpoint):
         raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
     found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
