@@ -236,6 +236,12 @@ def test_other_inputs_and_outputs_of_the_stock_model() -> None:
         near(light(**batch, **embedded).logits, expected.logits)
 
 
+def test_a_compiled_model_has_the_fast_form_too() -> None:
+    light, batch = prune(torch.compile(stock("bert"), backend="eager"), [1]), batch_for("bert")
+    assert light.fast
+    torch.testing.assert_close(output(light, batch), output(prune(stock("bert"), [1]), batch))
+
+
 def test_what_is_no_longer_computed_is_refused() -> None:
     with pytest.raises(AttendropError, match=r"output_attentions.*to_stock"):
         prune(stock("bert"), [1])(**batch_for("bert"), output_attentions=True)

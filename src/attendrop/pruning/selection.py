@@ -78,7 +78,7 @@ def prune(
         >>> logits = light(**inputs).logits
 
     Args:
-        model: A fine-tuned transformers model, which is not changed.
+        model: A fine-tuned transformers model, compiled or not, which is not changed.
         layers: ``"auto"``: the largest number of layers whose score is not worse than that of the whole model by more
             than ``tolerance``, even at the lower end of the confidence interval of the difference (95 % for all numbers
             of layers together). With few rows, few layers are pruned, and a warning says what the rows cannot decide.
@@ -96,7 +96,7 @@ def prune(
     Raises:
         AttendropError: The model or the selection of layers is not supported, or a required argument is missing.
     """
-    selection = parse_selection(layers)
+    selection, model = parse_selection(layers), getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, PrunedModel):
         raise AttendropError(f"The model is pruned already; {model.train_instead}.")
     attention_layers = prunable_layers(model)
