@@ -76,16 +76,23 @@ def method(run: Mapping[str, Any]) -> str | None:
 
 
 def table() -> dict[str, Runs]:
-    """Read the kept runs, by row of the table."""
-    found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
+    """Read the kept runs, by row of the table; those of a study by data, choice and number of rows."""
+    found: dict[str, Runs] = {}
     for study in STUDIES:
+        own: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
         file = RESULTS / study / "runs.jsonl"
         for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             run = json.loads(line)
             at, name = place(study, run), method(run)
             if at is not None and name is not None:
-                found[at[0]][name][at[1]] = run
+                own[at[0]][name][at[1]] = run
+        found |= {at: own[at] for at in sorted(own, key=_order)}
     return found
+
+
+def _order(row: str) -> tuple[str, str, int]:
+    data, count, chosen = re.fullmatch(r"(.+), (\d+)(.*)", row).groups()
+    return data, chosen, int(count)
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Estimate, float, int]:
