@@ -244,6 +244,12 @@ def test_target_of_several_labels() -> None:
     torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "pseudo_label", problem), likely)
 
 
+def test_target_of_probabilities_of_classes() -> None:
+    outputs, batch = Outputs(logits=torch.tensor([[2.0, -1.0, 0.5]])), {"labels": torch.tensor([[0.5, 0.25, 0.25]])}
+    assert scored(outputs, batch, "gold_label", "single_label_classification").tolist() == [0.875]
+    assert scored(outputs, batch, "pseudo_label", "single_label_classification").tolist() == [2]
+
+
 def test_target_of_spans() -> None:
     outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
     assert scored(outputs, {}, "pseudo_label").tolist() == [11]

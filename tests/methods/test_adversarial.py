@@ -232,8 +232,10 @@ def test_without_classes_of_sequences_only_copies_belong_together(
 
 def test_sequences_without_a_label_are_of_no_common_class() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert", FOUR) | {"labels": torch.tensor([1, -100, 1, -100])}
-    found = adversarial.classes(model, model(**batch), batch)
+    outputs = model(**batch)
+    found = adversarial.classes(model, outputs, batch)
     assert found is not None and found.tolist() == [1, -2, 1, -4]
+    assert adversarial.classes(model, outputs, batch | {"labels": torch.ones(4, 3) / 3}) is None  # probabilities
 
 
 def test_choices_that_a_question_lacks_are_not_contrasted(monkeypatch: pytest.MonkeyPatch) -> None:

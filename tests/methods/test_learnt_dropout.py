@@ -313,6 +313,8 @@ def test_losses_of_rows_sum_to_that_of_the_model(name: str, problem: str) -> Non
     torch.testing.assert_close(losses.sum().float(), outputs.loss.float())
     if name == "bert" and not problem:
         assert row_shares(model, outputs, batch).tolist() == [0.5, 0, 0.5]
+        likely = torch.eye(3)[batch["labels"].clamp(min=0)]  # as probabilities
+        torch.testing.assert_close(row_losses(model, outputs, batch | {"labels": likely})[::2], losses[::2] * 2 / 3)
 
 
 # Beyond the eight tokens of the batch, an answer is not in the window; a negative position counts as the first.

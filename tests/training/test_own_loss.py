@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attendrop import (
     SCAL,
+    ADDrop,
     AttendOut,
     AttendropError,
     ChildTuning,
@@ -107,15 +108,16 @@ def test_a_method_acts_on_the_model_that_a_loss_of_ones_own_calls(tmp_path: Path
     assert max(float((plain[key] - value).norm() / value.norm()) for key, value in kept.steps[0].items()) > 1e-3
 
 
-@pytest.mark.parametrize("method", [ALWAYS, RDrop(), SCAL(), LearnableBernoulli()])
+@pytest.mark.parametrize("method", [ADDrop(target="gold_label"), RDrop(), SCAL(), LearnableBernoulli()])
 def test_labels_that_may_be_classes_or_not_are_asked_for(method: Method, tmp_path: Path) -> None:
     rows = [row | {"labels": torch.eye(3)[row["labels"]]} for row in examples()]
     trainer = made(SeveralLabels, tmp_path, method, train_dataset=rows)
     with pytest.raises(AttendropError, match=r"has 3 numbers as labels, .*declare_output\(model, kind\)"):
         trainer.train()
-    declare_output(trainer.model, "labels")  # type: ignore[arg-type]
-    trainer.train()
-    assert trainer.state.global_step == 1
+    for kind in ("labels", "number", "classes"):  # what the error names
+        declare_output(trainer.model, kind)  # type: ignore[arg-type]
+        trainer.train()
+        assert trainer.state.global_step == 1
 
 
 def test_a_function_may_be_put_in_the_place_of_compute_loss(tmp_path: Path) -> None:

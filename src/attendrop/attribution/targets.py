@@ -31,7 +31,7 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     """Fix the attributed score from the outputs of one pass, as a function of the outputs of any pass.
 
     ====================================  ==========================================================================
-    classification, multiple choice       the logit of the target class
+    classification, multiple choice       the logit of the target class; the mean logit, if labels are probabilities
     several labels per text               log-likelihood of the target labels
     regression                            the negative squared error on the gold value, whatever ``target``
     token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
@@ -68,6 +68,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
     classes = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    if classes.is_floating_point():  # gold labels that are probabilities of the classes
+        return lambda outputs: (classes.to(outputs.logits.dtype) * outputs.logits).sum(-1)
     classes = classes.reshape(-1)
     labelled, index = classes != -100, classes.clamp(min=0)[:, None]
     return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)

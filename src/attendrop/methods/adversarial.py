@@ -133,9 +133,10 @@ class SCAL(Method):
         mean over i of  mean over p in P(i) of -log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
 
     where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
-    of sequence ``i`` and, in classification, both copies of all sequences with its label (-100 is none). The
-    representation is the input of the model's last projection, averaged over tokens if there is one per token. The
-    contrast depends on the split into micro-batches, and is constant if a micro-batch has one sequence.
+    of sequence ``i`` and, in classification, both copies of all sequences with its label (neither -100 nor
+    probabilities are one). The representation is the input of the model's last projection, averaged over tokens if
+    there is one per token. The contrast depends on the split into micro-batches, and is constant if a micro-batch has
+    one sequence.
 
     Args:
         epsilon: L2 norm of the perturbation of a sequence (of its attention in one layer), above 0.
@@ -284,7 +285,7 @@ def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
     if labels is None or output_kind(model, outputs, batch) != CLASSES:
         return None
     ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
-    if ids is not None and ids.ndim != 2:
+    if labels.is_floating_point() or (ids is not None and ids.ndim != 2):  # or probabilities of the classes
         return None
     labels = labels.flatten()
     return labels.where(labels != IGNORED, -1 - torch.arange(len(labels), device=labels.device))

@@ -128,9 +128,11 @@ def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, T
         aligned = aligned_labels(model, logits, batch)
         assert aligned is not None
         return [_classes(logits, aligned, IGNORED)]
-    if kind == CLASSES:
+    if kind == CLASSES and not labels.is_floating_point():
         return [_classes(logits, labels.view(-1, 1), IGNORED)]
-    if kind == LABELS:
+    if kind == CLASSES:  # labels are probabilities of the classes
+        found = functional.cross_entropy(logits, labels.to(logits), reduction="none")[:, None]
+    elif kind == LABELS:
         found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
     else:
         found = (logits - labels.to(logits).view_as(logits)).square()
