@@ -160,7 +160,7 @@ class _Reader:
     def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
         if not isinstance(given, dict):
             raise AttendropError(f"The study file '{self.path}': {where} must hold options, not {given!r}.")
-        if empty := next((name for name, value in given.items() if value == []), None):
+        if empty := next((name for name, value in given.items() if value == [] and name != "baselines"), None):
             raise self.error(f"has no {empty}.")
         return {str(name).replace("-", "_"): value for name, value in given.items()}
 
