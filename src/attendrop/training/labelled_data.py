@@ -45,7 +45,7 @@ class LabelledRows:
     ) -> list[Batch]:
         """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some.
 
-        Other parts of the texts of those are left out, too, if any row remains.
+        Other parts of the texts of those are left out, too, if ``size`` rows remain.
 
         ``by_length``: no two batches share a row if there are enough rows, and rows of similar length are together, so
         that little is padded.
@@ -53,7 +53,8 @@ class LabelledRows:
         generator = random.Random(seed)
         texts = {self.texts[number] for number in without}
         left = [number for number, text in enumerate(self.texts) if text not in texts]
-        left = left or [number for number in range(len(self.rows)) if number not in without]
+        if len(left) < size:
+            left = [number for number in range(len(self.rows)) if number not in without]
         if not by_length:
             return [self._batch(generator.sample(left, min(size, len(left)))) for _ in range(count)]
         drawn = sorted(generator.sample(left, min(count * size, len(left))), key=self._length)
