@@ -253,8 +253,8 @@ def right_on(rows: int, fraction: float, *, noise: float = 0.0) -> np.ndarray:
 
 
 def test_files_of_the_same_name_are_told_apart() -> None:
-    found = answer([run | {"config": {"train_file": "a/train.csv"}} for run in FINETUNE])
-    assert (found.task, found.data, Answer.from_dict(found.as_dict()).data) == ("train.csv", "a/train.csv", "")
+    found = answer([run | {"config": {"train_file": "a/train.csv", "label_column": "price"}} for run in FINETUNE])
+    assert (found.task, found.data, Answer.from_dict(found.as_dict()).data) == ("train.csv", "a/train.csv: price", "")
 
 
 def test_a_difference_that_rests_on_a_few_rows_is_not_shown_on_new_ones() -> None:

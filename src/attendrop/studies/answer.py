@@ -51,7 +51,8 @@ class Answer:
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
-        data: The training file with its folder, or the task; not written, and empty where it was read.
+        data: The training file with its folder and the column of its labels, or the task; not written, and empty where
+            it was read.
     """
 
     task: str
@@ -224,7 +225,7 @@ def answer(
         else "One seed gives no intervals."
         if differences
         else "Nothing is compared with the reference: there are no intervals.",
-        data=str(file or first["task"]),
+        data=first["task"] if file is None else f"{file}: {first['config'].get('label_column')}",
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, given))
 
