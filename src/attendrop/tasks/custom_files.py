@@ -17,7 +17,7 @@ from attendrop.tasks.label_map import as_meant, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
-from attendrop.tasks.values import is_missing, joined_labels
+from attendrop.tasks.values import is_missing, joined_labels, pointed
 from attendrop.wording import counted
 
 
@@ -138,6 +138,8 @@ def stream_file(
         table = rows.with_texts(table, head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
+            if table.delimiter == ";":
+                table = table.mapped(label_column, partial(_as_trained_on, head))
             if bad.keeps_unknown:
                 head = head.with_unknown(table.column(label_column))
         if label_column is not None or (scored and not head.needs_labels):
@@ -232,6 +234,12 @@ class _Rows:
         names = head.inputs_of(len(self.texts))
         columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
         return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})
+
+
+def _as_trained_on(head: Head, value: Any) -> Any:
+    """Return a label with a decimal comma, also ``1,000``, with a point if it is known so; other labels as they are."""
+    decimal = pointed(value) if isinstance(value, str) else value
+    return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
 
 
 def _not_empty(table: Table) -> Table:
