@@ -349,7 +349,12 @@ class Regularization:
         self._hook_optimizer()
         if self.adapter is not None:
             self.adapter.attach()
-        refuse_conflicts([part for each in (*_OPEN, self) if each.model is self.model for part in each.method.parts])
+        others = [part for each in _OPEN if each.model is self.model for part in each.method.parts]
+        try:
+            refuse_conflicts([*others, *self.method.parts])
+        except AttendropError as error:
+            name = type(self.model).__name__
+            raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
         _OPEN.add(self)
 
     def _hook_optimizer(self) -> None:
