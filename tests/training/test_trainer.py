@@ -18,7 +18,7 @@ from helpers.training import ALWAYS, LENGTHS, Gradients, Stop, examples, history
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from attendrop import L2SP, ADDrop, AttendropError, regularized
@@ -367,6 +367,17 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: str, tmp_path: Pat
     for found, expected in zip(comparable(trainer), comparable(whole), strict=True):
         assert found == pytest.approx(expected, rel=1e-6)
     assert trainer.state.global_step == whole.state.global_step
+
+
+def test_what_a_model_does_not_save_is_not_trained(tmp_path: Path) -> None:
+    """A resumed run, and the saved model, would lose what Marian's positions learnt."""
+    zoo.build("marian").save_pretrained(tmp_path / "model")
+    model = MarianMTModel.from_pretrained(tmp_path / "model")  # in which transformers 5.24 trains them
+    unsaved = {name: model.state_dict()[name].clone() for name in model._keys_to_ignore_on_save}
+    trainer = trainer_of(tmp_path, model=model, train_dataset=examples("marian"), max_steps=2)
+    trainer.train()
+    assert len(unsaved) == 2
+    zoo.assert_same({name: weights(trainer)[name] for name in unsaved}, unsaved)
 
 
 @pytest.mark.parametrize("moment", ["forward pass", "update"])

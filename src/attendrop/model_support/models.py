@@ -1,4 +1,4 @@
-"""Properties of models: adapters of PEFT (which need not be installed), number of positions, trained tensors."""
+"""Properties of models: adapters of PEFT (which need not be installed), positions, trained tensors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def has_adapter(model: Any) -> bool:
 def transformers_model(model: Any) -> Any:
     """Return the model of transformers in a ``PeftModel``; any other model is returned as it is."""
     return getattr(model, "get_base_model", lambda: model)()
+
+
+def freeze_unsaved(model: Any) -> None:
+    """Freeze what a model does not save: Marian's computed positions, which transformers 5.24 would train, and lose."""
+    model = transformers_model(model)
+    for name, parameter in model.named_parameters():
+        if name in (getattr(model, "_keys_to_ignore_on_save", None) or ()):
+            parameter.requires_grad_(False)
 
 
 def refuse_adapter(model: Any, action: str) -> None:

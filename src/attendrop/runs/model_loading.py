@@ -16,6 +16,7 @@ from transformers.utils.hub import cached_file
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
+from attendrop.model_support.models import freeze_unsaved
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
 from attendrop.runs.baseline_models import is_baseline
@@ -85,9 +86,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             trust_remote_code=False,
         )
         tokenizer = head.load_preprocessor(place)
-    for key, weight in model.named_parameters():
-        if key in (model._keys_to_ignore_on_save or ()):  # Marian's positions, which transformers 5.24 would train
-            weight.requires_grad_(False)
+    freeze_unsaved(model)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, keeps_head=task is None, has_head=head.pretrained)
     head.fit_preprocessor(name, model, tokenizer)

@@ -28,6 +28,7 @@ from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX, Batch
 from attendrop.model_support.devices import gathered, sharding_mesh
+from attendrop.model_support.models import freeze_unsaved
 from attendrop.training.checkpoints import (
     delete_oldest,
     delete_unfinished,
@@ -60,7 +61,7 @@ class RegularizedTrainer(TrainerHooks):
     """``transformers.Trainer`` with one more argument: what regularises training.
 
     All other arguments, callbacks and training arguments work as they do there, and so does a subclass's own
-    ``compute_loss``, which must call the model once. Four things differ:
+    ``compute_loss``, which must call the model once. Five things differ:
 
     - The metrics of the method are logged beside the loss: see :meth:`Regularization.logs`.
     - The order of batches depends on the data seed and the epoch alone, so that a run that was killed and resumed
@@ -71,6 +72,8 @@ class RegularizedTrainer(TrainerHooks):
     - Under gradient accumulation and DDP, losses that are a mean over the micro-batch (those of classification heads,
       and of any ``compute_loss`` or ``compute_loss_func`` that ignores ``num_items_in_batch``) give the gradient of the
       mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
+    - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained: a resumed
+      run, and the saved model, would lose what they learnt.
 
     Args:
         *args: As for ``transformers.Trainer``.
@@ -136,6 +139,11 @@ class RegularizedTrainer(TrainerHooks):
             return super().train(checkpoint or None, *args, **kwargs)
         finally:
             self._end()
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """As in ``transformers.Trainer``, without what the model does not save."""
+        freeze_unsaved(self.model)
+        return super().create_optimizer(*args, **kwargs)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
