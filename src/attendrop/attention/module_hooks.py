@@ -172,7 +172,7 @@ class RunningPlan:
         if not self._in_call and torch._C._current_graph_task_id() != -1:
             raise AttendropError(
                 f"The layers of {type(self.model).__name__} run again in the backward pass, where what was dropped is "
-                "not known. Checkpoint activations with model.gradient_checkpointing_enable(), or not at all."
+                "not known. Checkpoint activations with model.activation_checkpointing_enable(), or not at all."
             )
         return self.plan
 
