@@ -48,6 +48,12 @@ def test_sites_come_in_the_order_of_execution() -> None:
     assert keys == ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
 
 
+@pytest.mark.parametrize("end", [50256, -1])
+def test_sites_are_found_if_the_vocabulary_lacks_the_end(end: int) -> None:
+    """As in GPT-2 with a vocabulary of its own, whose configuration names the end of the first one."""
+    assert find_attention_layers(zoo.build("gpt2-class", eos_token_id=end))
+
+
 def test_finding_sites_leaves_no_trace() -> None:
     model = zoo.build("bert", dropout=0.5)
     model.bert.encoder.layer[0].eval()

@@ -255,9 +255,10 @@ def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
             f"{type(model).__name__} takes '{name}', for which no example input can be generated; pass a batch."
         )
     # Eight different tokens: BART's classifier wants an end-of-sequence token in each row.
-    tokens = torch.arange(8, device=model.device)[None] % config.get_text_config().vocab_size
+    vocabulary = config.get_text_config().vocab_size
+    tokens = torch.arange(8, device=model.device)[None] % vocabulary
     end = getattr(config, "eos_token_id", None)
-    if isinstance(end, int):
+    if isinstance(end, int) and 0 <= end < vocabulary:  # a GPT-2 of another vocabulary may still have the first one's
         tokens = torch.where(tokens == end, 0, tokens)
         tokens[:, -1] = end
     if type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
