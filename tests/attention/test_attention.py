@@ -11,7 +11,7 @@ from helpers.plans import Everywhere, Weights, attached, passed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, modeling_utils
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal
 
 from attendrop import ADDrop, AttendropError, regularize
@@ -52,6 +52,14 @@ def test_sites_come_in_the_order_of_execution() -> None:
 def test_sites_are_found_if_the_vocabulary_lacks_the_end(end: int) -> None:
     """As in GPT-2 with a vocabulary of its own, whose configuration names the end of the first one."""
     assert find_attention_layers(zoo.build("gpt2-class", eos_token_id=end))
+
+
+@pytest.mark.parametrize("name", ["gpt2-class", "deberta-v3"])
+def test_finding_sites_warns_of_no_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(modeling_utils.logger, "warning_once", lambda text, *_: told.append(text))
+    find_attention_layers(zoo.build(name))
+    assert not told
 
 
 def test_finding_sites_leaves_no_trace() -> None:

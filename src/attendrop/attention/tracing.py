@@ -263,9 +263,7 @@ def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         tokens[:, -1] = end
     if type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
         tokens = tokens[:, None]
-    batch = {name: tokens}
-    if tokens.ndim > 2:  # ModernBERT's pooling of choices reads a mask
-        batch["attention_mask"] = torch.ones_like(tokens)
+    batch = {name: tokens, "attention_mask": torch.ones_like(tokens)}  # without it, transformers warns of padding
     if config.is_encoder_decoder:
         batch["decoder_input_ids"] = tokens
     return batch
