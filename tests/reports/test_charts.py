@@ -55,6 +55,13 @@ def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
     assert ["validation loss", "2", "0.600"] in losses
 
 
+def test_a_single_epoch_has_one_tick(tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5, history=history(0.5)[:1])
+    axes = made(tmp_path)["learning_curves"].figure.axes[0]
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1]
+
+
 def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Path) -> None:
     before = {"rows": 4, "history": history(0.9)}
     write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False), selection=before)

@@ -120,6 +120,7 @@ def _over_epochs(
                         drawn.marks.append(Mark(panel, epoch, mean, text))
                     ends = (number(value, digits) for value in (mean, low, high))
                     drawn.rows.append([label, str(epoch), name, *ends, str(len(each))])
-        drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        # By default there are two ticks or more, which a single epoch does not have.
+        drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
     return drawn.chart(kind, setting.name, title, f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}", header)
