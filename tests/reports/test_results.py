@@ -37,11 +37,12 @@ def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_
 
 
 def test_without_an_answer_failed_runs_are_told(tmp_path: Path) -> None:
-    write_runs(tmp_path, "finetune", PLAIN)
+    write_run(tmp_path, "finetune", 0.5)
     for name, content in {"one": {"error": "No space left.", "attempts": 1, "details": ""}, "other": []}.items():
         (tmp_path / "runs" / name).mkdir()
         write_json(tmp_path / "runs" / name / "failed.json", content)
-    assert read_results(tmp_path).notes[1:] == ("Without a result: one (No space left.).",)
+    computed = "Computed from the 1 finished run in the folder, which has no answer that names them."
+    assert read_results(tmp_path).notes == (computed, "Without a result: one (No space left.).")
 
 
 def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:

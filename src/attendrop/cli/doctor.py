@@ -8,6 +8,7 @@ import typer
 
 from attendrop.cli.app import Json, app, show
 from attendrop.cli.console import lines_of, messages
+from attendrop.wording import counted
 
 
 @app.command()
@@ -28,8 +29,13 @@ def doctor(
     }
     for kind in dict.fromkeys(layer["kind"] for layer in found["sites"]):
         names = [layer["name"] for layer in found["sites"] if layer["kind"] == kind]
-        lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
+        lines[f"{kind} attention"] = f"{counted(len(names), 'layer')}: {_ends(names)}"
     if names := found["not_run"]:
-        lines["not tried"] = f"{len(names)} layers, which the example input does not reach: {names[0]} ... {names[-1]}"
+        lines["not tried"] = f"{counted(len(names), 'layer')}, which the example input does not reach: {_ends(names)}"
     show(found, lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
+
+
+def _ends(names: list[str]) -> str:
+    """Return the first and the last of some names, or the only one."""
+    return " ... ".join(dict.fromkeys((names[0], names[-1])))

@@ -16,6 +16,7 @@ from attendrop.studies.executor import FAILED, read_failure
 from attendrop.studies.method_rows import LABEL, has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, REFERENCE, RUNS
+from attendrop.wording import counted
 
 # Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
@@ -142,7 +143,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
             raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
         if own is runs:
             settings = _grouped(runs, reference or REFERENCE)
-            notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
+            finished = counted(len(runs), "finished run")
+            notes = [f"Computed from the {finished} in the folder, which has no answer that names them."]
             notes += _failures(runs_folder(folder))
         else:
             settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
