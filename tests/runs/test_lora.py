@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -70,6 +71,19 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     card = (run / "README.md").read_text()
     assert "library_name: peft" in card and "| `lora.r` | 2 |" in card
     assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
+
+
+def test_a_loaded_adapter_is_not_said_to_lack_its_head(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model that it is on lacks it, of which transformers prints a table."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        hf.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+        assert "classifier.weight" in caplog.text
+        caplog.clear()
+        attendrop.load(folder / "run")
+    assert not caplog.text
 
 
 def test_only_adapter_and_head_are_trained(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,20 +137,32 @@ def load_adapter(folder: Path) -> Any:
     settings = read_json(folder / ADAPTER_CONFIG)
     if not (folder / _WEIGHTS).is_file():
         raise AttendropError(f"The folder '{folder}' holds no weights of an adapter: it has no {_WEIGHTS}.")
-    base, found = cls.from_pretrained(
-        _place_of_base(folder, settings),
-        config=config,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        dtype="float32",
-    )
+    with without_report():  # which would say that the head is random, though the adapter has it
+        base, found = cls.from_pretrained(
+            _place_of_base(folder, settings),
+            config=config,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype="float32",
+        )
     missing = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
     if lost := [key for key in missing if not any(name in key for name in saved)]:
         raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
     with quiet_peft():
         return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Silence transformers' table of loaded weights; the caller reports what matters."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 @contextmanager

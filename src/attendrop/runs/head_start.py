@@ -17,8 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.attention.isolation import forked_rng
 from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
+from attendrop.pruning.serialization import without_report
 from attendrop.runs.config import RunConfig
-from attendrop.runs.model_loading import Loaded, without_report
+from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
@@ -18,7 +17,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.model_support.models import freeze_unsaved
 from attendrop.pruning.pruned_model import load
-from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
+from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.base import Task
@@ -227,17 +226,6 @@ def _load_errors(name: str) -> Iterator[None]:
             f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
             f"({first_line(error)}).{hint}"
         ) from error
-
-
-@contextmanager
-def without_report() -> Iterator[None]:
-    """Silence transformers' table of loaded weights; :func:`_report_loading` reports what matters."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
 
 
 def _sentence_is_mean(place: str) -> bool:
