@@ -70,6 +70,8 @@ def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     head = Translation(source_prefix="one two ")
     assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
     assert "'one two ' + text" in head.usage(1, 32)
+    assert "generate(**inputs)" in head.usage(1, 32)  # as long as the files of the model say, as in its predictions
+    assert "generate(**inputs, max_new_tokens=128)" in head.usage(1, 32, stock=False)
 
 
 # Languages ------------------------------------------------------------------------------------------------------------

@@ -358,11 +358,11 @@ logits = model(**inputs).logits"""
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that loads and calls the model, for its card; ``stock``: a class of transformers."""
         texts = ", ".join(("text", "second_text")[:num_texts])
-        code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values())
+        code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values(stock=stock))
         imports = "import torch\n" if "torch." in code else ""
         return f"{imports}{self.loading(stock=stock)}\n{code}"
 
-    def example_values(self) -> dict[str, str]:
+    def example_values(self, *, stock: bool) -> dict[str, str]:
         """Return the values of :attr:`example`, by name, beside ``texts`` and ``max_length``."""
         return {}
 

@@ -87,7 +87,7 @@ answer = context[offsets[first][0] : offsets[last][1]].strip()"""
         found = super().from_config(config)
         return found if found.label_names == SOMETIMES else cls(ALWAYS)
 
-    def example_values(self) -> dict[str, str]:
+    def example_values(self, *, stock: bool) -> dict[str, str]:
         return {"gap": str(MOST_ANSWER_TOKENS - 1)}
 
     @classmethod

@@ -85,9 +85,9 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         if self.target_lang is not None:
             _begin_with(model, tokenizer, self.target_lang)
 
-    def example_values(self) -> dict[str, str]:
+    def example_values(self, *, stock: bool) -> dict[str, str]:
         text = "text" if self.source_prefix is None else f"{self.source_prefix!r} + text"
-        return super().example_values() | {"text": text}
+        return super().example_values(stock=stock) | {"text": text}
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""

@@ -92,9 +92,10 @@ class WritingHead(Head):
                 )
             generation.max_new_tokens = limit // 2
 
-    def example_values(self) -> dict[str, str]:
-        """Return the options of generation as arguments in Python code, after another one."""
-        given = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens or DEFAULT_NEW_TOKENS}
+    def example_values(self, *, stock: bool) -> dict[str, str]:
+        """Return the options of generation as arguments in Python code, after another one; stock models have them."""
+        new_tokens = self.max_new_tokens or (None if stock else DEFAULT_NEW_TOKENS)
+        given = {"num_beams": self.num_beams, "max_new_tokens": new_tokens}
         return {"arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None)}
 
     value_problem = staticmethod(text_problem)
