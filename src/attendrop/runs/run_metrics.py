@@ -20,6 +20,7 @@ from datasets import Dataset
 
 import attendrop
 from attendrop.attention.isolation import in_full_precision
+from attendrop.files.output_files import finite
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
@@ -302,8 +303,8 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
         }
     for entry in log:
         if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
-            found = {"selection": {name: entry[f"eval_{name}"] for name in names}, "selection_loss": entry["eval_loss"]}
-            history[math.ceil(entry["epoch"])] |= found
+            found = {name: entry[f"eval_{name}"] for name in names}
+            history[math.ceil(entry["epoch"])] |= {"selection": found, "selection_loss": finite(entry["eval_loss"])}
     return list(history.values())
 
 
