@@ -18,6 +18,9 @@ from helpers.command_line import Captured, assert_refused, train_arguments
 from attendrop import AttendropError, cli
 from attendrop.files.output_files import sha256
 from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import checked
+from attendrop.runs.model_source import Source
+from attendrop.studies.comparison import Comparison
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -175,6 +178,30 @@ def test_options_come_from_a_file_and_set_goes_over_it(
         assert expected in capsys.readouterr().err
     else:
         assert configs[0].options == expected
+
+
+def test_places_in_the_home_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces the ``~`` of ``--output-dir=~/run``, that of a second file, or that in a file of options."""
+    configs: list[RunConfig] = []
+
+    def stop(config: RunConfig, **_: object) -> None:
+        configs.append(config)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.runs.train.train", stop)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").symlink_to(folder)
+    (tmp_path / "own.yaml").write_text("{eval_file: ~/data/dev.csv, model: ~/data/model, label_column: label}")
+    data = ["--train-file=~/data/train.csv", "--text-columns", "sentence1"]
+    assert cli.main(["train", "--config=~/own.yaml", *data, "--output-dir=~/run"]) == 2
+    found = configs[0]
+    assert (found.train_file, found.eval_file) == (f"{tmp_path}/data/train.csv", f"{tmp_path}/data/dev.csv")
+    assert (found.model, found.output_dir) == (f"{tmp_path}/data/model", f"{tmp_path}/run")
+    assert checked(RunConfig, "train_file", "a.tr, ~/b~.en") == f"a.tr, {tmp_path}/b~.en"
+    assert (
+        checked(Source, "file", Path("~/a.csv")) == checked(Comparison, "output_dir", "~/a.csv") == f"{tmp_path}/a.csv"
+    )
+    assert checked(RunConfig, "output_dir", "a/~/run") == "a/~/run"
 
 
 # What users get wrong -------------------------------------------------------------------------------------------------

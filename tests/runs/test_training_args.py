@@ -33,7 +33,7 @@ def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> No
 
 
 def test_checkpoints_are_where_the_run_looks_for_them(shared: Path) -> None:
-    """A shell passes ``--output-dir=~/run`` on as it is, and transformers replaces a ``~`` at the beginning."""
+    """Also in ``--output-dir=./~/run``, though transformers replaces a ``~`` at the beginning."""
     arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"), None)
     assert arguments.output_dir == str(Path.cwd() / "~" / "run")
 

@@ -78,7 +78,7 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [unit.config.seed for unit in study.units] == [3] * 28 + [5] * 28
 
 
-def test_paths_may_name_environment_variables(
+def test_paths_may_name_environment_variables_and_the_home_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     found = content(folder)
@@ -88,6 +88,12 @@ def test_paths_may_name_environment_variables(
     monkeypatch.setenv("PLACE_OF_DATA", str(folder))
     config = read_study(file).units[0].config
     assert (config.train_file, config.model) == (str(folder / "train.csv"), str(folder / "model"))
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("PLACE_OF_DATA", "~")  # as a file of variables gives it
+    found["data"][0]["eval_file"] = "~/dev.csv"
+    config = read_study(write(tmp_path / "study.yaml", found)).units[0].config
+    assert (config.train_file, config.eval_file) == (str(folder / "train.csv"), str(folder / "dev.csv"))
+    assert config.model == str(folder / "model")
     monkeypatch.delenv("PLACE_OF_DATA")
     message = "'$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)

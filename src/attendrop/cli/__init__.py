@@ -58,6 +58,7 @@ def _run(arguments: list[str]) -> int:
     from attendrop.errors import AttendropError
     from attendrop.files.output_files import DISK_FULL, broken_link
 
+    arguments = [_at_home(argument) for argument in arguments]
     # UsageError of click, or of the copy of click in newer versions of typer
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
@@ -87,6 +88,12 @@ def _run(arguments: list[str]) -> int:
         return _fail(
             "the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by the same factor.", 1
         )
+
+
+def _at_home(argument: str) -> str:
+    """Replace the ``~`` of ``--name=~/place`` by the home folder, as shells do in ``--name ~/place``."""
+    name, equals, value = argument.partition("=")
+    return f"{name}={os.path.expanduser(value)}" if equals and name.startswith("--") else argument
 
 
 def _fail(message: str, code: int = 2) -> int:

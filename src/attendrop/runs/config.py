@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import choice, read_options
-from attendrop.runs.declared_options import FRACTION, at_least, check_fields, number, option
+from attendrop.runs.declared_options import FRACTION, PATH, at_least, check_fields, number, option
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -47,21 +47,22 @@ class RunConfig:
         AttendropError: An option is out of range, or two options conflict.
     """
 
-    model: str = option(MISSING, "model", "minilm, a folder, or a hub id.", shown="minilm")
-    output_dir: str = option(MISSING, help="Folder of the run.")
+    model: str = option(MISSING, "model", "minilm, a folder, or a hub id.", PATH, shown="minilm")
+    output_dir: str = option(MISSING, help="Folder of the run.", allowed=PATH)
     task: str | None = option(
         None, "task", "Name of a task, or of a kind of task with --train-file; `attendrop tasks` lists them."
     )
     data_dir: str | None = option(
-        None, "data_dir", "Folder of the task's files. Default: $ATTENDROP_DATA, then the hub."
+        None, "data_dir", "Folder of the task's files. Default: $ATTENDROP_DATA, then the hub.", PATH
     )
     train_file: str | None = option(
         None,
         "files",
         "Training data: a .csv, .tsv, .xlsx, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder "
         "of images.",
+        PATH,
     )
-    eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.")
+    eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)
     """Without one, the score is measured on held-out rows."""
     text_columns: tuple[str, ...] = option(
         (), "columns", "Text columns of your files, comma-separated.", shown="those that look like it"
@@ -78,7 +79,7 @@ class RunConfig:
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
     label_map: str | None = option(
-        None, "columns", "File that merges variants of labels: its columns label and meaning."
+        None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
     )
     """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""

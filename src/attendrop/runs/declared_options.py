@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType
@@ -106,6 +107,12 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _path(name: str, value: Any) -> str:
+    """Replace ``~`` by the home folder, also in the second of two files, where no shell does."""
+    return re.sub(r"(^|,\s*)(~[^,/]*)", lambda found: found[1] + os.path.expanduser(found[2]), _text(name, value))
+
+
+PATH = Range("", _path)
 FRACTION = number("at least 0 and below 1", lambda value: 0 <= value < 1)
 _OF_TYPE: dict[Any, Range] = {
     int: at_least(1),

@@ -10,7 +10,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import as_in_runs, refuse_options_of_files
-from attendrop.runs.declared_options import check_fields, option
+from attendrop.runs.declared_options import PATH, check_fields, option
 from attendrop.runs.run_folder import keeps_model, run_options
 from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.file_formats import default_columns
@@ -33,7 +33,7 @@ class Source:
     task: str | None = option(None, "task", "Name of a task. Default: the task of the run.")
     split: str | None = option(None, "task", "Split of the task.")
     data_dir: str | None = as_in_runs("data_dir", "task")
-    file: str | None = option(None, "file", "Your file instead of a task; - is stdin.")
+    file: str | None = option(None, "file", "Your file instead of a task; - is stdin.", PATH)
     text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
     label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
     """Only to evaluate."""
@@ -43,7 +43,7 @@ class Source:
         None, "format", "Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", shown="csv"
     )
     skip_bad_rows: bool = as_in_runs("skip_bad_rows", "rows", flags=("--skip-bad-rows",))
-    skipped_file: str | None = option(None, "rows", "File for the skipped rows, JSON lines.")
+    skipped_file: str | None = option(None, "rows", "File for the skipped rows, JSON lines.", PATH)
     overwrite: bool = option(
         False, "rows", "Replace existing files, except those that are read.", flags=["--overwrite"]
     )

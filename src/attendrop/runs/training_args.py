@@ -29,7 +29,7 @@ def run_arguments(
     config, selecting = run.config, run.parts.selection is not None
     return _arguments(
         config,
-        output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=~/run, is not replaced
+        output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
         num_train_epochs=num_epochs(config, rows),
         max_steps=_max_steps(config, checkpoint, stop_after),
         per_device_eval_batch_size=config.eval_batch_size,

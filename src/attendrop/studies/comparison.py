@@ -15,7 +15,7 @@ from attendrop.files.model_files import model_sha256
 from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import check_fields, names, option
+from attendrop.runs.declared_options import PATH, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256, with_evaluation
@@ -102,7 +102,7 @@ class Comparison:
     config: RunConfig
     """Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data, a quarter
     of the training rows is held out."""
-    output_dir: str = option("comparison", "output", "Folder of the answer; the same command continues there.")
+    output_dir: str = option("comparison", "output", "Folder of the answer; the same command continues there.", PATH)
     """Also the folder of the runs and the chosen model."""
     methods: Sequence[Any] = option(
         None,

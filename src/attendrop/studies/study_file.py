@@ -20,7 +20,7 @@ reference: finetune         # the method that the others are compared with
 ```
 
 A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``. Paths may name
-environment variables: ``$ATTENDROP_DATA/tickets.csv``.
+environment variables, ``$ATTENDROP_DATA/tickets.csv``, and begin with ``~``.
 """
 
 from __future__ import annotations
@@ -176,20 +176,20 @@ class _Reader:
         found = convert_option(self.path, name, value)
         if name not in _PATHS or found is None:
             return found
-        return ",".join(str(file.absolute()) for file in files_of(self.expanded(found)))
+        return ",".join(str(file.absolute()) for file in files_of(self.expanded(name, found)))
 
-    def expanded(self, given: str) -> str:
-        """Replace environment variables by their values."""
+    def expanded(self, name: str, given: str) -> str:
+        """Replace environment variables by their values, then ``~``."""
         found = os.path.expandvars(given)
         if unset := re.search(r"\$\{?(\w+)", found):
             raise self.error(f"names '{given}', but {unset[1]} is not set; set it to the folder.")
-        return found
+        return str(convert_option(self.path, name, found))
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
         given = _listed(content.get("models") or "minilm")
         if wrong := next((name for name in given if not isinstance(name, str)), None):
             raise self.error(f"has a model that is not a name: {wrong!r}.")
-        models = map(self.expanded, given)
+        models = (self.expanded("model", name) for name in given)
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
 
     def baselines(self, given: Any) -> list[str]:
