@@ -72,6 +72,26 @@ def test_a_broken_sentence_is_refused_or_left_out(tmp_path: Path, name: str, tex
     assert table.column("tokens")[-1] == ["a"] and len(bad.skipped) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.txt", "a cat\n\nthe dog\n"),
+        ("a.conll", "a\tO\ncat\tB\n\nthe\tO\n"),
+        ("a.conllu", CONLLU),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b"}'),
+    ],
+)
+def test_lines_may_end_in_carriage_returns(tmp_path: Path, name: str, text: str) -> None:
+    """As those of old Macs do, and so does text that Excel exports for them; one within a line ends none."""
+    tables = []
+    for end in ("\n", "\r\n", "\r"):
+        (tmp_path / name).write_bytes(text.replace("\n", end).encode())
+        tables.append(read_table(tmp_path / name))
+    assert tables[0] == tables[1] == tables[2] and len(tables[0].rows) > 1
+    (tmp_path / "b.txt").write_bytes(b"a\rcat\ndog\n")
+    assert read_table(tmp_path / "b.txt").rows == [["a\rcat"], ["dog"]]
+
+
 # Parallel files -------------------------------------------------------------------------------------------------------
 
 

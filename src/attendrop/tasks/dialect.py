@@ -73,7 +73,7 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
         codec = "utf-8-sig" if encoding == "utf-8" else encoding
         text = io.TextIOWrapper(file, encoding=codec, errors="surrogateescape", newline=newline)
         try:
-            valid, blank = _valid_lines(path, text), list[str]()
+            valid, blank = _valid_lines(path, _lines(text)), list[str]()
             for line in valid:
                 blank.append(line)
                 if line.strip():
@@ -143,6 +143,12 @@ def _encoding(path: Path, file: Any) -> str:
     file.seek(0)
     # Where most letters are UTF-8 already, the file is UTF-8 with a broken place.
     return "cp1252" if 2 * broken > letters else "utf-8"
+
+
+def _lines(text: Iterator[str]) -> Iterator[str]:
+    """Return lines, also those of a file in which all end in a carriage return, as once on Macs: it looks like one."""
+    first = next(text, "")
+    return chain([first] if "\n" in first else io.StringIO(first, newline="\r"), text)
 
 
 def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
