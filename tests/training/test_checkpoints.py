@@ -57,12 +57,17 @@ def test_each_process_has_its_own_state_and_that_of_all(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "no manifest": lambda path: mark_unfinished(path),
+    "unfinished": lambda path: mark_unfinished(path),
+    "no manifest": lambda path: (path / "attendrop_manifest.json").unlink(),
     "truncated": lambda path: (path / "model.safetensors").write_bytes(b"weigh"),
     "missing": lambda path: (path / "model.safetensors").unlink(),
     "missing below": lambda path: (path / "sub/file").unlink(),
     "manifest is not JSON": lambda path: (path / "attendrop_manifest.json").write_text("{"),
     "manifest lists no sizes": lambda path: (path / "attendrop_manifest.json").write_text('{"files": ["x"]}'),
+}
+TOLD = {
+    "unfinished": "the process probably died while writing it",
+    "no manifest": "another trainer wrote it, or it was being deleted",
 }
 
 
@@ -78,8 +83,8 @@ def test_a_damaged_checkpoint_is_passed_over_in_words(
     monkeypatch.setattr(logging.getLogger("attendrop.training.checkpoints"), "propagate", True)
     with caplog.at_level(logging.WARNING), caplog.at_level(logging.WARNING, "attendrop.training.checkpoints"):
         assert last_checkpoint(tmp_path) == good
-    assert "checkpoint-10" in caplog.text
-    with pytest.raises(AttendropError, match=r"checkpoint-10' is not complete"):
+    assert f"{TOLD.get(damage, 'it is not complete (a file is missing or was changed)')}." in caplog.text
+    with pytest.raises(AttendropError, match=r"checkpoint-10' is (not complete|no checkpoint)"):
         load_state(bad, METHOD)
 
 

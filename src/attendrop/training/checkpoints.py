@@ -149,7 +149,13 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     for _, folder in sorted(numbered, reverse=True):
         if is_complete(folder):
             return folder
-        logger.warning(f"Skipped {folder}: it is not complete; the process probably died while writing it.")
+        if not (folder / MANIFEST).exists():
+            reason = f"it has no {MANIFEST}: another trainer wrote it, or it was being deleted"
+        elif "unfinished" in _manifest(folder):
+            reason = "it is not complete; the process probably died while writing it"
+        else:
+            reason = "it is not complete (a file is missing or was changed)"
+        logger.warning(f"Skipped {folder}: {reason}.")
     return None
 
 
