@@ -319,7 +319,12 @@ def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(
     own = write(Path("study.json"), content(folder, methods="finetune"))  # in a project with its folder of runs
     before = Path(own).read_bytes()
     assert cli.main(["study", own, "--output-dir", "."]) == 2
-    assert Path(own).read_bytes() == before and "'study.json' is not valid JSON" in capsys.readouterr().err
+    assert Path(own).read_bytes() == before
+    assert (
+        "'study.json' has the name of the record of a study in '.', which would replace it" in capsys.readouterr().err
+    )
+    assert cli.main(["study", "c/study.yaml", "--output-dir", "."]) == 2
+    assert "'study.json' is not valid JSON: it was damaged, or attendrop did not" in capsys.readouterr().err
 
 
 def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:

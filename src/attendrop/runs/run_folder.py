@@ -62,7 +62,10 @@ def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
-        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
+        raise AttendropError(
+            f"'{path}' is not valid JSON: it was damaged, or attendrop did not write it; restore it, or name another "
+            "folder."
+        ) from None
     if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
         raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
     return content

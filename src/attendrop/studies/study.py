@@ -79,6 +79,11 @@ def check_study_file(folder: Path, file: str, *, is_named: bool = False) -> None
 
     In any folder, a file that would be replaced by the record of the study file is refused.
     """
+    if (folder / FILE).exists() and (folder / FILE).samefile(file):
+        raise AttendropError(
+            f"The study file '{file}' has the name of the record of a study in '{folder}', which would replace it; "
+            "rename it, or name another folder with --output-dir."
+        )
     noted = (read_json(folder / FILE, {"file": str}) or {}).get("file", file)
     if not is_named and Path(noted).exists() and not Path(noted).samefile(file):
         raise AttendropError(
