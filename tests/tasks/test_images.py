@@ -230,12 +230,18 @@ def test_what_cannot_be_decoded_is_told(tmp_path: Path) -> None:
         read_image(path)
 
 
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_grey_values_of_unknown_range_are_refused(mode: str, tmp_path: Path) -> None:
-    """Pillow clips them to 0 and 255, which leaves a white or a black image."""
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("I", "its values have 32 bits or a sign, and no known range; save it with 8 or 16"),
+        ("F", "its values have 32 bits or a sign, and no known range; save it with 8 or 16"),
+        ("I;16", "its values of 16 bits are all below 256, which is black; save it with 8"),
+    ],
+)
+def test_grey_values_of_unknown_range_are_refused(mode: str, told: str, tmp_path: Path) -> None:
+    """Pillow clips them to 0 and 255, which leaves a white or a black image; their upper bits leave a black one."""
     path = tmp_path / "scan.tif"
-    Image.new(mode, (8, 8), 1).save(path)
-    told = "its values have 32 bits and no known range; save it with 8 or 16"
+    Image.new(mode, (8, 8), 200).save(path)
     assert check_image(str(path)).problem == f"the image cannot be read ({told})"
     with pytest.raises(AttendropError, match=told):
         read_image(path)

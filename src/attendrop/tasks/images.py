@@ -47,7 +47,8 @@ def read_image(path: str | Path) -> Image:
     """Read an image as RGB: upright, as its EXIF orientation says, without transparency, of several frames the first.
 
     This is what ``transformers.pipeline`` does, except for grey images of more than 8 bits, which it makes white or
-    black: 16 bits are scaled, and 32, of no known range, refused. Raises AttendropError if the file cannot be read.
+    black: 16 bits are scaled, unless all are small, and 32, of no known range, refused. Raises AttendropError if the
+    file cannot be read.
     """
     try:
         with _pillow().open(path) as image:
@@ -63,9 +64,12 @@ def _rgb(image: Image) -> Image:
 
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I;16"):
-        upright = _pillow().fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+        values = np.asarray(upright)
+        if 0 < values.max() < 256:
+            raise ValueError("its values of 16 bits are all below 256, which is black; save it with 8")
+        upright = _pillow().fromarray((values >> 8).astype(np.uint8))
     if upright.mode in ("I", "F"):
-        raise ValueError("its values have 32 bits and no known range; save it with 8 or 16")
+        raise ValueError("its values have 32 bits or a sign, and no known range; save it with 8 or 16")
     if "transparency" in upright.info:  # of a palette, of which Pillow warns
         upright = upright.convert("RGBA")
     return upright.convert("RGB")
