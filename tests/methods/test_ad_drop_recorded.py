@@ -16,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
 
@@ -317,7 +318,9 @@ def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) 
         recorder.records.put(row, {"self.0": mask})
     state, recorder = recorder.state_dict(), Recorder(1 << 20, Processes(0, 2, gather=gather))
     recorder.load_state_dict(state)
-    recorder._exchange()
+    last = RecordedState(ADDrop(attribution="recorded"), zoo.training(zoo.build("bert")))
+    last.recorder = recorder
+    assert last.final_report([])["records"]["rows"] == 6  # also those of the last epoch
     assert [len(each) for each in sent[1:]] == [2, 1, 0]
     assert list(recorder.records._rows) == [3, 1, 2, 10, 11, 12]
     assert recorder.records.take_new() == []

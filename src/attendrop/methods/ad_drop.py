@@ -327,6 +327,7 @@ class RecordedState(MethodState):
         self.without_signal = rank_state["without_signal"]
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        self.recorder.exchange()
         records = self.recorder.records
         return {"records": {"rows": len(records), "bytes": records.bytes, "forgotten": records.forgotten}}
 

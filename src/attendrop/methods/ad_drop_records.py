@@ -211,8 +211,7 @@ class Recorder:
             raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         if context.epoch != self.epoch:
             self.epoch = context.epoch
-            if self.processes.world_size > 1:
-                self._exchange()
+            self.exchange()
         return RowPass(self, rows, units)
 
     def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
@@ -256,8 +255,10 @@ class Recorder:
         on_host = torch.split(torch.cat(bits).cpu(), [len(each) for each in bits])
         return [each if valid else None for each, valid in zip(on_host, finite, strict=True)]
 
-    def _exchange(self) -> None:
+    def exchange(self) -> None:
         """Give all processes what each has recorded since the last exchange, some rows at a time."""
+        if self.processes.world_size == 1:
+            return
         new = self.records.take_new()
         rounds = max(self.processes.gather(-(-len(new) // _ROWS_AT_A_TIME)))
         recorded: list[list[tuple[int, dict[str, RowMask]]]] = [[] for _ in range(self.processes.world_size)]
