@@ -13,9 +13,9 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
-from attendrop.studies.method_rows import LABEL, has_score, method_label, scored_data
+from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
-from attendrop.studies.units import ANSWER, REFERENCE, RUNS
+from attendrop.studies.units import ANSWER, LABEL, REFERENCE, RUNS
 from attendrop.wording import counted
 
 # Options in which the runs of one setting may differ.

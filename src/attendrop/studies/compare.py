@@ -12,7 +12,7 @@ from typing import Any
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import given_options
+from attendrop.methods.core.registry import given_options, labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
@@ -298,7 +298,19 @@ class Steps:
         plain = [each for each in found if each.unit.method == REFERENCE]
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
-        return found
+        labels = self._labels(seeds, settings)
+        return [each.labelled(labels.get(each.unit.key())) for each in found]
+
+    def _labels(self, seeds: int, settings: Mapping[str, MethodSetting]) -> dict[str, str]:
+        """Name the runs of methods with a learning rate of their own by it, too: other rows have that of all runs."""
+        labels: dict[str, str] = {}
+        for label, setting in settings.items():
+            rate = self.defaults[label].learning_rate
+            if rate is not None and setting.method != REFERENCE:
+                named = f"{labelled_method(setting.method, setting.options)} learning_rate={rate:g}"
+                units = [Unit(setting.applied(self.comparison.config, seed=seed)) for seed in range(seeds)]
+                labels |= {unit.key(): named for unit in units}
+        return labels
 
     @property
     def _number_of_final_runs(self) -> int:

@@ -69,23 +69,22 @@ def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 def _settings(
     name: str, value: str | Sequence[str | Method | MethodSetting] | Method | MethodSetting | None
 ) -> tuple[MethodSetting, ...]:
-    """Return the settings of methods, plain fine-tuning first; refuse duplicates."""
+    """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
     from attendrop.methods.core.registry import build_method, spelled_options
     from attendrop.studies.setting_search import MethodSetting
 
     found: list[MethodSetting] = []
-    built: list[Method] = []
+    built: list[tuple[Method, float | None]] = []
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     given = given if isinstance(given, Sequence) else [given]  # a method
     for setting in map(MethodSetting.of, given):
         method = build_method(setting.method, setting.options)
         setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
-        if method in built:
-            same = found[built.index(method)].learning_rate == setting.learning_rate
-            rates = "" if same else ", with learning rates that an answer does not tell apart"
-            raise AttendropError(f"{setting.label} is to be compared twice{rates}; leave one out.")
+        rate = None if method.name == REFERENCE else setting.learning_rate
+        if (method, rate) in built:
+            raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
         found.append(setting)
-        built.append(method)
+        built.append((method, rate))
     if not any(setting.method == REFERENCE for setting in found):
         found.append(MethodSetting(REFERENCE))
     return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))
@@ -112,7 +111,8 @@ class Comparison:
         shown="those most used",
     )
     """Names, methods with options, or settings, one or several of each method; an option that is not the default, or a
-    setting's learning rate, is not searched. Plain fine-tuning is always compared. None: :func:`default_methods`."""
+    setting's learning rate, is not searched. Plain fine-tuning is always compared, once. None:
+    :func:`default_methods`."""
     seeds: int = option(5, "search", "Number of seeds per method.")
     budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
     """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; the remaining time is

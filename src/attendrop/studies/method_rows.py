@@ -15,12 +15,11 @@ import numpy as np
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.statistics import Array, Estimate, PairedDifference, holm, paired_difference
-from attendrop.studies.units import BASELINES
+from attendrop.studies.units import BASELINES, LABEL
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.row_scores import RowScores
 
 Metrics = Mapping[str, Any]
-LABEL = "label"
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
@@ -146,7 +145,7 @@ def method_label(metrics: Metrics) -> str:
     """Name a run by its method and its options without the defaults, from its ``metrics.json``.
 
     Options that the data decided are not in the name, so that runs on other data have the same one.
-    A study that has its own name for the method adds it as :data:`LABEL`.
+    A study or comparison that has its own name for the method adds it as :data:`attendrop.studies.units.LABEL`.
     """
     if own := metrics.get(LABEL):
         return str(own)

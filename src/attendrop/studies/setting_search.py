@@ -120,8 +120,8 @@ def search_settings(
     Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
     fold. After each fold, only the better half of a method's settings, and its default, remain. All methods have the
     same number of settings, plain fine-tuning included, for which only the learning rate is searched: up to 12, since
-    there are no more of these. Options that are given are not searched, nor are those given in other settings of the
-    same method, so that each setting stays what it is compared as, nor is its learning rate, if it has one.
+    there are no more of these. Options and learning rates that are given are not searched, nor are those given in other
+    settings of the same method, so that each setting stays what it is compared as.
 
     For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is that of the defaults
     that have none, and ``decided`` has, by their label, the options that the data decided.
@@ -131,7 +131,8 @@ def search_settings(
     """
     given: dict[str, set[str]] = {}
     for default in defaults:
-        given.setdefault(default.method, set()).update(default.options)
+        rate = () if default.learning_rate is None else (_LEARNING_RATE,)
+        given.setdefault(default.method, set()).update(default.options, rate)
     found = {}
     for default in defaults:
         around = (decided or {}).get(default.label, {})
@@ -183,7 +184,7 @@ def _settings(
     The others differ from what the default is on these data, ``around``.
     """
     space = {name: values for name, values in search_space(default.method).items() if name not in given}
-    if default.learning_rate is None:
+    if _LEARNING_RATE not in given:
         space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
     defaults = {name: values[0] for name, values in space.items()}
     found = [default]

@@ -17,7 +17,7 @@ from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
-from attendrop.studies.method_rows import LABEL, MethodRow
+from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
@@ -201,9 +201,9 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
     """Compare the methods in each setting and over all of them, given the results of each setting by its name."""
     answers = {}
     for setting in study.settings:
-        labelled = [(result, {LABEL: setting.labels.get(result.unit.key())}) for result in results[setting.name]]
-        metrics = [{**result.metrics, **label} for result, label in labelled if result.metrics is not None]
-        failed = [result.failure() | label for result, label in labelled if result.error is not None]
+        labelled = [result.labelled(setting.labels.get(result.unit.key())) for result in results[setting.name]]
+        metrics = [result.metrics for result in labelled if result.metrics is not None]
+        failed = [result.failure() for result in labelled if result.error is not None]
         if metrics:
             answers[setting.name] = answer(metrics, study.reference, failed=failed)
     failures = {result.folder: result for found in results.values() for result in found if result.error is not None}

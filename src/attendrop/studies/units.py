@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
 
 RUNS = "runs"
+# What an answer calls a run, beside the entries of its ``metrics.json``.
+LABEL = "label"
 # Files of the answer of a study or a comparison.
 ANSWER = "answer.json"
 REPORTS = ("answer.md", ANSWER, "answer.csv")
@@ -127,17 +129,25 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a unit: its ``metrics.json``, or an error, after how many seconds."""
+    """Result of a unit: its ``metrics.json``, or an error, after how many seconds; and what an answer calls it."""
 
     unit: Unit
     folder: Path
     metrics: dict[str, Any] | None
     error: str | None = None
     seconds: float = 0.0
+    label: Mapping[str, str] = field(default_factory=dict)
+
+    def labelled(self, label: str | None) -> Result:
+        """Return the result with a name for its row of an answer; None: that of its method with the options."""
+        if label is None:
+            return self
+        named = {LABEL: label}
+        return replace(self, metrics=None if self.metrics is None else self.metrics | named, label=named)
 
     def failure(self) -> dict[str, Any]:
         """Describe a run without metrics, as JSON values."""
-        return self.unit.described() | {"error": self.error}
+        return self.unit.described() | dict(self.label) | {"error": self.error}
 
 
 def data_sha256(config: RunConfig) -> str:
