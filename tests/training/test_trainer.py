@@ -181,6 +181,12 @@ def test_data_parallel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         trainer_of(tmp_path)
 
 
+def test_a_model_in_the_wrapper_of_torch_compile_is_refused(tmp_path: Path) -> None:
+    """The trainer of transformers saves it under other names, from which stock code loads random weights."""
+    with pytest.raises(AttendropError, match=r"wrapped by torch\.compile.*torch_compile=True.*model\.compile\(\)"):
+        trainer_of(tmp_path, model=torch.compile(zoo.build("bert"), backend="eager"), remove_unused_columns=False)
+
+
 @pytest.mark.parametrize("by", ["accelerate launch", "the user"])
 def test_a_model_that_others_compile_notices_the_hooks_of_a_method(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +200,7 @@ def test_a_model_that_others_compile_notices_the_hooks_of_a_method(
 
     model: Any = zoo.build("bert")
     if by == "the user":
-        model = torch.compile(model, backend="eager")
+        model.compile(backend="eager")
     else:
         monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
     with torch.compiler.set_stance("force_eager"):

@@ -88,9 +88,9 @@ class RegularizedTrainer(TrainerHooks):
         method_state: The state of the method, during and after training.
 
     Raises:
-        AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
-            checkpointing; or, when training starts, a model that the method cannot act on, or a ``compute_loss`` or
-            ``training_step`` of a subclass that leaves it no call of the model to act on.
+        AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
+            wrapped; reentrant activation checkpointing; or, when training starts, a model that the method cannot act
+            on, or a ``compute_loss`` or ``training_step`` of a subclass that leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -448,6 +448,12 @@ class RegularizedTrainer(TrainerHooks):
             raise AttendropError(
                 "RegularizedTrainer supports neither DeepSpeed nor FSDP; train with DDP (torchrun, accelerate launch), "
                 "or divide the model by fully_shard (FSDP2) and train it in a loop of your own, with regularize(...)."
+            )
+        if hasattr(self.model, "_orig_mod"):
+            raise AttendropError(
+                "The model is wrapped by torch.compile: columns would be lost, and it would be saved under names that "
+                "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
+                "arguments, or compile it in place: model.compile()."
             )
         given = vars(self.args)
         name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
