@@ -109,6 +109,9 @@ def test_environment_then_hub(
     monkeypatch.setattr("datasets.load_dataset", hub_without("wnli"))
     assert load_task("rte", splits=["train"]).source == f"local folder {tmp_path / 'glue' / 'RTE'}"
     assert load_task("cola", splits=["train"]).source == "Hugging Face hub nyu-mll/glue"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ATTENDROP_DATA", "~/glue")  # as from a file of variables, which no shell reads
+    assert load_task("rte", splits=["train"]).source == f"local folder {tmp_path / 'glue' / 'RTE'}"
     with pytest.raises(
         AttendropError, match=r"wnli is not in a local folder, .* hub failed \(ConnectionError: no network"
     ):

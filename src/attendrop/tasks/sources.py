@@ -78,7 +78,7 @@ class Source:
         given = data_dir or os.environ.get("ATTENDROP_DATA")
         if not given:
             return None
-        root = Path(given)
+        root = Path(given).expanduser()
         if data_dir and not root.is_dir():
             raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of the task's files.")
         parents = ([root / self.within] if self.within else []) + [root]
