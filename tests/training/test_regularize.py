@@ -487,3 +487,14 @@ def test_an_optimizer_of_accelerate_is_known(method: Any) -> None:
         reg.loss(batch).backward()
         optimizer.step()
         reg.step()
+
+
+@pytest.mark.parametrize("method", [METHOD, FineTune()], ids=lambda method: method.name)
+def test_what_a_model_does_not_save_is_trained_outside_of_the_block_only(method: Any) -> None:
+    """Marian's positions, which a model that was loaded trains in transformers 5.24, and no file holds."""
+    model = zoo.build("marian")
+    unsaved = [value.requires_grad_() for name, value in model.named_parameters() if "embed_positions" in name]
+    with regularize(model, method) as reg:
+        reg.loss(zoo.batch_of("marian")).backward()
+    assert [value.grad for value in unsaved] == [None, None]
+    assert all(value.requires_grad for value in unsaved)

@@ -22,12 +22,15 @@ def transformers_model(model: Any) -> Any:
     return getattr(model, "get_base_model", lambda: model)()
 
 
-def freeze_unsaved(model: Any) -> None:
-    """Freeze what a model does not save: Marian's computed positions, which transformers 5.24 would train, and lose."""
+def freeze_unsaved(model: Any) -> list[Tensor]:
+    """Freeze what a model does not save: Marian's computed positions, which transformers 5.24 would train, and lose.
+
+    Returns what was not frozen before.
+    """
     model = transformers_model(model)
-    for name, parameter in model.named_parameters():
-        if name in (getattr(model, "_keys_to_ignore_on_save", None) or ()):
-            parameter.requires_grad_(False)
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    trained = [each for name, each in model.named_parameters() if name in unsaved and each.requires_grad]
+    return [parameter.requires_grad_(False) for parameter in trained]
 
 
 def refuse_adapter(model: Any, action: str) -> None:

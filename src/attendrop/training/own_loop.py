@@ -37,7 +37,8 @@ def regularize(
     """Regularise the training of ``model`` by ``method`` within a ``with`` block.
 
     At the end of the block, even after an exception, the model is exactly as it would be without the library, except
-    for what training did to its weights.
+    for what training did to its weights. Within it, parameters that the model's class leaves out of its files, Marian's
+    computed positions, are not trained: the saved model would lose what they learnt.
 
     Example:
         >>> model.train()  # models come from ``from_pretrained`` in evaluation mode

@@ -24,7 +24,7 @@ from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingCon
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
 from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale
-from attendrop.model_support.models import has_adapter
+from attendrop.model_support.models import freeze_unsaved, has_adapter
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
 
@@ -92,6 +92,8 @@ class Regularization:
         self.adapter: ModelAdapter | None = None
         self._hook: Any = None
         self._open = ExitStack()
+        for parameter in freeze_unsaved(training.model):
+            self._open.callback(parameter.requires_grad_)
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
         if not self.idle:
