@@ -175,6 +175,15 @@ def test_reentrant_checkpointing_is_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, **checkpointing_arguments(use_reentrant=True))
 
 
+@pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor(0), torch.tensor([0.5, 0.5])], ids=str)
+def test_labels_that_are_numbers_are_not_smoothed(number: Tensor, tmp_path: Path) -> None:
+    """Of a single output transformers takes a softmax, of which the loss is 0."""
+    rows = [row | {"labels": number} for row in examples(count=4)]
+    model = zoo.build("bert", num_labels=max(1, number.numel()), problem_type="regression")
+    with pytest.raises(AttendropError, match=r"label_smoothing_factor is above 0.* set it to 0\."):
+        trainer_of(tmp_path, None, model=model, train_dataset=rows, label_smoothing_factor=0.1, max_steps=1).train()
+
+
 def test_data_parallel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 2))
     with pytest.raises(AttendropError, match=r"2 GPUs in one process.*torchrun"):

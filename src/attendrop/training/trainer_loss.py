@@ -13,6 +13,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import refuse_misplaced_smoothing
+from attendrop.attribution.predictions import is_regression
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
@@ -45,6 +46,7 @@ class TrainerLoss:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``."""
+        self._refuse_smoothed_numbers(inputs)
         if not regularization.idle and regularization.model_columns is None:
             regularization.model_columns = self._model_columns(model, inputs)
         is_mean = num_items_in_batch is not None and self._is_mean(inputs)
@@ -89,6 +91,17 @@ class TrainerLoss:
             logits = getattr(outputs, "logits", None)
             refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), logits, inputs)
         return loss, outputs
+
+    def _refuse_smoothed_numbers(self, inputs: Batch) -> None:
+        """Raise AttendropError for labels that are numbers, of which ``transformers.Trainer`` smooths classes."""
+        labels, model = inputs.get("labels"), self.trainer.accelerator.unwrap_model(self.trainer.model)
+        if not self._is_stock or self.trainer.label_smoother is None or not isinstance(labels, Tensor):
+            return
+        if labels.is_floating_point() or (labels.ndim == 1 and is_regression(model, inputs)):
+            raise AttendropError(
+                "label_smoothing_factor is above 0, but the labels are numbers, and only classes can be smoothed; set "
+                "it to 0."
+            )
 
     def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:
         """Find the columns that ``compute_loss`` passes on to the model; refuse what the method could not repeat."""
