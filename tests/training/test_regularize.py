@@ -1,7 +1,7 @@
 """Custom training loops: ``regularize``, its arguments and its refusals."""
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -372,6 +372,18 @@ def test_a_method_that_keeps_batches_refuses_one_with_a_graph() -> None:
             reg.loss(batch)
         with pytest.raises(AttendropError, match="no tensors"):
             reg.loss({})
+
+
+@pytest.mark.parametrize("method", [METHOD, RECORDED, RDrop(), Compose(METHOD, Mixout(p=0.5)), Mixout(p=0.5)], ids=str)
+def test_a_cache_is_refused_unless_the_model_runs_once(method: Any) -> None:
+    """Each pass extends it, also the one that looks for attention layers."""
+    model, batch = zoo.build("gpt2"), zoo.batch_of("gpt2", (8, 8))
+    cache = model(batch["input_ids"], use_cache=True).past_key_values
+    once = method.name == "mixout"
+    refused = pytest.raises(AttendropError, match="'past_key_values' is a cache")
+    with regularize(model, method) as reg, nullcontext() if once else refused:
+        reg.loss({"input_ids": batch["input_ids"], "labels": batch["labels"], "past_key_values": cache}, rows=[0, 1])
+    assert cache.get_seq_length() == 8 + 8 * once
 
 
 def test_the_second_model_of_a_method_is_clipped_alike() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from attendrop.errors import AttendropError
 
@@ -30,6 +31,16 @@ def refuse_graph(batch: Batch) -> None:
             raise AttendropError(
                 f"The batch's {name!r} requires a gradient, but the method uses the batch again after its backward "
                 "pass; pass the model its source (input_ids), or detach it."
+            )
+
+
+def refuse_cache(batch: Batch) -> None:
+    """Raise AttendropError for a batch with a cache of keys and values, which each pass of the model extends."""
+    for name, value in batch.items():
+        if isinstance(value, Cache):
+            raise AttendropError(
+                f"The batch's {name!r} is a cache, which each pass of the model extends, but the method needs passes "
+                "of its own; train on whole sequences, without a cache."
             )
 
 

@@ -22,7 +22,7 @@ from attendrop.methods.core.base import Method, MethodState, check_declarations,
 from attendrop.methods.core.compose import refuse_conflicts
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
+from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows, refuse_cache
 from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale
 from attendrop.model_support.models import freeze_unsaved, has_adapter
 from attendrop.randomness.keyed_random import SampleKey
@@ -244,6 +244,8 @@ class Regularization:
         self._statistics.begin([method.source for method in acting])
         if not taking_part:
             return compute_loss(batch, None)
+        if self.adapter is not None or self.method.info.adds_penalty or self.method.decides_passes:
+            refuse_cache(batch)
         if self.training.scaler is not None and self.method.info.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
         total = self.training.total_steps
