@@ -226,6 +226,19 @@ def test_what_was_compiled_before_a_method_notices_its_hooks() -> None:
     assert losses[0] > model(**batch).loss + 1e-3
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_model_that_was_compiled_as_one_graph_is_refused(in_place: bool) -> None:
+    model = zoo.build("bert")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    if in_place:
+        model.compile(backend="eager", fullgraph=True)
+    with (
+        regularize(model if in_place else compiled, METHOD) as reg,
+        pytest.raises(AttendropError, match=r"compiled with fullgraph=True.*compile it without"),
+    ):
+        reg.loss(zoo.batch_of("bert"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "method", "how"), COMPILED)
 def test_a_compiled_model_is_regularised_as_the_model_is(name: str, method: Any, how: Any) -> None:

@@ -196,6 +196,13 @@ def test_a_model_in_the_wrapper_of_torch_compile_is_refused(tmp_path: Path) -> N
         trainer_of(tmp_path, model=torch.compile(zoo.build("bert"), backend="eager"), remove_unused_columns=False)
 
 
+def test_a_model_that_was_compiled_as_one_graph_is_refused(tmp_path: Path) -> None:
+    model = zoo.build("bert")
+    model.compile(backend="eager", fullgraph=True)
+    with pytest.raises(AttendropError, match="compiled with fullgraph=True"):
+        trainer_of(tmp_path, model=model, max_steps=1).train()
+
+
 @pytest.mark.parametrize("by", ["accelerate launch", "the user"])
 def test_a_model_that_others_compile_notices_the_hooks_of_a_method(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

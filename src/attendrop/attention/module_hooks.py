@@ -37,6 +37,20 @@ def hooks_are_guarded() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def whole_graphs_refused() -> Iterator[None]:
+    """Raise AttendropError where torch cannot compile a model as one graph, as ``fullgraph=True`` asks for."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "Unsupported" and "fullgraph=True" not in str(error):
+            raise
+        raise AttendropError(
+            "The model was compiled with fullgraph=True, but methods act on it outside of its graph; compile it "
+            "without."
+        ) from error
+
+
 class ModuleHooks:
     """Forward hooks and replaced forward functions, until :meth:`close`.
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
-from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled
+from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled, whole_graphs_refused
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
@@ -205,6 +205,7 @@ class Regularization:
             return [(batch, num_items)], accumulation_steps
         return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
+    @whole_graphs_refused()
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss as :meth:`loss` does, and the model's outputs, with a custom training pass.
 

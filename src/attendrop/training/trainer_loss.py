@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.module_hooks import whole_graphs_refused
 from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import refuse_misplaced_smoothing
 from attendrop.attribution.predictions import is_regression
@@ -37,6 +38,7 @@ class TrainerLoss:
         self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
         self._ignores_num_items: bool | None = None
 
+    @whole_graphs_refused()
     def regularized(
         self,
         regularization: Regularization,
