@@ -181,6 +181,13 @@ def test_the_answer_names_failures_and_is_written_whatever_becomes_of_the_model(
     assert found["best"] is None and "mixout p=0.9 with seed 0 (luck)" in found["notes"][0]
 
 
+def test_methods_that_cannot_act_on_the_model_are_refused_before_others_train(folder: Path) -> None:
+    outside = [MethodSetting("ad-drop"), MethodSetting("ad-drop", {"layers": "7"}), MethodSetting("mixout")]
+    with pytest.raises(AttendropError, match=r"^ad-drop layers=7 cannot act on .* by --methods\. layers="):
+        run_comparison(comparison(folder, methods=outside))
+    assert not (folder / "answer").exists()
+
+
 def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Comparison] = []
     monkeypatch.setattr(compare_module, "run_comparison", lambda comparison, **_: asked.append(comparison))

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import given_options, labelled_method
+from attendrop.methods.core.registry import build_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.model_loading import load_preprocessor
+from attendrop.runs.model_loading import load_for, load_preprocessor
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run, replace_run
 from attendrop.runs.train import train
@@ -36,6 +37,7 @@ from attendrop.studies.setting_search import (
 )
 from attendrop.studies.study import check_study_folder, write_reports
 from attendrop.studies.units import REFERENCE, Result, Unit, check_evaluation, duration
+from attendrop.tasks.base import Task
 from attendrop.wording import counted
 
 # Maximum fraction of the time left after all final runs that the search gets.
@@ -149,13 +151,14 @@ def run_comparison(
     ``on_plan`` is called with the number of runs, as far as it is known.
 
     Raises:
-        AttendropError: The data cannot be used, the folder holds the answer of another comparison, or no run of plain
-            fine-tuning succeeded.
+        AttendropError: The data cannot be used, or a method on the model, the folder holds the answer of another
+            comparison, or no run of plain fine-tuning succeeded.
     """
     folder = Path(comparison.output_dir)
     check_study_folder(folder, comparison=True)
     run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
     load_preprocessor(comparison.config.model, run.task)
+    _refuse_unusable(comparison, run.task)
     check_record(folder, comparison.config)
     parts = run.parts
     if "dev" not in parts.report:
@@ -180,6 +183,24 @@ def run_comparison(
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
             write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())
     return outcome
+
+
+def _refuse_unusable(comparison: Comparison, task: Task) -> None:
+    """Raise AttendropError for methods that cannot act on the attention of the model, before others train for hours."""
+    methods = {setting.label: build_method(setting.method, setting.options) for setting in comparison.methods}
+    acting = {label: method for label, method in methods.items() if method.info.uses_attention}
+    if not acting:
+        return
+    model, refused = load_for(comparison.config.model, task, comparison.config.pooling).model, {}
+    for label, method in acting.items():
+        try:
+            method.selected_layers(find_attention_layers(model))
+        except AttendropError as error:
+            refused[label] = str(error)
+    if refused:
+        names, reason = ", ".join(refused), next(iter(refused.values()))
+        model_name = comparison.config.model
+        raise AttendropError(f"{names} cannot act on {model_name!r}; name other methods by --methods. {reason}")
 
 
 def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
