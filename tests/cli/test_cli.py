@@ -120,10 +120,13 @@ def test_doctor_of_a_model_that_reads_a_text_and_an_image(tmp_path: Path, capsys
     assert cli.main(["doctor", str(tmp_path)]) == 0
     assert "2 layers: vision_model.encoder.layers.0.self_attn ... text_model" in capsys.readouterr().out
     text = small | {"model_type": "opt", "word_embed_proj_dim": 16, "ffn_dim": 16, "vocab_size": 50}
-    parts = {"vision_config": vision, "qformer_config": small | {"encoder_hidden_size": 16}, "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "blip-2", "image_token_index": 49} | parts))
-    assert cli.main(["doctor", str(tmp_path)]) == 2
-    assert "its forward pass does not hand keyword arguments on" in capsys.readouterr().out
+    both = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    parts = {"vision_config": vision, "qformer_config": small | {"encoder_hidden_size": 16}, "image_token_index": 49}
+    for kind, of_text in (("blip-2", text), ("blip-2", both), ("instructblip", both)):
+        config = {"model_type": kind, "text_config": of_text} | parts
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert cli.main(["doctor", str(tmp_path)]) == 2
+        assert "its forward pass does not hand keyword arguments on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("package", ["typer", "seqeval", "sacrebleu"])

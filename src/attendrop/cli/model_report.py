@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -112,7 +113,12 @@ def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         yield (batch := example_inputs(model))
         if hasattr(config, "vision_config"):  # CLIP compares a text and an image, BLIP-2 continues both
             tokens = torch.arange(8, device=model.device)[None]
-            yield batch | (example_pixels(model) if name == "input_ids" else {"input_ids": tokens})
+            batch |= example_pixels(model) if name == "input_ids" else {"input_ids": tokens}
+            if getattr(config.get_text_config(), "is_encoder_decoder", False):
+                batch["decoder_input_ids"] = tokens
+            if "qformer_input_ids" in inspect.signature(model.forward).parameters:  # of InstructBLIP
+                batch["qformer_input_ids"] = tokens
+            yield batch
         return
     own = getattr(config, "encoder_config", config)
     sizes = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
