@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +15,16 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
+from attendrop.errors import AttendropError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 # Inverse strengths of the regularisation, for features of norm 1. If a class has fewer rows than this, the default is
 # used, because the choice is noisy: with five rows per class of Banking77, 10 is up to 0.01 more accurate than 100.
 _CS, _DEFAULT_C, _FOLDS, _LEAST_ROWS = (1.0, 10.0, 100.0), 10.0, 3, 10
 # Maximum number of rows for which sparse features are rotated, which takes time in proportion to its cube.
 _ROTATED_ROWS = 3000
+# What a fit keeps, in copies of the weights: the last ten steps of L-BFGS, with their gradients, and its working space.
+_COPIES = 25
 _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
@@ -48,11 +54,20 @@ def fit_logistic_regression(
 
     Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
     If ``balanced``, classes have equal weight, instead of rows.
+
+    Raises:
+        AttendropError: The fit takes more memory than the machine has.
     """
     counts = Counter(labels)
     if len(counts) < 2:
         return None
     scaled, restored = _scaled(features)
+    needed = 8 * len(counts) * (_COPIES * scaled.shape[1] + features.shape[1])
+    if needed > (there := _memory()):
+        raise AttendropError(
+            f"A linear model of {len(counts)} classes and {features.shape[1]} features takes {needed / 2**30:.0f} GiB "
+            f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
+        )
     model = _logistic_regression(balanced)
     if min(counts.values()) >= _LEAST_ROWS:
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
@@ -101,6 +116,14 @@ def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit
     score = ("r2", float(model.score(scaled, numbers)))
     bias = np.array([model.intercept_])
     return LinearFit("ridge regression", restored(model.coef_[None]), bias, {"alpha": float(model.alpha_)}, score)
+
+
+def _memory() -> float:
+    """Return the memory of this machine in bytes; infinity if it is not known."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # elsewhere than on Linux
+        return math.inf
 
 
 def _logistic_regression(balanced: bool) -> Any:
