@@ -146,6 +146,13 @@ def test_texts_are_repeated_as_their_rows_are() -> None:
     assert found["input_ids"].tolist() == [[1], [1], [2], [2]]
 
 
+def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:
+    model, batch = zoo.build("bart"), zoo.batch_of("bart")
+    encoded = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
+    before = {name: value for name, value in batch.items() if name != "input_ids"} | {"encoder_outputs": encoded}
+    torch.testing.assert_close(model(**repeat_rows(before, 2)).logits, model(**repeat_rows(batch, 2)).logits)
+
+
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()

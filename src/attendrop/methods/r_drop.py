@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.generic import ModelOutput
 
 from attendrop.attribution.predictions import NUMBER
 from attendrop.extend import (
@@ -139,7 +140,10 @@ class _TwoPasses(MethodState):
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
-    """Repeat each row of a batch, with adjacent copies; also in lists of as many values, such as texts."""
+    """Repeat each row of a batch, with adjacent copies; also in lists of as many values, such as texts.
+
+    The outputs of an encoder that ran before (``encoder_outputs``) are repeated, too.
+    """
     rows = number_of_rows(batch)
 
     def repeated(value: Any) -> Any:
@@ -147,6 +151,8 @@ def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
             return value.repeat_interleave(copies, 0)
         if isinstance(value, list | tuple) and len(value) == rows:
             return [each for each in value for _ in range(copies)]
+        if isinstance(value, ModelOutput):
+            return type(value)(**{name: repeated(each) for name, each in value.items()})
         return value
 
     return {name: repeated(value) for name, value in batch.items()}

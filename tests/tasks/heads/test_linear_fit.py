@@ -51,9 +51,7 @@ def test_a_class_without_rows_is_never_predicted_and_few_rows_take_the_default_s
 
 def test_more_classes_and_terms_than_fit_into_memory_are_refused() -> None:
     features = sparse.eye_array(3001, 10**8, format="csr")  # too many rows to rotate them
-    with pytest.raises(
-        AttendropError, match=r"3001 classes and 100000000 features takes .* GiB"
-    ):
+    with pytest.raises(AttendropError, match=r"3001 classes and 100000000 features takes .* GiB"):
         fit_logistic_regression(features, range(3001), 3001)
 
 
