@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import re
@@ -34,6 +35,18 @@ def test_encodings_are_found_and_a_guess_is_told(tmp_path: Path, encoding: str) 
     with pytest.warns(UserWarning, match=warned) if encoding == "cp1252" else nullcontext():
         table = read_table(path)
     assert (table.columns, table.rows, table.delimiter) == (["text", "label"], ROWS, ";")
+
+
+def test_the_mark_of_utf_8_does_not_make_windows_1252_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(codecs.BOM_UTF8 + TEXT.encode("cp1252"))  # as some programs write for Excel
+    assert encoding_of(path) == "cp1252"
+    with pytest.warns(UserWarning, match="is read as Windows-1252, which is a guess"):
+        table = read_table(path)
+    assert (table.columns, table.rows) == (["text", "label"], ROWS)
+    path.write_bytes(TEXT.encode("utf-8-sig") + "“broken”;ja".encode("cp1252"))
+    with pytest.raises(AttendropError, match=r"a\.csv, line 6: byte 0x93 is not UTF-8"):
+        read_table(path)
 
 
 @pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8-sig", True), ("utf-16", False)])

@@ -70,6 +70,8 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
                 "UTF-8.",
                 stacklevel=3,
             )
+        if encoding == "cp1252" and file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            file.read(len(codecs.BOM_UTF8))
         codec = "utf-8-sig" if encoding == "utf-8" else encoding
         text = io.TextIOWrapper(file, encoding=codec, errors="surrogateescape", newline=newline)
         try:
@@ -120,19 +122,17 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _encoding(path: Path, file: Any) -> str:
-    """Find the encoding of an open file by its start and, without a mark, by all of its bytes; rewind it."""
+    """Find the encoding of an open file by its start and, unless it is UTF-16, by all of its bytes; rewind it."""
     start = bytes(file.peek(_START)[:_START])
     for magic, what in _NO_TEXT.items():
         if start.startswith(magic):
             raise AttendropError(f"{path} is {what}.")
-    for mark, encoding in _MARKS.items():
-        if start.startswith(mark):
-            return encoding
+    marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
     for encoding, zeros in (("utf-16-le", start[1::2].count(0)), ("utf-16-be", start[::2].count(0))):
-        if zeros > len(start) // 4:
+        if marked is None and zeros > len(start) // 4:
             return encoding
-    if str(path) == STDIN:  # cannot be read twice
-        return "utf-8"
+    if marked == "utf-16" or str(path) == STDIN:  # which cannot be read twice
+        return marked or "utf-8"
     letters = broken = 0
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     for block in iter(partial(file.read, _BLOCK), b""):
@@ -141,8 +141,9 @@ def _encoding(path: Path, file: Any) -> str:
             broken += len(_ESCAPED.findall(text))
             letters += len(_BEYOND_ASCII.findall(text))
     file.seek(0)
-    # Where most letters are UTF-8 already, the file is UTF-8 with a broken place.
-    return "cp1252" if 2 * broken > letters else "utf-8"
+    # Where most letters are UTF-8 already, the file is UTF-8 with a broken place. Some programs write the mark of UTF-8
+    # before text that is not: the mark is a letter here.
+    return "cp1252" if 2 * broken > letters else marked or "utf-8"
 
 
 def _lines(text: Iterator[str]) -> Iterator[str]:
