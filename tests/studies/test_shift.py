@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,17 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Any:
+def compared(folder: Path) -> Any:
     return attendrop.compare(
         train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
         model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=1, max_length=24,
         device="cpu", workers=0, shift=True, output_dir=str(folder / "answer"),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Any:
+    return compared(folder)
 
 
 def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: Any, folder: Path) -> None:
@@ -58,6 +63,14 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert {cells[0].text: cells[-2].value for cells in page.rows} == {row["label"]: row["mean"] for row in shifted}
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows
+
+
+def test_all_rows_are_accounted_for(outcome: Any, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "attendrop")
+    compared(folder)  # once more: its runs are kept
+    numbers = r"2 classes, (\d+) rows to train on, (\d+) for the final scores, (\d+) for those on unlike rows\."
+    assert (found := re.search(numbers, caplog.text)) is not None
+    assert sum(map(int, found.groups())) == 40
 
 
 def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> None:
