@@ -259,6 +259,7 @@ def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: 
     given = inspect_files(str(tmp_path / "data.csv"), label_column="bereich")
     assert {column.name: column.role for column in given.columns}["monat"] == "date"
     assert "label_column" not in given.doubts()
+    lines.append("a message without a month,a,x,")
     (tmp_path / "named.csv").write_text("\n".join(["text,Kategorie,kanal,der Monat", *lines]))
     assert inspect_files(str(tmp_path / "named.csv")).doubts().keys() & {"label_column"} == set()
     assert cli.main(["inspect", str(tmp_path / "named.csv")]) == 0

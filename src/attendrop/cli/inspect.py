@@ -18,6 +18,7 @@ from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
+from attendrop.tasks.values import may_be_missing
 from attendrop.text_tables import aligned
 from attendrop.wording import counted
 
@@ -174,7 +175,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
-        if column.role == DATE and all(str(value)[:4].isdecimal() for value in found.table.column(column.name)):
+        dates = (str(value or "") for value in found.table.column(column.name))
+        if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
             lines.append(f"With --shift-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
