@@ -60,6 +60,7 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert read[""].shifted.as_dict() == outcome.answer.shifted.as_dict()
     page = methods_table(read_results(folder / "answer"))
     assert [name for name, _ in page.columns][-2:] == list(SHIFTED_COLUMNS)
+    assert page.caption.endswith("; score and difference on rows unlike the training rows.")
     assert {cells[0].text: cells[-2].value for cells in page.rows} == {row["label"]: row["mean"] for row in shifted}
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows

@@ -182,7 +182,7 @@ class SortableTable(NamedTuple):
 def methods_table(results: Results) -> SortableTable:
     """Make the table of all methods in all settings."""
     first, *others = COLUMNS
-    if any(each.answer.shifted for each in results.settings):
+    if is_shifted := any(each.answer.shifted for each in results.settings):
         others += SHIFTED_COLUMNS
     rows = []
     for each in results.settings:
@@ -197,7 +197,8 @@ def methods_table(results: Results) -> SortableTable:
     caption = (
         f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval on "
         "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
-        "time of training, relative."
+        "time of training, relative"
+        + ("; score and difference on rows unlike the training rows." if is_shifted else ".")
     )
     return _table((first, "setting", *others), rows, caption, several=len(results.settings) > 1)
 

@@ -244,7 +244,9 @@ def scored_data(run: Metrics, count: str = "") -> str:
     trained, evaluated = _names(config.get("train_file")), _names(config.get("eval_file"))
     place = evaluated or trained or str(config.get("task") or run["task"])
     if config.get("test_fraction"):
-        place = f"{100 * config['test_fraction']:g} % of {trained or place}, set aside"
+        unlike = config.get("shift") or config.get("shift_column")  # were held out before
+        part = "a random part" if unlike else f"{100 * config['test_fraction']:g} %"
+        place = f"{part} of {trained or place}, set aside"
     return place + count + (f", trained on {trained}" if evaluated else "")
 
 
