@@ -104,6 +104,15 @@ def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: 
     assert all(text in training for text in shown)
 
 
+def test_a_kept_baseline_has_its_own_name(folder: Path, tmp_path: Path) -> None:
+    """It is made by a run of plain fine-tuning that trains nothing."""
+    copied = Path(shutil.copytree(folder, tmp_path / "copy"))
+    metrics = tiny.read_metrics(copied / "best")
+    metrics["config"] |= {"max_steps": 0, "head_start": "frozen"}
+    write_json(copied / "best" / "metrics.json", metrics)
+    assert "kept: the linear model on the frozen encoder, seed 0, 40 training rows" in part(copied).section.content
+
+
 def test_own_texts_take_the_place_of_rows(folder: Path) -> None:
     section = part(folder, ViewerOptions(("the cat",), ("a dog",), "cpu")).section
     (text,) = data(section)["texts"]

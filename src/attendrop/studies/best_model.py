@@ -20,7 +20,7 @@ from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.wording import score_text
 
 # How the head starts in a run that gives the model of a baseline.
-_HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
+HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
 # Options with which no row is set aside to score on.
 _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
 
@@ -39,8 +39,8 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
-    if baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):
-        changes |= {"max_steps": 0, "head_start": _HEAD_STARTS[baseline], "pooling": "mean"}
+    if baseline in HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):
+        changes |= {"max_steps": 0, "head_start": HEAD_STARTS[baseline], "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
     return Unit(dataclasses.replace(unit.config, **changes), baseline, keep_model=True)

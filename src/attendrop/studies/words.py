@@ -11,7 +11,7 @@ from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDiffer
 from attendrop.studies.verdict import MIN_SEEDS, Verdict
 from attendrop.wording import counted, decimals
 
-_BASELINES = {
+BASELINES_IN_WORDS = {
     "majority": "the constant answer",
     "tfidf": "the TF-IDF model",
     "frozen": "the linear model on the frozen encoder",
@@ -295,7 +295,7 @@ def opening(use: MethodRow | None) -> str:
 
 def title(row: MethodRow) -> str:
     """Name a model as sentences about decisions do, such as "the TF-IDF model (tfidf)"."""
-    return f"{_BASELINES[row.method]} ({row.label})" if row.is_baseline else name(row.label)
+    return f"{BASELINES_IN_WORDS[row.method]} ({row.label})" if row.is_baseline else name(row.label)
 
 
 def name(label: str) -> str:
