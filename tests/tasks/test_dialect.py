@@ -127,6 +127,15 @@ def workbook(path: Path, *rows: list[object], first: str = "Sheet") -> Path:
     return path
 
 
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Replace a pattern in the XML of a workbook."""
+    with ZipFile(path) as book:
+        parts = {name: book.read(name).decode() for name in book.namelist()}
+    with ZipFile(path, "w") as book:
+        for name, content in parts.items():
+            book.writestr(name, re.sub(old, new, content))
+
+
 def test_a_workbook_is_read_as_its_csv_would_be(tmp_path: Path) -> None:
     day = datetime(2024, 5, 31)
     header: list[object] = ["text", "label", "date", "score", None]
@@ -150,6 +159,32 @@ def test_broken_workbooks_are_refused(tmp_path: Path) -> None:
         read_table(workbook(path))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("<fill>.*?</fill>", "<fill />", "is not a readable Excel workbook"),  # as some programs write it
+        ("<v>1</v>", "<v>1.2.3</v>", "is not a readable Excel workbook"),
+        ("</row>", "", "is not a readable Excel workbook"),
+        ("schemas.openxmlformats.org/officeDocument/2006", "purl.oclc.org/ooxml/officeDocument", "has no sheet"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*of its sheets")
+def test_what_openpyxl_cannot_parse_is_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    """Each was a traceback, or a workbook without rows."""
+    rewrite(path := workbook(tmp_path / "a.xlsx", ["text", "label"], ["one", 1]), old, new)
+    with pytest.raises(AttendropError, match=rf"a\.xlsx {problem}"):
+        read_table(path)
+
+
+@pytest.mark.filterwarnings("error", "ignore:.*of its sheets")
+def test_what_is_not_read_of_a_workbook_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    """With a list to choose labels from, a report said "Data Validation extension is not supported"."""
+    path = workbook(tmp_path / "a.xlsx", ["text", "label"], ["one", "yes"])
+    lists = '<extLst><ext uri="{CCE6A557-97BC-4b89-ADB6-D9C93CAAB3DF}" /></extLst></worksheet>'
+    rewrite(path, "</worksheet>", lists)
+    assert read_table(path).rows == [["one", "yes"]]
+
+
 @pytest.mark.filterwarnings("ignore:.*of its sheets")
 def test_a_workbook_is_read_whole_whatever_size_it_says(tmp_path: Path) -> None:
     """Some programs write the size of a sheet wrong, or hide sheets of lists."""
@@ -159,11 +194,7 @@ def test_a_workbook_is_read_whole_whatever_size_it_says(tmp_path: Path) -> None:
     hidden.append(["x", "y"])
     hidden.sheet_state = "hidden"
     book.save(path)
-    with ZipFile(path) as old:
-        parts = {name: old.read(name) for name in old.namelist()}
-    with ZipFile(path, "w") as new:
-        for name, content in parts.items():
-            new.writestr(name, re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1"', content))
+    rewrite(path, r'<dimension ref="[^"]*"', '<dimension ref="A1"')
     assert read_table(path).rows == [["one", "yes"], ["two", "no"]]
     packed = tmp_path / "a.xlsx.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))

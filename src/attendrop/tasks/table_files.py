@@ -4,10 +4,9 @@ import csv
 import json
 import re
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -213,16 +212,15 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         raise AttendropError(
             f"{path}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
         ) from None
-    try:
+    with _openpyxl_parses(path):
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise AttendropError(f"{path} is not a readable Excel workbook ({error}).") from None
     with closing(book):
         sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"] or book.worksheets
+        if not sheets:
+            raise AttendropError(f"{path} has no sheet that can be read; save it as a usual Excel workbook, or as CSV.")
         for sheet in sheets:
             sheet.reset_dimensions()  # which some programs write wrong
-            lines = ([_cell(value) for value in row] for row in sheet.iter_rows(values_only=True))
-            rows = (row for row in enumerate(lines, start=1) if any(row[1]))
+            rows = (row for row in enumerate(_sheet_lines(path, sheet), start=1) if any(row[1]))
             _, header = next(rows, (0, []))
             width = max((number for number, name in enumerate(header, start=1) if name), default=0)
             if width:
@@ -236,6 +234,27 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         records = ((line, row if any(row[width:]) else row[:width]) for line, row in padded)
         header = _own_names(path, header[:width])
         yield from in_chunks(path, header, _fitting(path, header, records, bad), size)
+
+
+@contextmanager
+def _openpyxl_parses(path: Path) -> Iterator[None]:
+    """Turn errors of openpyxl into a sentence, and drop its warnings, which are of what writing would lose."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # of any class: it hardly checks what it parses
+        raise AttendropError(f"{path} is not a readable Excel workbook ({error}); save it anew, or as CSV.") from None
+
+
+def _sheet_lines(path: Path, sheet: Any) -> Iterator[list[str]]:
+    rows = sheet.iter_rows(values_only=True)
+    while True:
+        with _openpyxl_parses(path):
+            row = next(rows, None)
+        if row is None:
+            return
+        yield [_cell(value) for value in row]
 
 
 def _cell(value: Any) -> str:
