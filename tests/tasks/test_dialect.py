@@ -186,6 +186,12 @@ def test_what_is_not_read_of_a_workbook_is_not_said_to_be_lost(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:.*of its sheets")
+def test_letters_that_excel_escapes_are_read_as_it_shows_them(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "a.xlsx", ["text", "label"], ["one_x000D_\ntwo", "_x005F_x000D_"])
+    assert read_table(path).rows == [["one\r\ntwo", "_x000D_"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*of its sheets")
 def test_a_workbook_is_read_whole_whatever_size_it_says(tmp_path: Path) -> None:
     """Some programs write the size of a sheet wrong, or hide sheets of lists."""
     path = workbook(tmp_path / "a.xlsx", ["text", "label"], ["one", "yes"], ["two", "no"])

@@ -248,13 +248,15 @@ def _openpyxl_parses(path: Path) -> Iterator[None]:
 
 
 def _sheet_lines(path: Path, sheet: Any) -> Iterator[list[str]]:
+    from openpyxl.utils.escape import unescape
+
     rows = sheet.iter_rows(values_only=True)
     while True:
         with _openpyxl_parses(path):
             row = next(rows, None)
         if row is None:
             return
-        yield [_cell(value) for value in row]
+        yield [unescape(_cell(value)) for value in row]  # Excel writes a carriage return as _x000D_
 
 
 def _cell(value: Any) -> str:
