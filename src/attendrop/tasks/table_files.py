@@ -27,6 +27,7 @@ _LINE_END = re.compile("\r\n|\r|\n")
 # Line before the header that names the separator to Excel.
 _SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
+_HOW_TO_DIVIDE = "a field that contains the separator must be quoted"
 # Number of places that a warning names, and of lines by which the separator is found.
 _SHOWN, _SNIFFED = 5, 50
 
@@ -110,7 +111,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
         delimiter = said[1] if said else delimiter_of(first, usual)
         records = _records(path, chain(first, lines), delimiter)
         header = _own_names(path, next(records, (0, []))[1])
-        for table in in_chunks(path, header, _fitting(path, header, records, bad), size):
+        for table in in_chunks(path, header, _fitting(path, header, records, bad, _HOW_TO_DIVIDE), size):
             _warn_of_joined_rows(table, delimiter)
             yield replace(table, delimiter=delimiter)
 
@@ -164,7 +165,7 @@ def _own_names(path: Path, header: list[str]) -> list[str]:
 
 
 def _fitting(
-    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows
+    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
 ) -> Iterator[tuple[int, str, list[str]]]:
     """Yield the rows with as many fields as the header, with their index and place; rows without a value are none."""
     index = 0
@@ -177,7 +178,7 @@ def _fitting(
             yield index, f"line {line}", values
         else:
             problem = f"{counted(len(values), 'field')} where the header has {len(header)}"
-            problem += "; a field that contains the separator must be quoted"
+            problem += f"; {hint}"
             bad.add(path, f"line {line}", problem, values)
         index += 1
 
@@ -233,7 +234,8 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         padded = ((line, row + [""] * (width - len(row))) for line, row in rows)
         records = ((line, row if any(row[width:]) else row[:width]) for line, row in padded)
         header = _own_names(path, header[:width])
-        yield from in_chunks(path, header, _fitting(path, header, records, bad), size)
+        hint = "the first row with values must name every column"
+        yield from in_chunks(path, header, _fitting(path, header, records, bad, hint), size)
 
 
 @contextmanager
