@@ -67,6 +67,15 @@ def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
         check_files(str(file), None)
 
 
+@pytest.mark.parametrize("time", ["2024/05/{:02d} 9:12:45 AM GMT+2", "5/{}/2024, 9:12:45 AM GMT+2"])
+def test_the_time_of_an_answer_to_a_form_is_no_text(tmp_path: Path, time: str) -> None:
+    file = tmp_path / "a.csv"
+    rows = [f'"{time.format(day)}",late parcel {day},{"shop" if day % 2 else "post"}\n' for day in range(1, 12)]
+    file.write_text("Timestamp,Message,Team\n" + "".join(rows))
+    found = inspect_files(file)
+    assert found.text_columns == ("Message",) and found.columns[0].role == "date"
+
+
 def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("text,label\na cat sees a dog,yes\nthe bird sees it,no\nnobody sees this,N/A\n")

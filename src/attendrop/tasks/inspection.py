@@ -48,7 +48,7 @@ _NAMES = {
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
-_DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT = 3  # words, on average
