@@ -23,7 +23,7 @@ _THOUSANDS = r"[0-9]{1,3}(([,.' \u00a0\u202f])[0-9]{3}(\3[0-9]{3})*)([.,][0-9]+)
 _NOTATION = re.compile(rf"[+-]?([0-9]*[.,]?[0-9]+|{_THOUSANDS})\s?%?")
 _HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs and separators of thousands, such as 0.5"
 # Texts that often stand for a label that is not there.
-_MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "nil", "-", "--", "?"}
+_MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\n", "nil", "-", "--", "?"}
 # How a column for each label says whether a row has it.
 _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 # What may be between the labels of a row that has several.
