@@ -67,6 +67,7 @@ def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, pac
         (["text|label|id", "a|b|c", "a, b|c|d"], ",", "|"),
         (["text,label", "a;b;c,d"], ",", ","),  # the header decides
         (["a;b;c,d", "a,b", "c,d"], ",", ","),  # and most rows agree
+        (["id;Why, how, and what?;label", "1;so it is;x", "2;no;y"], ",", ";"),  # although commas make more columns
         (["Is it, in short, good?", "a", "b"], "\t", "\t"),
         (["text;label"], ",", ";"),
         (["", ""], ",", ","),

@@ -92,7 +92,8 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
 def delimiter_of(lines: Sequence[str], usual: str) -> str:
     """Find the separator of columns, given the first lines, the header first.
 
-    It differs from the ``usual`` one if it divides the header into more columns, and most rows into the same number.
+    It differs from the ``usual`` one if it divides the header into more columns, or the usual one does not divide most
+    rows as it divides the header; and if it divides most rows into as many columns as the header.
     """
     widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
     if not widths[usual]:
@@ -102,7 +103,8 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
         header, *rows = widths[delimiter]
         return sum(row == header for row in rows) * 2 > len(rows) or (not rows and widths[usual][0] == 1)
 
-    others = [each for each in SEPARATORS if widths[each][0] > widths[usual][0] and divides(each)]
+    least = widths[usual][0] if divides(usual) else 1
+    others = [each for each in SEPARATORS if widths[each][0] > least and divides(each)]
     return max(others, key=lambda each: widths[each][0], default=usual)
 
 
