@@ -6,7 +6,9 @@ import codecs
 import gzip
 import io
 import re
+from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from zipfile import ZipFile
@@ -94,6 +96,22 @@ def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
         table = read_table(tmp_path / "a.csv")
     assert table.columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
     assert (table.places, table.index) == (["line 2", "line 5"], [0, 2])  # as pandas numbers them
+
+
+def test_of_many_columns_those_that_are_read_are_not_all_named(tmp_path: Path) -> None:
+    """Each column that was read named all of them, and each without a name tried the numbers of those before it."""
+    (tmp_path / "a.csv").write_text("text" + "," * 9_999 + "\none" + "," * 9_999)
+    names: Counter[str] = Counter()
+
+    class Name(str):
+        def __repr__(self) -> str:
+            names[self] += 1
+            return super().__repr__()
+
+    table = replace(read_table(tmp_path / "a.csv"), columns=[Name("text"), *map(Name, range(9_999))])
+    assert table.column("text") == ["one"] and not names
+    with pytest.raises(AttendropError, match=r"has no column 'x'; its columns are 'text', '0', '1', "):
+        table.column("x")
 
 
 def scores(folder: Path, separator: str, *labels: str) -> str:

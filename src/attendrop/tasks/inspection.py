@@ -396,8 +396,8 @@ def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...
     words = {name: _words(_texts_of(table, name)) for name in table.columns if name not in labels}
     texts = [name for name in words if _role(name, _texts_of(table, name)) == TEXT]
     for first in texts:
+        alike = [name for name in texts if name[:-1] == first[:-1]]  # more than two may be choices
         for second in texts:
-            alike = [name for name in texts if name[:-1] == first[:-1]]  # more than two may be choices
             numbered = sorted(alike) == sorted((first, second)) and first[-1] in "1aA"
             if numbered or (first.lower(), second.lower()) in _PAIRS:
                 return [(first, second)]

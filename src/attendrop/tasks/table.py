@@ -98,8 +98,9 @@ class Table:
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
-        listed = f"its columns are {', '.join(map(repr, self.columns))}"
-        check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
+        if name not in self.columns:  # naming all of many columns takes long
+            listed = f"its columns are {', '.join(map(repr, self.columns))}"
+            check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 

@@ -150,13 +150,13 @@ def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, label
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
     """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning."""
-    names: dict[str, str] = {}
+    names, numbers = dict[str, str](), dict[str, int]()
     for place, name in enumerate(map(str.strip, header)):
-        number, own = 1, name
+        number, own = numbers.get(name, 1), name
         while own in names:
             number += 1
             own = f"{name}.{number}"
-        names[own] = name
+        names[own], numbers[name] = name, number
         if number > 1 and name:
             warnings.warn(
                 f"{path} has more than one column {name!r}: column {place + 1} is read as {own!r}.", stacklevel=3
