@@ -125,6 +125,10 @@ def test_numbers_in_other_notations_are_asked_about(folder: Path, labels: list[s
         (["10%", "much"], r"the labels '10%' \(a.csv, line 2\) look like numbers, but are read as classes"),
         (["yes", "None", "-"], r"the labels 'None' \(a.csv, line 3\), '-' \(a.csv, line 4\) are read as classes"),
         (["yes", r"\N", "(NULL)"], r"the labels '\\\\N' \(a.csv, line 3\), '\(NULL\)' \(a.csv, line 4\) are read as"),
+        (
+            ["yes", "label", "no"],
+            r"the label 'label' \(a.csv, line 3\) is also the name of the column; if the file has no",
+        ),
     ],
 )
 def test_labels_that_may_be_none_are_warned_of(folder: Path, labels: list[str], message: str) -> None:

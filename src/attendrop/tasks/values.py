@@ -162,6 +162,12 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
             f"{_HOW_TO_WRITE}, or set --label-type class if they are classes.",
             stacklevel=2,
         )
+    if named := (numeric | unread | text).get(column):
+        warnings.warn(
+            f"column {column!r}: the label {named} is also the name of the column; if the file has no header, give it "
+            "one, for its first row is read as such; if the header is repeated, delete it there.",
+            stacklevel=2,
+        )
     if missing:
         warnings.warn(
             f"column {column!r}: the labels {_examples(missing)} are read as classes; if they stand for missing "
