@@ -188,6 +188,7 @@ BAD_FILES = [
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
     ("a.csv", "text,label\na,1.5\nb,1.5\n", "a.csv has only one number, '1.5'; training needs at least two."),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
+    ("a.jsonl", "[" * 99_999, "a.jsonl, line 1: not valid JSON"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
     ("a.jsonl", '{"text": "a", "text": "b"}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
     ("a.jsonl", '{"text": "a", "label": {"b": 1}}\n', "column 'label': {'b': 1} is neither a class nor a number."),

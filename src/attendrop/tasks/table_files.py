@@ -302,7 +302,7 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
         place = f"line {number}"
         try:
             row = json.loads(line, object_pairs_hook=_without_duplicates)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             bad.add(path, place, f"not valid JSON ({error})", line)
             continue
         half = _lone_surrogate(line, row)
