@@ -51,6 +51,12 @@ def test_the_mark_of_utf_8_does_not_make_windows_1252_utf_8(tmp_path: Path) -> N
         read_table(path)
 
 
+@pytest.mark.filterwarnings("ignore:.*a guess")
+def test_a_file_that_ends_in_its_only_letter_of_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("text,label\none,café".encode("cp1252"))
+    assert read_table(tmp_path / "a.csv").rows == [["one", "café"]]
+
+
 @pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8-sig", True), ("utf-16", False)])
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, packed: bool, encoding: str) -> None:
     content = TEXT.encode(encoding)

@@ -137,8 +137,8 @@ def _encoding(path: Path, file: Any) -> str:
         return marked or "utf-8"
     letters = broken = 0
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    for block in iter(partial(file.read, _BLOCK), b""):
-        text = decoder.decode(block)
+    for block in chain(iter(partial(file.read, _BLOCK), b""), [b""]):
+        text = decoder.decode(block, final=not block)
         if not text.isascii():
             broken += len(_ESCAPED.findall(text))
             letters += len(_BEYOND_ASCII.findall(text))
