@@ -25,6 +25,7 @@ from attendrop.tasks.table import BadRows
         ({"C": 9, "C++": 8, "C#": 7, "A+": 5, "A-": 5, "A": 4, "-1": 9, "1": 8, "1.1": 3, "11": 2}, []),
         ({"<=50K": 9, ">50K": 3, "a.k.a.": 4, "aka": 2}, [["a.k.a.", "aka"]]),
         ({"caf\u00e9": 9, "cafe\u0301": 3, "bar": 2}, [["caf\u00e9", "cafe\u0301"]]),
+        ({"refund": 9, "refund\u200b": 8, "re\u00adfund": 7}, [["refund", "refund\u200b", "re\u00adfund"]]),
         ({"step 1": 90, "step 2": 2, "1": 50, "2": 1, "yes": 90, "yet": 1}, []),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -30,6 +31,8 @@ from attendrop.tasks.values import (
 )
 
 LABEL, MEANING = "label", "meaning"
+# Spaces, which are all blanks in a plain text, and letters without a shape, such as a soft hyphen.
+_UNSEEN = ("Zs", "Cf")
 # How much rarer a misspelling is, at least.
 _TIMES_RARER = 4
 # Labels that are compared; more are hardly classes, and comparing takes the square of their number.
@@ -88,7 +91,7 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
 
 def _plain(label: str) -> str:
     """Return what two spellings of a label share. Signs of -1, C++ or <=50K, and points of numbers, stay."""
-    text = "".join(plain(label).replace("_", " ").split())
+    text = "".join(letter for letter in plain(label).replace("_", " ") if unicodedata.category(letter) not in _UNSEEN)
     if any(letter.isdigit() for letter in text):
         return text
     return re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", text.strip(".,;:'’\"()"))
