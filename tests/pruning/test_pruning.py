@@ -754,6 +754,20 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_encoder_and_decoder_is_compared_on_texts_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its classifier reads the token that ends a text, which random tokens lack or have several times."""
+    model = zoo.build("bart-class")
+
+    def same(path: Path) -> Any:
+        return lambda inputs: model(inputs["input_ids"], inputs["attention_mask"]).logits.numpy()
+
+    monkeypatch.setattr("torch.onnx.export", lambda *_, **__: None)
+    monkeypatch.setattr("attendrop.pruning.export.onnx_model", same)
+    monkeypatch.setattr("attendrop.pruning.export.describe", lambda path, *_: path.touch())
+    with torch.no_grad():
+        assert export_onnx(model.eval(), tmp_path / "model.onnx") < 1e-5
+
+
 def test_the_cause_of_a_failed_export_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def export(wrapped: Any, inputs: tuple[Tensor, ...], *_: Any, **__: Any) -> None:
         try:

@@ -111,6 +111,10 @@ def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict
     tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
     mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
     mask = mask.view(batch, *(1 for _ in shape[2:]), length).expand(shape).contiguous()
+    if model.config.is_encoder_decoder:  # whose classifiers read the one token that ends each text
+        end = model.config.eos_token_id
+        tokens[tokens == end] = (end + 1) % model.config.vocab_size
+        tokens.scatter_(-1, mask.sum(-1, keepdim=True) - 1, end)
     return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
 
 
