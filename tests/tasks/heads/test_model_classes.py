@@ -93,12 +93,13 @@ def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
 # Saved models ---------------------------------------------------------------------------------------------------------
 
 
-def test_weights_of_an_encoder_without_a_head_are_found(tmp_path: Path) -> None:
-    encoder = zoo.from_class("BertModel", BERT)
+@pytest.mark.parametrize("family", ["Bert", "Albert"])
+def test_weights_of_an_encoder_without_a_head_are_found(family: str, tmp_path: Path) -> None:
+    encoder = zoo.from_class(f"{family}Model", FAMILIES[family])
     encoder.save_pretrained(tmp_path)
-    config = hf.BertConfig.from_pretrained(tmp_path)
+    config = hf.AutoConfig.from_pretrained(tmp_path)
     configure_pooling(config, "mean")
     cls = Regression().model_class(config)
     model, found = cls.from_pretrained(tmp_path, config=config, output_loading_info=True)
     assert set(found["missing_keys"]) == {"mean_classifier.weight", "mean_classifier.bias"}
-    assert torch.equal(model.bert.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)
+    assert torch.equal(model.base_model.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)

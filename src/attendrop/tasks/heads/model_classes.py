@@ -140,7 +140,7 @@ def _encoder_class(config: PreTrainedConfig) -> Any:
 @cache
 def _mean_pooling(encoder: Any) -> Any:
     """Make the class for an encoder, beside its other classes: a subclass of what these have in common."""
-    family = next(cls for cls in encoder.__mro__ if "base_model_prefix" in vars(cls))
+    family = next(cls for cls in encoder.__mro__[1:] if "base_model_prefix" in vars(cls))  # ALBERT's encoder, too
     name = encoder.__name__.removesuffix("Model") + _SUFFIX
     *own, _ = inspect.signature(MeanPooling.forward).parameters.values()
     others = [
