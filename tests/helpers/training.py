@@ -70,7 +70,7 @@ def history(trainer: Trainer, key: str) -> list[float]:
 
 
 class Stop(TrainerCallback):
-    """Ends the process, as it were, after an optimizer step."""
+    """Ends the process, as it were, after an optimizer step, also after the last one."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -78,6 +78,8 @@ class Stop(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.step:
             raise KeyboardInterrupt
+
+    on_train_end = on_step_begin
 
 
 class Gradients(TrainerCallback):

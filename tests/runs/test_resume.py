@@ -69,6 +69,29 @@ def test_a_run_that_was_moved_ends_with_its_best_weights(
     assert tiny.weights_of(tmp_path / "moved") == tiny.weights_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("dies_in", ["selection_report", "score_model"])
+def test_a_run_that_had_stopped_early_is_trained_again_as_planned(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    """For the steps of the best epoch, of the schedule of all epochs. It dies when a training is over."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def config(output: str) -> RunConfig:
+        options = {"patience": 1, "refit": True, "epochs": 6, "learning_rate": 1e-3, "batch_size": 6}
+        return tiny.config(shared, output_dir=str(tmp_path / output), method="finetune", **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(f"attendrop.runs.train.{dies_in}", interrupted)
+        train(config("resumed"))
+    resumed, whole = train(config("resumed"), resume=True), train(config("whole"))
+    for entry in ("steps", "planned_steps", "score"):
+        assert resumed[entry] == whole[entry], entry
+    assert whole["selection"]["steps"] < whole["planned_steps"] == resumed["selection"]["planned_steps"] == 36
+    assert tiny.weights_of(tmp_path / "resumed") == tiny.weights_of(tmp_path / "whole")
+
+
 def test_the_time_before_a_resumption_counts() -> None:
     meter, given = Meter(), (TrainingArguments(use_cpu=True), TrainerState(), TrainerControl())
     meter.seconds_so_far = 1000.0  # as it is restored from a checkpoint

@@ -12,7 +12,7 @@ from transformers import TrainerState, TrainingArguments
 from attendrop.errors import AttendropError
 from attendrop.runs import training_args
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.training_args import num_epochs, recovery_arguments, run_arguments
+from attendrop.runs.training_args import has_stopped, num_epochs, recovery_arguments, run_arguments
 
 OPTIMISATION = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "warmup_steps"),
@@ -23,7 +23,7 @@ OPTIMISATION = (
 def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> None:
     options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
     config = tiny.config(shared, seed=7, bf16=True, **options)
-    trained = run_arguments(resolve_run(config), 36, Path("unused"), None)
+    trained = run_arguments(resolve_run(config), 36, Path("unused"))
     recovered = recovery_arguments(config, "unused", 3)
     for name in OPTIMISATION:
         assert getattr(trained, name) == getattr(recovered, name), name
@@ -34,7 +34,7 @@ def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> No
 
 def test_checkpoints_are_where_the_run_looks_for_them(shared: Path) -> None:
     """Also in ``--output-dir=./~/run``, though transformers replaces a ``~`` at the beginning."""
-    arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"), None)
+    arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"))
     assert arguments.output_dir == str(Path.cwd() / "~" / "run")
 
 
@@ -65,17 +65,16 @@ def test_steps_and_epochs_are_those_of_all_processes(
 
 
 @pytest.mark.parametrize(
-    ("patience", "waited", "stop_after", "steps"),
-    [(2, 1, None, -1), (2, 2, None, 10), (None, 2, None, -1), (None, 0, 11, -1), (None, 0, 10, 10)],
+    ("patience", "waited", "stop_after", "stopped"),
+    [(2, 1, None, False), (2, 2, None, True), (None, 2, None, False), (None, 0, 11, False), (None, 0, 10, True)],
 )
 def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
-    shared: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, steps: int
+    shared: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, stopped: bool
 ) -> None:
     stopping = {"args": {}, "attributes": {"early_stopping_patience_counter": waited}}
     state = TrainerState(global_step=10, stateful_callbacks={"EarlyStoppingCallback": stopping})
     state.save_to_json(str(tmp_path / "trainer_state.json"))
-    run = resolve_run(tiny.config(shared, patience=patience))
-    assert run_arguments(run, 36, Path("unused"), tmp_path, stop_after=stop_after).max_steps == steps
+    assert has_stopped(tiny.config(shared, patience=patience), tmp_path, stop_after) == stopped
 
 
 def test_options_that_the_machine_refuses_are_one_sentence(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +93,4 @@ def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.M
             self._n_gpu = 2
 
     monkeypatch.setattr(training_args, "TrainingArguments", WithTwo)
-    assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused"), None).n_gpu == 1
+    assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused")).n_gpu == 1

@@ -347,6 +347,7 @@ EACH_LOGGED = {"logging_strategy": "steps", "logging_steps": 1}
 SCHEDULES: dict[str, tuple[int, dict[str, Any]]] = {
     "within a period of logging": (3, EVERY_STEP),
     "after the last step of an epoch": (5, EVERY_STEP | {"save_steps": 4, "eval_strategy": "epoch"}),
+    "after all steps, within an epoch": (6, EVERY_STEP | {"max_steps": 6, "eval_strategy": "epoch"}),
     "best": (5, BEST | EACH_LOGGED),
     "grouped, with partial steps": (
         5,

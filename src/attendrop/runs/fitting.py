@@ -33,7 +33,7 @@ from attendrop.runs.run_trainer import (
     SaveBySeconds,
     StopAfter,
 )
-from attendrop.runs.training_args import run_arguments
+from attendrop.runs.training_args import has_stopped, run_arguments
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of
@@ -126,9 +126,7 @@ def fit(
     """
     checkpoints = checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None
-    arguments = run_arguments(
-        run, len(encoded.train), checkpoints, checkpoint, save_epochs=checkpoint_seconds is None, stop_after=stop_after
-    )
+    arguments = run_arguments(run, len(encoded.train), checkpoints, save_epochs=checkpoint_seconds is None)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
         head_start = begun.get("head_start")
@@ -160,6 +158,7 @@ def fit(
     kind = BestInMemoryTrainer if checkpoint_seconds is not None and run.chooses_epoch else RunTrainer
     trainer = _trainer(kind, run, loaded, encoded, arguments, [*own, *callbacks])
     trainer.head_start = head_start
+    trainer.has_stopped = checkpoint is not None and has_stopped(run.config, checkpoint, stop_after)
     if run.config.max_steps == 0:
         note()
     else:

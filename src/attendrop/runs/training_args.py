@@ -16,22 +16,14 @@ from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import number_of_processes
 
 
-def run_arguments(
-    run: ResolvedRun,
-    rows: int,
-    place: Path,
-    checkpoint: Path | None,
-    *,
-    save_epochs: bool = True,
-    stop_after: int | None = None,
-) -> TrainingArguments:
+def run_arguments(run: ResolvedRun, rows: int, place: Path, *, save_epochs: bool = True) -> TrainingArguments:
     """Make the arguments of a run; raises AttendropError if its options conflict on this machine."""
     config, selecting = run.config, run.parts.selection is not None
     return _arguments(
         config,
         output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
         num_train_epochs=num_epochs(config, rows),
-        max_steps=_max_steps(config, checkpoint, stop_after),
+        max_steps=config.max_steps or -1,
         per_device_eval_batch_size=config.eval_batch_size,
         eval_strategy="epoch" if selecting else "no",
         save_strategy="epoch" if save_epochs else "no",
@@ -91,14 +83,10 @@ def num_epochs(config: RunConfig, rows: int) -> int:
     return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
 
 
-def _max_steps(config: RunConfig, checkpoint: Path | None, stop_after: int | None) -> int:
-    """Return the number of steps, or -1 to train by epochs. A resumed run that had stopped early takes no more."""
-    steps = config.max_steps or -1
-    if checkpoint is None or (config.patience is None and stop_after is None):
-        return steps
+def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> bool:
+    """Return whether a run had stopped early at a checkpoint, so that it takes no more steps if it is resumed."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
     waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
     stopped = config.patience is not None and waited >= config.patience
-    stopped |= stop_after is not None and state.global_step >= stop_after
-    return int(state.global_step) if stopped else steps
+    return stopped or (stop_after is not None and state.global_step >= stop_after)

@@ -59,9 +59,11 @@ class TrainerHooks(Trainer):
 
     Attributes:
         kept_columns: Columns of the data that reach the collator, beside those that the model reads.
+        has_stopped: Whether training had ended before its last step at the checkpoint that it is resumed from.
     """
 
     kept_columns: Sequence[str] = ()
+    has_stopped = False
 
     def train_sampler(self, rows: Any) -> Sampler[int] | None:
         """Make the sampler of training rows; None for that of ``transformers.Trainer``."""
@@ -145,7 +147,8 @@ class TrainerHooks(Trainer):
     # The position at which a resumed run begins is a local variable of the training loop, which assigns all steps to
     # the first epoch if the length of the data is unknown. Callbacks keep no counts, such as epochs without
     # improvement, unless arguments are restored, too. The best checkpoint is recorded by its path: if the folder was
-    # moved, or the path is relative to another folder, it would be lost, and the last weights kept.
+    # moved, or the path is relative to another folder, it would be lost, and the last weights kept. The loop takes a
+    # step before it counts: from the last checkpoint, if that is in the middle of an epoch, one more than all.
 
     def _init_training_state(
         self, max_steps: Any, num_update_steps_per_epoch: Any, num_train_epochs: Any, resume_from_checkpoint: Any,
@@ -159,6 +162,8 @@ class TrainerHooks(Trainer):
             best = Path(resume_from_checkpoint).parent / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
             if self.state.best_global_step and best.is_dir():
                 self.state.best_model_checkpoint = str(best)
+            if self.has_stopped or self.state.global_step >= max_steps:
+                return num_train_epochs, 0
         return (self.place_in_stream() or found) if num_train_epochs == sys.maxsize else found
 
     def _restore_counts(self) -> None:
@@ -256,16 +261,17 @@ class TrainingClock(TrainerCallback):
 
 
 class SaveAfterEvaluation(TrainerCallback):
-    """Callback that saves the checkpoint of an epoch's last step only after the epoch was evaluated and logged.
+    """Callback that saves the checkpoint of an epoch's or the run's last step only after evaluation and logs.
 
-    A run resumed from such a checkpoint begins with the next epoch, and would skip the evaluation and the logs.
+    A run resumed from such a checkpoint begins with the next epoch, or is at its end, and would skip these.
     """
 
     def __init__(self) -> None:
         self._save_is_due = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
+        is_last = state.global_step >= state.max_steps
+        ends_epoch = is_last or (state.epoch is not None and float(state.epoch).is_integer())
         more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
         if control.should_save and ends_epoch and more_to_come:
             control.should_save = False
