@@ -202,6 +202,15 @@ def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCapture
         tiny.config(folder, selection_fraction=0.0, **how)
 
 
+@pytest.mark.parametrize("refit", [False, True])
+def test_no_epoch_of_a_search_is_the_best(folder: Path, refit: bool) -> None:
+    """Though its score is that of all others: its model was discarded."""
+    how: dict[str, Any] = {"method": "supert", "options": {"search": 0.6, "fraction": 0.5}, "epochs": 4}
+    metrics = train(tiny.config(folder, f"supert-{refit}", refit=refit, learning_rate=1e-9, **how))
+    assert (metrics["selection"]["epoch"] if refit else metrics["best_epoch"]) == 3
+    assert metrics["steps"] == (15 if refit else 20)
+
+
 def test_a_fixed_number_of_steps(folder: Path) -> None:
     metrics = train(tiny.config(folder, "steps", max_steps=6, method="finetune", max_train_samples=40))
     assert sorted(json.loads((folder / "steps" / "sampled_rows.json").read_text())) == ["selection", "train"]

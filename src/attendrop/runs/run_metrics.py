@@ -163,15 +163,14 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
         ``scores`` on the held-out rows, ``history``, ``seconds``; to calibrate, ``temperature``.
     """
     log, metric = trainer.state.log_history, run.task.metric
-    score = _selection_score(run, trainer)
-    ended = [(entry["step"], math.ceil(entry["epoch"])) for entry in log if entry.get(f"eval_{metric}") == score]
-    steps, epoch = ended[0 if run.chooses_epoch else -1]
-    assert encoded.selection is not None
+    ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{metric}" in entry}
+    steps = trainer.state.best_global_step if run.chooses_epoch else max(ended)
+    assert encoded.selection is not None and steps is not None
     return {
         "steps": steps,
         "planned_steps": trainer.state.max_steps,
-        "epoch": epoch,
-        "score": score,
+        "epoch": ended[int(steps)],
+        "score": _selection_score(run, trainer),
         "scores": asdict(_score(run, trainer, encoded.train, encoded.selection, "selection")),
         "history": _history(log, run.method, run.data),
         "seconds": round(trainer.meter.seconds_so_far, 3),
@@ -236,7 +235,7 @@ def run_metrics(
     chosen = [
         entry["epoch"]
         for entry in history
-        if selected is None and run.chooses_epoch and entry["selection"][run.task.metric] == best
+        if selected is None and run.chooses_epoch and entry["step"] == trainer.state.best_global_step
     ]
     held_out = parts.selection if config.protocol == "honest" else None
     rows = {"train": len(final.parts.train)} | ({"selection": len(held_out)} if held_out is not None else {})

@@ -161,6 +161,10 @@ class RunTrainer(RegularizedTrainer):
         if head.rewarded_by_loss:
             self.compute_reward_metrics = None
 
+    def found_best(self) -> None:
+        """Note the step, which transformers does only if it saves a checkpoint then."""
+        self.state.best_global_step = self.state.global_step
+
     @property
     def meter(self) -> Meter:
         """The timer among the callbacks, which runs have."""
@@ -249,7 +253,8 @@ class BestInMemoryTrainer(RunTrainer):
         return found
 
     def found_best(self) -> None:
-        """Keep a copy of the weights."""
+        """As in ``RunTrainer``, and keep a copy of the weights."""
+        super().found_best()
         model = self.accelerator.unwrap_model(self.model)
         tensors = trained_tensors(model).items()
         self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
