@@ -183,6 +183,12 @@ def test_what_the_method_was_rewarded_on_is_said(
     assert set(metrics["layer_effects"]) == {"encoder.0", "encoder.1"}
 
 
+def test_a_metric_rewards_without_rows_that_select_an_epoch(folder: Path) -> None:
+    options = {"score": "metric", "dropout_step": 1}
+    how: dict[str, Any] = {"method": "attendout", "options": options, "max_steps": 4, "selection_fraction": 0.0}
+    assert len(train(tiny.config(folder, "metric", **how))["dropout_steps"]) == 2
+
+
 def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It costs no training rows; under protocol 'paper' these rows are the development set, and that is said."""
     how: dict[str, Any] = {"method": "autodropout", "options": {"trials": 2}, "epochs": 1}

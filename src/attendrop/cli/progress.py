@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.cli.training_summary import dropped_fraction
 from attendrop.runs.run_metrics import epoch_metrics
@@ -71,7 +71,7 @@ class TrainingProgress(TrainerCallback):
             )
         score = logs.get(args.metric_for_best_model or "")
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
-        if self.line and (score is not None or (args.metric_for_best_model is None and ended)):
+        if self.line and (score is not None or (args.eval_strategy == IntervalStrategy.NO and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
             selection = "" if score is None else f", selection {name} {score_text(score)}"
             self.console.print(self.line + selection, markup=False)

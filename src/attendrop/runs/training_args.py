@@ -29,8 +29,8 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, save_epochs: bool
         save_strategy="epoch" if save_epochs else "no",
         save_total_limit=2,
         load_best_model_at_end=run.chooses_epoch and save_epochs,
-        metric_for_best_model=f"eval_{run.task.metric}" if selecting else None,
-        greater_is_better=True if selecting else None,
+        metric_for_best_model=f"eval_{run.task.metric}",  # methods may score models by it, too
+        greater_is_better=True,
         report_to=config.report_to,
         run_name=Path(config.output_dir).name,
     )
