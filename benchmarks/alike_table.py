@@ -183,6 +183,7 @@ if __name__ == "__main__":
     print("Similar rows, all together:")
     default, control = f"AD-DROP, {DEFAULT}", "random candidates, all layers, p = 0.3"
     for pair in (
-        *((name, "plain") for name in (default, "R-Drop", "SetFit", control)), (default, "SetFit"), (default, control)
-    ):  # fmt: skip
+        *((name, "plain") for name in (default, "R-Drop", "SetFit", control)),
+        *((default, name) for name in ("R-Drop", "SetFit", control)),
+    ):
         print(*pair, *together(table(), *pair), sep="; ")
