@@ -391,15 +391,20 @@ def test_plain_fine_tuning_takes_the_place_of_a_method_that_is_not_ahead_of_the_
     assert "Where the time of training counts for more than 0.005, use frozen." in found.sentences
 
 
-def test_the_p_value_against_the_baseline_is_told_with_the_interval_that_it_corrects() -> None:
-    """Of two methods, the better one's interval is above 0, and its p value above 0.05 after Holm's correction."""
-    frozen = [score - less for score, less in zip(AHEAD, (0.004, 0.021, 0.002, 0.014, 0.016), strict=True)]
+@pytest.mark.parametrize(
+    ("sign", "why", "interval"),
+    [(1, "undecided", "+0.011 [+0.001, +0.021]; ahead in 5"), (-1, "behind", "-0.011 [-0.021, -0.001]; ahead in 0")],
+)
+def test_the_p_value_against_the_baseline_is_told_with_the_interval_that_it_corrects(
+    sign: int, why: str, interval: str
+) -> None:
+    """Of two methods, the better one's interval is beside 0, and its p value above 0.05 after Holm's correction."""
+    frozen = [score - sign * less for score, less in zip(AHEAD, (0.004, 0.021, 0.002, 0.014, 0.016), strict=True)]
     found = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("r-drop", UNCLEAR), *runs("frozen", frozen, 10)])
-    assert (found.use, found.verdict.why) == ("frozen", "undecided")
+    assert (found.use, found.verdict.why) == ("frozen", why)
     assert "Fine-tuning is not shown to pay here" in found.sentences[0]
-    assert found.sentences[1].startswith(
-        "On new rows, ad-drop minus frozen is +0.011 [+0.001, +0.021]; ahead in 5 of 5 seeds, p = 0.07 (Holm)"
-    )
+    assert found.verdict.plan is not None
+    assert found.sentences[1].startswith(f"On new rows, ad-drop minus frozen is {interval} of 5 seeds, p = 0.07 (Holm)")
 
 
 # Pairs, failures and odd scores --------------------------------------------------------------------------------------

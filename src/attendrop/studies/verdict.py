@@ -247,7 +247,7 @@ class _Judging:
             return replace(self._pair(kind, use.label, "others not ahead", use, baseline), among=verdict)
         within, gains = self._is_within(lead), lead.mean.value > ROUNDING
         why = "behind" if not gains else "negligible" if within else "undecided"
-        open_yet = not within and (gains or lead.p_value > ALPHA)
+        open_yet = not within and (gains or (tested[leader.label].p_holm or 0.0) > ALPHA)
         found = self._pair("baseline", baseline.label, why, leader, baseline, (leader,) if open_yet else ())
         return replace(found, among=verdict)
 

@@ -121,7 +121,8 @@ class Words:
                 gains = self.gains(None, (lead, ""))
                 return [f"{unlike} is shown to be ahead of {incumbent}: {gains}{self.little((lead, ''))}."]
             case "behind":
-                shown = found.p_value is not None and found.p_value <= ALPHA
+                p_holm = verdict.baseline_leads[verdict.challenger or ""].p_holm
+                shown = p_holm is not None and p_holm <= ALPHA
                 return [f"Fine-tuning {'does not' if shown else 'is not shown to'} pay here: {self.needs(-lead)}."]
             case "negligible":
                 return [f"Fine-tuning does not pay here: {gains}, which is practically nothing."]
