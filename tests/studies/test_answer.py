@@ -17,8 +17,9 @@ from scipy import stats
 
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.study import read_answers
+from attendrop.studies.study import read_answers, read_overall
 from attendrop.tasks.row_scores import RowScores
 
 Run = dict[str, Any]
@@ -633,3 +634,6 @@ def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Pat
         (tmp_path / "answer.json").write_text(json.dumps(content))
         with pytest.raises(AttendropError, match="not written by attendrop"):
             read_answers(tmp_path / "answer.json")
+    write_json(tmp_path / "answer.json", {"settings": {}, "overall": [{"label": "ad-drop", "seeds": 0}]})
+    with pytest.raises(AttendropError, match="not written by attendrop"):
+        read_overall(tmp_path / "answer.json")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -185,16 +186,27 @@ def read_answers(path: Path) -> dict[str, Answer] | None:
     content = read_json(path, {})
     if content is None:
         return None
-    try:
+    with _written_by_attendrop(path):
         return {name: Answer.from_dict(found) for name, found in content.get("settings", {"": content}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise AttendropError(f"'{path}' was not written by attendrop; name the folder of a study.") from None
 
 
 def read_overall(path: Path) -> tuple[OverallRow, ...] | None:
-    """Read the comparison over all settings of a study; None if there is none."""
+    """Read the comparison over all settings of a study; None if there is none.
+
+    Raises:
+        AttendropError: attendrop did not write the file.
+    """
     found = read_json(path, {}) or {}
-    return tuple(map(OverallRow.from_dict, found["overall"])) if "overall" in found else None
+    with _written_by_attendrop(path):
+        return tuple(map(OverallRow.from_dict, found["overall"])) if "overall" in found else None
+
+
+@contextmanager
+def _written_by_attendrop(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise AttendropError(f"'{path}' was not written by attendrop; name the folder of a study.") from None
 
 
 def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
