@@ -97,10 +97,15 @@ def test_runs_have_the_labels_of_their_answer(tmp_path: Path) -> None:
 
 def test_with_another_reference_the_runs_are_compared_anew(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
-    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
+    failure = {"method": "mixout", "options": {}, "seed": 0, "error": "No space left."}
+    write_json(tmp_path / "answer.json", answer([read(path) for path in own], failed=[failure]).as_dict())
+    (tmp_path / "runs" / "one").mkdir()
+    write_json(tmp_path / "runs" / "one" / "failed.json", {"error": "No space left.", "attempts": 1, "details": ""})
     for reference in (None, "finetune", "r-drop"):
-        (setting,) = read_results(tmp_path, reference).settings
-        assert setting.answer.rows[0].label == (reference or "finetune")
+        results = read_results(tmp_path, reference)
+        assert results.settings[0].answer.rows[0].label == (reference or "finetune")
+        told = [*results.notes, *results.settings[0].answer.notes]
+        assert sum(note.startswith("Without a result: ") for note in told) == 1
     with pytest.raises(AttendropError, match="holds no run of 'rdrop', but of finetune, r-drop"):
         read_results(tmp_path, "rdrop")
 

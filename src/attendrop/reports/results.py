@@ -145,10 +145,10 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
             settings = _grouped(runs, reference or REFERENCE)
             finished = counted(len(runs), "finished run")
             notes = [f"Computed from the {finished} in the folder, which has no answer that names them."]
-            notes += _failures(runs_folder(folder))
         else:
             settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
             notes = [f"Computed from the {len(own)} runs of the answer, which lacks the reference {reference}."]
+        notes += _failures(runs_folder(folder))
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
