@@ -242,6 +242,12 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
     assert "r-drop 1 - 0.800 12 35" in text(page)
 
 
+def test_of_runs_without_a_score_no_seeds_are_counted(study: Path) -> None:
+    write_run(study, "finetune", None, config={"task": "unscored"})
+    write_report(study)
+    assert "standard deviation of 4 seeds" in (study / "report" / "table.md").read_text()
+
+
 def test_columns_are_sorted_by_what_they_show(study: Path) -> None:
     write_runs(study, "mixout", (0.6, 0.4, 0.5, 0.55))
     for row in methods_table(read_results(study)).rows:

@@ -163,7 +163,7 @@ def _with_best(column: Mapping[str, Cell]) -> dict[str, Cell]:
 
 def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> str:
     answers = [each.answer for each in results.settings]
-    counts = sorted({max((row.n for row in found.rows), default=0) for found in answers})
+    counts = sorted({max(row.n for row in found.rows) for found in answers if found.rows})
     spread = "of one seed" if counts == [1] else f"mean ± standard deviation of {' or '.join(map(str, counts))} seeds"
     reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
     known = [cell for row in cells.values() for cell in row if cell is not None]
