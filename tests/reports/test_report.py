@@ -248,6 +248,13 @@ def test_of_runs_without_a_score_no_seeds_are_counted(study: Path) -> None:
     assert "standard deviation of 4 seeds" in (study / "report" / "table.md").read_text()
 
 
+@pytest.mark.parametrize(("score", "shown"), [(-1.25e-5, "-0.0000125"), (-21596418.0, "-21596418")])
+def test_the_details_of_a_run_have_the_decimals_of_its_score(tmp_path: Path, score: float, shown: str) -> None:
+    write_runs(tmp_path, "finetune", (score, score), metric="neg_mean_squared_error")
+    write_report(tmp_path)
+    assert f"Seed 0: neg_mean_squared_error {shown} " in text((tmp_path / "report" / "report.html").read_text())
+
+
 def test_columns_are_sorted_by_what_they_show(study: Path) -> None:
     write_runs(study, "mixout", (0.6, 0.4, 0.5, 0.55))
     for row in methods_table(read_results(study)).rows:

@@ -280,6 +280,7 @@ def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
         table=_runs_table(details, kept, several=several),
         groups=[(title, list(group)) for title, group in groups],
         common=_common_options(results),
+        number=number,
         hidden=len(details) - kept,
     )
 
