@@ -132,6 +132,7 @@ def test_a_score_stands_on_its_interval_where_methods_have_other_seeds(tmp_path:
     (mark,) = [mark for mark in chart.marks if mark.text.startswith("r-drop")]
     low, high = map(float, values(chart, "95 % interval beside the reference")[1][0].strip("[]").split(", "))
     assert low < mark.x < high
+    assert "Where seeds are missing, a point is the reference's mean plus the difference." in chart.caption
 
 
 def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
         ["r-drop", "0.615", "[0.602, 0.628]"],
         ["majority", "0.010", "-"],
     ]
-    assert "An open point at an edge marks a value beyond it." in chart.caption
+    assert chart.caption.endswith("may be chance. An open point at an edge marks a value beyond it.")
 
 
 def test_times_have_labels_also_where_there_is_one_power_of_ten_at_most(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
         return "there are no scores of the reference and of a method"
     reference, metric, digits = rows[0], setting.answer.metric, setting.answer.decimals
     low, high = (reference.mean + end for end in _gain_limits(rows))
-    beyond = False
+    beyond = moved = False
     with drawing(0.55 + 0.36 * len(rows)) as drawn:
         axes = drawn.axes
         for place, row in enumerate(rows):
@@ -97,6 +97,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
             found = row.difference
             mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
             score = number(row.mean, digits)
+            moved = moved or (found is not None and found.n < max(row.n, reference.n))
             is_used, x = row.label == setting.answer.use, min(max(mean, low), high)
             color, fill, ends = SERIES[0] if is_used else MUTED, "full", ""
             if x != mean:
@@ -121,6 +122,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
         f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
         f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
     )
+    caption += " Where seeds are missing, a point is the reference's mean plus the difference." if moved else ""
     caption += " An open point at an edge marks a value beyond it." if beyond else ""
     header = ("method", metric, "95 % interval beside the reference", "seeds")
     return drawn.chart(SCORES, setting.name, "Scores", caption, header)
