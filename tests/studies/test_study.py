@@ -110,6 +110,13 @@ def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tm
     assert study.reference == "plain"
 
 
+def test_names_and_labels_are_on_one_line(folder: Path, tmp_path: Path) -> None:
+    found = content(folder, methods=["finetune", {"name": "r-drop", "label": "R-Drop\nof two lines\n"}], seeds=1)
+    found["data"][0]["name"] = "pairs\nof texts"
+    (setting,) = read_study(write(tmp_path / "study.yaml", found)).settings
+    assert (setting.name, [*setting.labels.values()]) == ("pairs of texts", ["R-Drop of two lines"])
+
+
 def test_settings_of_a_grid_of_data_are_named_by_them(folder: Path, tmp_path: Path) -> None:
     files = [str(folder / "train.csv"), str(folder / "dev.csv")]
     data = [

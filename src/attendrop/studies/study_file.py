@@ -130,7 +130,7 @@ class _Reader:
                 source = "task" if "task" in point else "train_file"
                 if name is None:
                     varied.pop(source, None)
-                named = Path(point.get(source, "files")).stem if name is None else str(name)
+                named = Path(point.get(source, "files")).stem if name is None else " ".join(str(name).split())
                 points.append((", ".join([named, *varied.values()]), point, methods, own))
         names = [name for name, *_ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -223,6 +223,7 @@ class _Reader:
         label = given.get("label", "")
         if not isinstance(label, str):
             raise self.error(f"has a label that is not text: {label!r}; quote it.")
+        label = " ".join(label.split())  # tables have a line for each method
         options = self.mapping("options", given.get("options") or {})
         for point, varied in _grid(options):
             check_declared(given["name"], point)
