@@ -195,6 +195,8 @@ def test_a_unit_is_named_by_its_options_and_its_data(
     (tmp_path / "model").mkdir()
     assert Unit(changed).key(data) == key  # wherever the data are
     assert Unit(changed).key() != unit.key()
+    long = Unit(replace(unit.config, train_file=f"{'long' * 60}.csv")).folder_name(data)
+    assert long.endswith("long-finetune-seed0" + long[-9:]) and len(long) < 240  # a file system allows 255
     tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 5)
     assert data_sha256(changed) != data
 

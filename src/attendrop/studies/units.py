@@ -27,6 +27,8 @@ MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "s
 # Those that cost little compared with fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+# File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
+_LONGEST_NAME = 220
 DEFAULT_TEST_FRACTION = 0.25
 
 
@@ -79,10 +81,11 @@ class Unit:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def folder_name(self, data_sha256: str) -> str:
-        """Name the unit's folder, such as ``cola-finetune-seed0-1a2b3c4d``."""
+        """Name the unit's folder, such as ``cola-finetune-seed0-1a2b3c4d``; of a long name, the end is kept."""
         data = self.config.task or Path(self.config.train_file or "").stem
         readable = f"{data}-{self.method}-seed{self.config.seed}"
-        return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{self.key(data_sha256)[:8]}"
+        readable = re.sub(r"[^A-Za-z0-9+._-]", "_", readable)[-_LONGEST_NAME:]
+        return f"{readable}-{self.key(data_sha256)[:8]}"
 
     def described(self) -> dict[str, Any]:
         """Return what distinguishes the unit from others in a comparison, by the names of ``metrics.json``."""
