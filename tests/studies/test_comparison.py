@@ -300,6 +300,7 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
         ({"model": "model"}, None),  # named from another folder
         ({"model": "moved/model"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
+        ({"unknown": "protocol"}, "with protocol=None, not 'honest'. Only"),  # a record of another version
         ({"train_file": "other.csv"}, "with the data train.csv, dev.csv, not other.csv, dev.csv"),
         ({"eval_file": None}, "with the data train.csv, dev.csv, not train.csv; test_fraction=0.0, not 0.25"),
         ({"seeds": 3, "methods": [MethodSetting("r-drop")], "budget": 60.0, "trials": 1}, None),
@@ -320,6 +321,10 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     tiny.write_data(folder / "moved")
     shutil.copytree(folder / "model", folder / "moved/model")
     tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
+    if unknown := options.pop("unknown", None):
+        record = json.loads((answer / "comparison.json").read_text())
+        del record["config"][unknown]
+        (answer / "comparison.json").write_text(json.dumps(record))
     if changed := options.pop("changed", None):
         (folder / changed).write_text((folder / changed).read_text() + "\n")
     if "train_file" in options:

@@ -152,7 +152,7 @@ def check_record(folder: Path, config: RunConfig) -> None:
     was, options, files = located(before["config"]), now["config"], before.get("model_sha256")
     if files == now["model_sha256"] != "":  # the same model, wherever it was
         was["model"] = options["model"]
-    changed = [f"{name}={was[name]!r}, not {options[name]!r}" for name in options if was.get(name) != options[name]]
+    changed = [f"{name}={was.get(name)!r}, not {options[name]!r}" for name in options if was.get(name) != options[name]]
     if files not in (None, now["model_sha256"]) and was["model"] == options["model"]:
         changed.append(f"other files of the model '{was['model']}'")
     if before["data_sha256"] != now["data_sha256"]:
