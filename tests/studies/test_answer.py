@@ -309,6 +309,7 @@ def test_without_scores_on_the_same_rows_nothing_is_said_of_new_ones(change: Run
     assert (difference.p_value, row(found, "ad-drop").p_holm, found.use) == (None, None, None)
     assert difference.these_rows.low == pytest.approx(0.0041, abs=1e-4)
     assert found.notes[0].endswith("so nothing on new rows: ad-drop.")
+    assert found.sentences[0].endswith("compare in a new folder, with two evaluation rows or more.")  # not on one again
     assert found.holds_for.endswith("on these evaluation rows only.")
 
 
