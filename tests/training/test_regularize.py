@@ -504,6 +504,17 @@ def test_rows_are_integers(rows: Any) -> None:
         reg.loss(zoo.batch_of("bert", (6, 4)), rows=rows)
 
 
+@pytest.mark.parametrize("method", [METHOD, RDrop()], ids=lambda method: method.name)
+def test_positions_that_serve_all_rows_may_come_first(method: Any) -> None:
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", (8, 5, 3, 6))
+    positions, losses = {"position_ids": torch.arange(8)[None]}, []
+    for given in (batch | positions, positions | batch):
+        torch.manual_seed(1)
+        with regularize(model, method) as reg:
+            losses += [reg.loss(given)]
+    assert torch.equal(*losses)
+
+
 @pytest.mark.parametrize("method", [L2SP(), ChildTuning(variant="F")])
 def test_an_optimizer_of_accelerate_is_known(method: Any) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")

@@ -17,6 +17,8 @@ Batch = Mapping[str, Any]
 ANSWER_MASK = "answer_mask"
 # Column with the index of each row in the training data, ``(batch,)``, which models do not read.
 ROW_INDEX = "row_index"
+# Columns with one entry for each row; others may serve all rows, such as positions that are given once, ``(1, n)``.
+_BY_ROW = ("input_ids", "inputs_embeds", "labels")
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
@@ -50,8 +52,8 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
 
 
 def number_of_rows(batch: Batch) -> int:
-    """Count the rows of a batch by its first tensor; raise AttendropError if there is none."""
-    for value in batch.values():
+    """Count the rows of a batch by its tokens, labels or else first tensor; raise AttendropError without tensors."""
+    for value in (*map(batch.get, _BY_ROW), *batch.values()):
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]
     raise AttendropError("The batch has no tensors; pass a batch with input tensors.")
