@@ -163,6 +163,22 @@ def test_a_first_micro_batch_without_labels_does_not_decide_how_losses_are_weigh
     assert found[True] == pytest.approx(found[False], rel=1e-5)
 
 
+def test_micro_batches_without_labels_add_nothing_to_the_loss(tmp_path: Path) -> None:
+    """Their mean, over no tokens, is NaN, which the stock trainer replaces in its log by the mean of other losses."""
+    rows = examples("bert-tokens", count=8)
+    rows = [row if i % 4 == 1 else row | {"labels": torch.full_like(row["labels"], -100)} for i, row in enumerate(rows)]
+    logged = []
+    for size, steps in ((4, 1), (1, 4)):
+        trainer = trainer_of(
+            tmp_path, None, model=zoo.build("bert-tokens"), train_dataset=rows, per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps, max_steps=2, train_sampling_strategy="sequential",
+            logging_strategy="steps", logging_steps=1,
+        )  # fmt: skip
+        trainer.train()
+        logged.append(history(trainer, "loss"))
+    assert logged[1] == pytest.approx(logged[0], rel=1e-5)
+
+
 # --- Arguments of the stock trainer
 
 

@@ -64,8 +64,9 @@ class TrainerLoss:
             # Only the trained model is prepared for autocast.
             with records, nullcontext() if other is None else self.trainer.accelerator.autocast():
                 loss, outputs = self._loss_and_outputs(model if other is None else other, batch, plan, passed)
-            if is_mean:
-                loss = loss * self._weight(batch, num_items).to(loss.dtype)
+            if is_mean:  # one over no labels is NaN, and counts nothing
+                weight = self._weight(batch, num_items).to(loss.dtype)
+                loss = torch.where(weight == 0, 0.0, loss * weight)
             return loss, outputs
 
         weighted = (
@@ -144,8 +145,8 @@ class TrainerLoss:
                 with torch.no_grad(), forked_rng(model), evaluating(model), unrecorded(trainer):
                     batch, number = self._without_extra_columns(inputs), torch.tensor(count, device=trainer.args.device)
                     losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
-            if not losses[0].isfinite() or losses[0] == 0:  # no label counts
-                return False
+            if not losses[0].isfinite() or losses[0] == 0:  # no label counts: a sum of none is 0, a mean is NaN
+                return bool(losses[0].isnan())
             self._ignores_num_items = torch.equal(losses[0], losses[1])
         return self._ignores_num_items
 
