@@ -69,7 +69,7 @@ class ModelStructure:
     """Blocks, embedding and head of a model."""
 
     blocks: dict[nn.Module, tuple[Block, ...]]  # of each module, in the order of their calls
-    embedding: nn.Module | None  # the first input embedding that looked token ids up
+    embedding: nn.Module | None  # the first input embedding that looked ids up; of two stacks, the encoder's
     head: nn.Module | None  # the last projection that ran; its inputs are the features
 
 
@@ -99,6 +99,7 @@ class StructureEvents:
         waiting: str | None = None
         before: list[nn.Module] = []
         embedding = head = None
+        two_stacks = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
         for event, module, detail in self.events:
             match event:
                 case "block":
@@ -122,7 +123,7 @@ class StructureEvents:
                     elif block is not None:
                         block.feed_forward = module
                         before.append(module)
-                case "embed" if embedding is None:
+                case "embed" if embedding is None and not (two_stacks and visits):  # after the encoder: the decoder's
                     embedding = module
         return ModelStructure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
 

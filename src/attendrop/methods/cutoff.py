@@ -57,7 +57,7 @@ class TokenCutoff(Method):
         views: Number of views of a batch, 1 or more.
 
     Raises:
-        AttendropError: In training, the model embeds no words (images) or returns no logits.
+        AttendropError: In training, the model embeds no words (images, sound) or returns no logits.
 
     Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3, with the values of the authors' GLUE
     scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their

@@ -38,7 +38,7 @@ class NEFTune(Method):
         alpha: Strength of the noise, above 0.
 
     Raises:
-        AttendropError: In training, the model embeds no words (images).
+        AttendropError: In training, the model embeds no words (images, sound).
 
     Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the lowest of their 5, 10
     and 15. As in their code, ``n`` does not count padding, and special tokens are changed, too. Deviation: in models
@@ -82,7 +82,7 @@ class R3F(Method):
         noise: ``"uniform"``, from ``(-scale, scale)``, or ``"normal"``.
 
     Raises:
-        AttendropError: In training, the model embeds no words (images) or returns no logits.
+        AttendropError: In training, the model embeds no words (images, sound) or returns no logits.
 
     Source: Aghajanyan et al. (2021), https://arxiv.org/abs/2008.03156, Eq. 6 and 7, with the defaults of the authors'
     code. As there, both passes sample their own dropout; its effect is far larger than that of noise of 1e-5, so with
@@ -140,7 +140,7 @@ class SMART(Method):
         steps: Number of ascent steps, 1 or more.
 
     Raises:
-        AttendropError: In training, the model embeds no words (images) or returns no logits.
+        AttendropError: In training, the model embeds no words (images, sound) or returns no logits.
 
     Source: Jiang et al. (2020), https://aclanthology.org/2020.acl-main.197, sections 3.1 and Algorithm 1. ``epsilon``,
     ``step_size``, ``noise`` and ``steps`` are theirs; they choose the weight among 1, 3 and 5. The gradient is divided
