@@ -22,6 +22,7 @@ from attendrop import (
     AttendropError,
     ChildTuning,
     Compose,
+    ConcreteDropout,
     DropConnect,
     FineTune,
     HiddenCut,
@@ -135,6 +136,14 @@ def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
     assert found.isfinite().all()
     assert found.any()
     zoo.assert_same(frozen(model), before)
+
+
+@pytest.mark.parametrize("kind", ["oft", "vera"])
+def test_an_adapter_whose_weight_is_not_known_is_refused(kind: str) -> None:
+    """OFT multiplies the weight, and its matrix may have the weight's shape."""
+    model, method = adapted("bert", copy.deepcopy(CONFIGS[kind])), ConcreteDropout(num_train_rows=8)
+    with pytest.raises(AttendropError, match="is not known; use LoRA"), regularize(model, method) as reg:
+        reg.loss(zoo.batch_of("bert"))
 
 
 def test_an_adapter_that_transformers_added_trains() -> None:

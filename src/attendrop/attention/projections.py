@@ -21,6 +21,8 @@ _FUSED = ("c_attn", "Wqkv", "qkv")
 # Those known to produce them one after the other with the same width, if the module is of this class. Others go head by
 # head (GPT-NeoX, the linear c_attn of GPTBigCode), or have fewer keys and values than queries (Phi-3).
 _THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
+# Modules of PEFT whose adapters add ``get_delta_weight`` to a weight. Others multiply it (OFT), or are not known.
+_ADDITIVE = {"adalora", "loha", "lokr", "lora"}
 
 
 def is_projection(module: nn.Module) -> bool:
@@ -76,7 +78,7 @@ def effective_weight(projection: nn.Module) -> Tensor:
     weight: Tensor = base_layer(projection).weight  # type: ignore[assignment]
     if base_layer(projection) is projection or layer.disable_adapters or layer.merged:
         return weight
-    if not hasattr(layer, "get_delta_weight"):
+    if not _ADDITIVE & {*type(layer).__module__.split(".")}:
         raise AttendropError(
             f"What the adapter's {type(layer).__module__}.{type(layer).__name__} does to the weight is not known; use "
             "LoRA, or another method."
