@@ -113,7 +113,7 @@ def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         yield (batch := example_inputs(model))
         if hasattr(config, "vision_config"):  # CLIP compares a text and an image, BLIP-2 continues both
             tokens = torch.arange(8, device=model.device)[None]
-            batch |= example_pixels(model) if name == "input_ids" else {"input_ids": tokens}
+            batch = batch | (example_pixels(model) if name == "input_ids" else {"input_ids": tokens})
             if getattr(config.get_text_config(), "is_encoder_decoder", False):
                 batch["decoder_input_ids"] = tokens
             if "qformer_input_ids" in inspect.signature(model.forward).parameters:  # of InstructBLIP
