@@ -432,6 +432,8 @@ def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
     found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])])
     assert found.sentences[0].startswith("Use plain fine-tuning. Every other method here but ad-drop (+0.014 [")
     assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
+    apart = answer([*FINETUNE, *runs("mixout", BEHIND), *(run | {"seed": 9} for run in runs("ad-drop", AHEAD[:1]))])
+    assert "Every other method here but ad-drop (no seed in common), which cannot be judged yet," in apart.sentences[0]
     none = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:]])
     assert none.sentences == ("No recommendation yet. 0 seeds in common are too few to tell: take 4 seeds or more.",)
     few = answer([*FINETUNE, *(run | {"seed": run["seed"] + 4} for run in runs("ad-drop", AHEAD))])

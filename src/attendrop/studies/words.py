@@ -280,8 +280,11 @@ class Words:
         return f"{text}; ahead in {ahead} of {counted(found.n, 'seed')}, p {p}{corrected}"
 
     def listed(self, labels: Iterable[str]) -> str:
-        differences = {label: found for label in labels if (found := self.rows[label].difference)}
-        return ", ".join(f"{label} ({interval(found, self.digits)})" for label, found in differences.items())
+        differences = {label: self.rows[label].difference for label in labels}
+        return ", ".join(
+            f"{label} ({interval(found, self.digits) if found else 'no seed in common'})"
+            for label, found in differences.items()
+        )
 
     def versus(self, label: str, other: str) -> PairedDifference:
         found = self.rows[label].versus(self.rows[other])
