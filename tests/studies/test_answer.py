@@ -253,6 +253,12 @@ def right_on(rows: int, fraction: float, *, noise: float = 0.0) -> np.ndarray:
     return right ^ (np.random.default_rng(int(1000 * fraction)).random(right.shape) < noise)
 
 
+def test_without_a_margin_the_best_of_those_ahead_is_recommended() -> None:
+    assert answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("r-drop", HIGH)], margin=0).use == "r-drop"
+    found = [*runs("finetune", [0.0] * 2), *runs("ad-drop", np.negative(AHEAD)), *runs("tfidf", [-2.0] * 5)]
+    assert answer([run | {"metric": "neg_mean_squared_error"} for run in found]).use == "ad-drop"  # 1 % of no error
+
+
 def test_files_of_the_same_name_are_told_apart() -> None:
     found = answer([run | {"config": {"train_file": "a/train.csv", "label_column": "price"}} for run in FINETUNE])
     assert (found.task, found.data, Answer.from_dict(found.as_dict()).data) == ("train.csv", "a/train.csv: price", "")

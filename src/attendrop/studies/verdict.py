@@ -290,7 +290,7 @@ class _Judging:
     def _cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
         """Choose the cheapest of the methods whose lead over another is within the margin of the largest."""
         leads = {row.label: found.mean.value for row in rows if (found := row.versus(other)) is not None}
-        return min((row for row in rows if max(leads.values()) - leads[row.label] < self.margin), key=_cost)
+        return min((row for row in rows if max(leads.values()) - leads[row.label] <= self.margin), key=_cost)
 
     def _is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
