@@ -324,6 +324,9 @@ def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None
     for rows, says in ((100, "other evaluation rows may tell them apart"), (3000, "practically nothing")):
         found = answer(of_rows("finetune", right_on(rows, 0.7)) + of_rows("r-drop", right_on(rows, 0.7), seconds=200))
         assert found.use == "finetune" and says in " ".join(found.sentences)
+    of_texts = {"row_scores": {"rows": 3000, "data": "test", "blocks": [0.7] * 99}}  # many questions about few texts
+    found = answer([run | of_texts for run in runs("finetune", [0.7] * 5) + runs("r-drop", [0.7] * 5)])
+    assert found.verdict.why == "undecided"
 
 
 @pytest.mark.parametrize(

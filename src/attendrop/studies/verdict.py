@@ -34,6 +34,7 @@ from typing import Any, Literal, Self
 
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
+from attendrop.tasks.row_scores import BLOCKS
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
@@ -295,9 +296,11 @@ class _Judging:
     def _is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
 
-        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all.
+        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all. Of many
+        rows, there are fewer blocks than usual only if each is of rows that belong together: then they count, not rows.
         """
-        if difference is None or (difference.components and difference.components.rows < _ROWS_FOR_NOTHING):
+        known = None if difference is None else difference.components
+        if difference is None or (known and (known.rows < _ROWS_FOR_NOTHING or known.units < BLOCKS)):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
 

@@ -21,7 +21,7 @@ from attendrop.tasks.heads.base import Array
 # File of a scored run beside metrics.json.
 PREDICTIONS = "dev_predictions.parquet"
 # Number of blocks of a jackknife: a standard error from n blocks is itself uncertain by 1 / sqrt(2n), here 7 %.
-_BLOCKS = 100
+BLOCKS = 100
 # A column with fewer different texts than this, such as one prompt for all rows, does not say which belong together.
 _LEAST_GROUPS = 5
 
@@ -67,7 +67,7 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     head, metric = task.head, task.head.metrics[task.metric]
     outputs, count = head.checked(outputs), len(references)
     if head.in_sequence or count != len(rows):  # a long text may have become several rows
-        blocks = np.arange(count) * min(count, _BLOCKS) // max(count, 1)
+        blocks = np.arange(count) * min(count, BLOCKS) // max(count, 1)
     else:
         blocks = _belonging_together(head.texts(rows))
     number = int(blocks.max(initial=-1)) + 1
@@ -76,8 +76,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     data = data_digest(rows)
     if metric.right is not None and number == count:
         return RowScores(metric.right(references, outputs), count, data)
-    if number > _BLOCKS:
-        blocks, number = np.random.default_rng(0).permutation(number)[blocks] % _BLOCKS, _BLOCKS
+    if number > BLOCKS:
+        blocks, number = np.random.default_rng(0).permutation(number)[blocks] % BLOCKS, BLOCKS
     score = metric.score(references, outputs)
     without = np.array([metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)])
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
