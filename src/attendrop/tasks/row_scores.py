@@ -79,6 +79,7 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     if number > BLOCKS:
         blocks, number = np.random.default_rng(0).permutation(number)[blocks] % BLOCKS, BLOCKS
     score = metric.score(references, outputs)
+    score = 0.0 if np.isnan(score) else score  # as in `compute_scores`
     without = np.array([metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)])
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
     return RowScores(number * score - (number - 1) * without, count, data)
