@@ -89,8 +89,8 @@ def choose(trials: Sequence[Trial]) -> MethodSetting:
     """Choose the first setting, which is the default, unless another is better by more than one standard error.
 
     The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
-    on few selection rows is often only the luckiest. Settings that failed or were stopped early are not chosen, and
-    folds in which the default failed do not count.
+    on few selection rows is often only the luckiest; of one fold there is no standard error, and the best is chosen.
+    Settings that failed or were stopped early are not chosen, and folds in which the default failed do not count.
     """
     default, *others = trials
     best = default
