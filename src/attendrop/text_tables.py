@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _LATEX = {
     "±": r"$\pm$",
     "≤": r"$\leq$",
 }
+# In words such as "max_train_samples", in intervals and before numbers, other signs mean nothing.
+_MARKUP = re.compile(r"[\\`*]|<(?=[A-Za-z/!?])|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[])")
 
 
 def aligned(rows: Sequence[Sequence[str]], align: str = LEFT, gap: str = "  ") -> list[str]:
@@ -53,6 +56,11 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
     rules = ["---:" if side == RIGHT else "---" for side in _sides(align, len(header))]
     lines = [_without_bars(header), rules, *map(_without_bars, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def in_markdown(text: str) -> str:
+    """Escape a text for Markdown; white space becomes single spaces."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

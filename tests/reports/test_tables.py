@@ -27,7 +27,7 @@ def table(folder: Path, *settings: dict[str, tuple[float, ...]], **more: object)
 def test_methods_are_rows_and_tasks_are_columns_with_an_average(tmp_path: Path) -> None:
     found = table(tmp_path, {"finetune": PLAIN, "r-drop": AHEAD}, {"finetune": PLAIN, "r-drop": BEHIND, "tfidf": PLAIN})
     lines = found.markdown().splitlines()
-    assert lines[0] == r"| method | task\_0 | task\_1 | average |"
+    assert lines[0] == "| method | task_0 | task_1 | average |"
     assert lines[2] == "| finetune | 51.5 ± 1.3 | **51.5 ± 1.3** | 51.5 |"
     assert lines[3] == "| r-drop | **61.5 ± 1.3**† | 41.8 ± 1.7‡ | **51.6** |"
     assert lines[4] == "| tfidf | - | **51.5 ± 1.3** | - |"
@@ -102,7 +102,7 @@ def test_latex_uses_booktabs_and_names_are_escaped(tmp_path: Path) -> None:
     assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - \\" in hostile.latex()
     hostile = ResultTable(("a|b",), ("m",), {"<script>\n*x*": (None,)}, "c")
     assert "| method | a\\|b |" in hostile.markdown()
-    assert "| \\<script\\> \\*x\\* | - |" in hostile.markdown()
+    assert "| \\<script> \\*x\\* | - |" in hostile.markdown()
 
 
 def test_csv_has_full_precision(tmp_path: Path) -> None:

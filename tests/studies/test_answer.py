@@ -573,7 +573,7 @@ def test_scores_chosen_on_the_reported_rows_are_marked(name: str) -> None:
     data = {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}} | {name: "dev"}
     found = answer([*FINETUNE, *runs("ad-drop", AHEAD, data=data)])
     assert any(note.startswith("*: a model was chosen on the rows") for note in found.notes)
-    assert "0.775 ± 0.008*" in found.markdown() and "0.762 ± 0.011 " in found.markdown()
+    assert r"0.775 ± 0.008\*" in found.markdown() and "0.762 ± 0.011 " in found.markdown()
 
 
 # Output --------------------------------------------------------------------------------------------------------------
@@ -592,6 +592,11 @@ def test_lines_and_markdown_have_the_answer_the_table_and_every_seed() -> None:
     )
     assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
     assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text
+    error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
+    of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]
+    text = answer(of_file, "_a*", failed=[error]).markdown()  # as it is, and not as markup
+    assert r"\<class 'int'> for \*args, [a\](b), \`\_\_all\_\_\`)." in text
+    assert r"on max_rows\_\*.csv (3000 rows):" in text and text.count(r"| \_a\* | ") == 2 and r"Use \_a\*." in text
 
 
 def test_csv_and_json_hold_everything(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +13,10 @@ from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import number
-from attendrop.text_tables import NAMES_LEFT, csv_table, in_latex, latex_table, markdown_table
+from attendrop.text_tables import NAMES_LEFT, csv_table, in_latex, in_markdown, latex_table, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
 _LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}
-# Bars within the table are escaped by `markdown_table`, and need no escape in the caption.
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#])")
 # Errors are shown as they are, all other scores times 100.
 _ERROR = "neg_"
 _AVERAGE = "average"
@@ -70,9 +67,9 @@ class ResultTable:
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        rows = ([_in_markdown(label), *map(_markdown_cell, row)] for label, row in self.rows.items())
-        table = markdown_table([*map(_in_markdown, ("method", *self.headers))], rows, NAMES_LEFT)
-        return f"{table}\n\n{_in_markdown(self.caption)}\n"
+        rows = ([in_markdown(label), *map(_markdown_cell, row)] for label, row in self.rows.items())
+        table = markdown_table([*map(in_markdown, ("method", *self.headers))], rows, NAMES_LEFT)
+        return f"{table}\n\n{in_markdown(self.caption)}\n"
 
     def latex(self) -> str:
         """Return the table as LaTeX, for the package booktabs."""
@@ -183,14 +180,10 @@ def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> st
     return f"{'. '.join(parts)}."
 
 
-def _in_markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
-
-
 def _markdown_cell(cell: Cell | None) -> str:
     if cell is None:
         return "-"
-    return (f"**{cell.text}**" if cell.is_best else cell.text) + _in_markdown(cell.marks)
+    return (f"**{cell.text}**" if cell.is_best else cell.text) + in_markdown(cell.marks)
 
 
 def _in_latex(text: str) -> str:

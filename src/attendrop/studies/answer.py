@@ -24,7 +24,7 @@ from attendrop.studies.method_rows import (
 from attendrop.studies.units import BASELINES
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, decimals_of, ends, interval, number, opening, p_text
-from attendrop.text_tables import aligned, csv_of_records, markdown_table
+from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
 from attendrop.wording import counted
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
@@ -110,17 +110,18 @@ class Answer:
         """Return the answer, the table, and the score of each seed as Markdown."""
         every = sorted({seed for row in self.rows for seed in row.scores})
         by_seed = [
-            (row.label, *(number(row.scores[seed], self.decimals) if seed in row.scores else "-" for seed in every))
+            (label, *(number(row.scores[seed], self.decimals) if seed in row.scores else "-" for seed in every))
             for row in self.rows
+            for label in [in_markdown(row.label)]
         ]
-        decision, reason = self.decision
+        decision, reason = map(in_markdown, self.decision)
         parts = [
             f"**{decision}** {reason}".rstrip(),
-            " ".join(self.sentences[1:]),
-            "\n".join(f"- {note}" for note in self.notes),
-            f"{self.metric} of {self.model} on {self.scored_on}:",
-            markdown_table(COLUMNS, [cells(row, self.decimals) for row in self.rows]),
-            self.holds_for,
+            in_markdown(" ".join(self.sentences[1:])),
+            "\n".join(f"- {in_markdown(note)}" for note in self.notes),
+            in_markdown(f"{self.metric} of {self.model} on {self.scored_on}:"),
+            markdown_table(COLUMNS, [[*map(in_markdown, cells(row, self.decimals))] for row in self.rows]),
+            in_markdown(self.holds_for),
             "By seed:",
             markdown_table(("method", *map(str, every)), by_seed),
         ]

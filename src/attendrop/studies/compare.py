@@ -38,6 +38,7 @@ from attendrop.studies.setting_search import (
 from attendrop.studies.study import check_study_folder, write_reports
 from attendrop.studies.units import REFERENCE, Result, Unit, check_evaluation, duration
 from attendrop.tasks.base import Task
+from attendrop.text_tables import in_markdown
 from attendrop.wording import counted
 
 # Maximum fraction of the time left after all final runs that the search gets.
@@ -92,7 +93,7 @@ class Outcome:
 
     def markdown(self) -> str:
         """Return the answer as Markdown, with the chosen settings."""
-        return self.answer.markdown() + "".join(f"\n{line}\n" for line in self.choices)
+        return self.answer.markdown() + "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
 
     def lines(self) -> list[str]:
         """Return the answer in words, the table, and the chosen settings."""

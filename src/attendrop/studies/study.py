@@ -23,7 +23,7 @@ from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, c
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
 from attendrop.studies.words import ends, interval, p_text
-from attendrop.text_tables import csv_of_records, markdown_table
+from attendrop.text_tables import csv_of_records, in_markdown, markdown_table
 
 FILE = "study.json"
 
@@ -152,11 +152,11 @@ class StudyReport:
 
     def markdown(self) -> str:
         """Return all tables and the failed runs as Markdown."""
-        parts = [f"## {name}\n\n{found.markdown()}" for name, found in self.answers.items()]
+        parts = [f"## {in_markdown(name)}\n\n{found.markdown()}" for name, found in self.answers.items()]
         if self.overall:
             parts.insert(0, _overall_markdown(self.overall, [*self.answers.values()]))
         if self.failed:
-            listed = (f"- `{result.folder.name}`: {result.error}" for result in self.failed)
+            listed = (f"- `{result.folder.name}`: {in_markdown(str(result.error))}" for result in self.failed)
             parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
         return "\n".join(parts)
 
@@ -276,10 +276,10 @@ def _overall_markdown(rows: Sequence[OverallRow], answers: Sequence[Answer]) -> 
     header = ("method", "mean difference [95 % on new rows]", "on these rows", "p by setting (Holm over all)")
     lines = [
         (
-            row.label,
+            in_markdown(row.label),
             "-" if row.mean is None else interval(row.mean, digits),
             "-" if row.mean is None else ends(row.mean.these_rows, digits),
-            ", ".join(f"{name}: {p_text(p)}" for name, p in row.p_values.items()),
+            ", ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
         )
         for row in rows
     ]
