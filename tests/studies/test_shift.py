@@ -13,7 +13,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop.reports.report_page import methods_table
-from attendrop.reports.results import read_results
+from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import SHIFTED_COLUMNS, answer
 from attendrop.studies.study import read_answers
@@ -110,6 +110,13 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     errors[-1]["shifted"]["score"] += 1e-3
     of_errors = answer([each | {"metric": "neg_mse"} for each in errors]).shifted
     assert of_errors is not None and of_errors.margin == pytest.approx(1.002)  # 1 % of the reference's error there
+    small = [run(each["method"], each["seed"], -0.9, -each["score"] / 1000) for each in runs]
+    of_small = answer([each | {"metric": "neg_mse"} for each in small])  # with more decimals than usual there
+    page = methods_table(Results(Path(), (ReportedSetting("files", of_small, ()),), (), ()))
+    cells = " ".join(cell.text for each in page.rows for cell in each).replace("\xa0", " ")
+    texts = ("\n".join(of_small.lines()), of_small.markdown(), cells)
+    assert all("-0.000902 ± 0.000002" in text for text in texts)
+    assert "Plain fine-tuning scores -0.000902 there, and -0.900 on the usual rows." in texts[0]
     once = answer([each for each in runs if each["seed"] == 0])  # no intervals, which is said once
     assert once.shifted is not None and once.shifted.holds_for == "One seed gives no intervals."
     assert once.lines().count(once.holds_for) == 1 and found.lines()[-1].startswith("Here, intervals on new rows")

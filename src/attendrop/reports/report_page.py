@@ -186,10 +186,11 @@ def methods_table(results: Results) -> SortableTable:
         others += SHIFTED_COLUMNS
     rows = []
     for each in results.settings:
-        there = {} if each.answer.shifted is None else {row.label: row for row in each.answer.shifted.rows}
+        unlike = each.answer.shifted
+        there = {} if unlike is None else {row.label: _cells(row, unlike.decimals) for row in unlike.rows}
         for row in each.answer.rows:
             label, *found = _cells(row, each.answer.decimals)
-            found += _cells(there[row.label], each.answer.decimals)[2:4] if row.label in there else []
+            found += there.get(row.label, [])[2:4]
             found += [TableCell("-", None)] * (len(others) - len(found))
             rows.append([label, TableCell(each.name, each.name), *found])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)

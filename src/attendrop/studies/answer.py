@@ -89,7 +89,7 @@ class Answer:
         """Return the answer in words, with its limits, and the table for a console."""
         lines = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)]
         if self.shifted is not None:
-            there = {row.label: cells(row, self.decimals) for row in self.shifted.rows}
+            there = {row.label: cells(row, self.shifted.decimals) for row in self.shifted.rows}
             found = (there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows)
             beside = (SHIFTED_COLUMNS, *found)
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
@@ -256,7 +256,9 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     plain = "plain fine-tuning" if label == "finetune" else str(label)
     if label in here and label in there:
         named = "Plain fine-tuning" if label == "finetune" else plain
-        elsewhere, usually = (number(rows[label].mean, usual.decimals) for rows in (there, here))
+        elsewhere, usually = (
+            number(rows[label].mean, found.decimals) for rows, found in ((there, shifted), (here, usual))
+        )
         scores = f"{elsewhere} there, and {usually} on the usual rows"
         sentences.append(f"{named} scores {scores}.")
     row = here.get(str(shifted.use))
