@@ -97,7 +97,7 @@ def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
     assert len(shown) == 8
     assert {"finetune", "r-drop alpha=0.09"} <= shown
     assert "r-drop alpha=0.01" not in shown
-    assert "Of 10 methods, the 8 with the best scores are shown." in chart.caption
+    assert "Of 10 methods, the reference and the 7 with the best scores are shown." in chart.caption
     assert "bands" not in chart.caption  # of so many, they would cover each other
 
 

@@ -294,6 +294,7 @@ def methods_shown(setting: ReportedSetting, labels: Collection[str], every: Look
     ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
     found = [label for label in every if label in labels]
     kept = set(sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
-    few = len(kept) < len(found)
-    sentence = f" Of {len(found)} methods, the {len(kept)} with the best scores are shown." if few else ""
+    few, reference = len(kept) < len(found), {row.label for row in setting.answer.rows if row.is_reference} & kept
+    which = f"{'the reference and ' if reference else ''}the {len(kept - reference)} with the best scores"
+    sentence = f" Of {len(found)} methods, {which} are shown." if few else ""
     return {label: every[label] for label in found if label in kept}, sentence
