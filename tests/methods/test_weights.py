@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from helpers.training import take_step
 from torch import Tensor
 
@@ -179,6 +180,26 @@ def test_what_is_frozen_or_unfrozen_later_is_perturbed_accordingly() -> None:
             frozen.requires_grad_(False)
             loss = reg.loss(batch).detach()
             torch.testing.assert_close(loss, perturbed_gradients(model, batch, 0.02)[1])
+
+
+def test_losses_may_be_differentiated_together() -> None:
+    """Also where layers run again in the backward pass; a pass of one's own before it is not perturbed."""
+    batches = [zoo.batch_of("bert"), zoo.batch_of("bert", (6, 7), seed=5)]
+    found = []
+    for together in (False, True):
+        model = zoo.build("bert", dtype=torch.float64)
+        checkpoint_activations(model)
+        expected = model(**batches[0]).loss
+        with regularize(model, SAM(rho=0.2)) as reg:
+            if together:
+                losses = [reg.loss(batch) for batch in batches]
+                assert torch.equal(model(**batches[0]).loss, expected)
+                torch.stack(losses).sum().backward()
+            else:
+                for batch in batches:
+                    reg.loss(batch).backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-9)
 
 
 def test_both_passes_have_the_same_dropout() -> None:

@@ -217,8 +217,17 @@ class _SAMState(MethodState):
         self.perturbation = {}
         with forked_rng(context.model):
             loss, _ = compute_loss(context.batch)
-        self.perturbation = self._ascent(context.model, wide(loss))
+        held = [self._ascent(context.model, wide(loss))]
+        self.perturbation = held[0]
         perturbed, outputs = compute_loss(context.batch)
+        self.perturbation = {}
+
+        def restore(_: Tensor) -> None:
+            if held:  # for layers that run again in this backward pass, which may be that of several losses
+                self.perturbation = held.pop()
+
+        if perturbed.requires_grad:
+            perturbed.register_hook(restore)  # type: ignore[no-untyped-call]
         context.note("sharpness", perturbed.detach() - loss.detach())
         return perturbed, outputs
 
