@@ -96,6 +96,18 @@ def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
     assert (mask[:size] == sample_parameter_mask(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
 
 
+def test_draws_do_not_depend_on_the_default_dtype() -> None:
+    given = (keyed(), "encoder.0", (2, 1, 3, 5), torch.zeros(2, 2, dtype=torch.long), CPU)
+    expected = uniform(*given)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = uniform(*given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_draws_are_pinned() -> None:
     """A checkpoint of an older version must go on with the same draws."""
     assert sample(0.5, (1, 1, 2, 8)).int().flatten().tolist() == PINNED

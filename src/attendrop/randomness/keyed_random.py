@@ -107,7 +107,7 @@ def uniform(
     """Sample uniform numbers from (0, 1), independently, keyed as :func:`sample_mask`; float32, in steps of 2**-16."""
     seeds = key.seeds(name, shape[0])
     if device.type == "cpu":
-        found = torch.full(shape, 0.5)
+        found = torch.full(shape, 0.5, dtype=torch.float32)
         for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
             found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
         return found
