@@ -471,6 +471,18 @@ def test_a_metric_that_can_give_no_reward_is_told() -> None:
         scores(papers(score="metric"), of_nan, [model, model], items)
 
 
+@pytest.mark.parametrize("method", [papers(), AttendOut()], ids=["generator", "effects"])
+def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused(method: AttendOut) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method, optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+        with torch.no_grad(), pytest.raises(AttendropError, match=r"gradients are off: .* model\.eval\(\)"):
+            reg.loss(batch)
+        loss = reg.loss(batch)
+        loss.backward(retain_graph=True)
+        with pytest.raises(AttendropError, match="differentiated twice"):
+            loss.backward()
+
+
 def test_an_optimizer_of_something_else_is_refused() -> None:
     other = torch.nn.Linear(2, 2)
     with pytest.raises(AttendropError, match="not in the model"):

@@ -63,6 +63,11 @@ class SecondModel:
 
     def backward(self, context: StepContext, compute_loss: ComputeLoss, plan: Plan | None = None) -> None:
         """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`."""
+        if not torch.is_grad_enabled():
+            raise AttendropError(
+                "The loss also trains a second model, and gradients are off: switch them on to train, or call "
+                "model.eval() to evaluate."
+            )
         for theirs, ours in zip(self.first.modules(), self.model.modules(), strict=True):
             ours.training = theirs.training
         with forked_rng(self.first):
@@ -115,6 +120,11 @@ class SecondModel:
 
         That gradient is the loop's factor times the loss scale; the micro-batch's gradients include the scale, too.
         """
+        if not found:
+            raise AttendropError(
+                "The loss was differentiated twice, and the gradients of the second model are freed after the first "
+                "time; differentiate it once."
+            )
         factor = weight.to(self.device) / self._loss_scale**2
         for parameter in reversed(self._trained):
             gradient = found.pop()  # frees it, although the hook lives as long as the loss
