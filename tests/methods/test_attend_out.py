@@ -7,13 +7,14 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from helpers import oracles, zoo
 from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, papers, players_of, run
-from helpers.device import ON_CPU
+from helpers.device import DEVICE, ON_CPU
 from helpers.training import take_step
 from torch import Tensor
 
@@ -481,6 +482,22 @@ def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused(metho
         loss.backward(retain_graph=True)
         with pytest.raises(AttendropError, match="differentiated twice"):
             loss.backward()
+
+
+@pytest.mark.parametrize("method", [papers(), AttendOut()], ids=["generator", "effects"])
+def test_the_second_model_runs_in_the_precision_for_which_accelerate_prepares_the_first(method: AttendOut) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    seen: list[torch.dtype] = []
+    model.classifier.register_forward_hook(lambda module, args, output: seen.append(output.dtype))  # also of copies
+    model._original_forward = model.forward  # as accelerate does
+    model.forward = MethodType(torch.autocast(DEVICE.type, torch.bfloat16)(model.forward.__func__), model)
+    with regularize(model, method, optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+        reg.loss(batch)
+        seen.clear()
+        reg.loss(batch)
+        assert seen == [torch.bfloat16] * 2
+        second = reg.method_state.players.defender if method == papers() else reg.method_state.attacker
+        assert "forward" not in vars(second.model)
 
 
 def test_an_optimizer_of_something_else_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,20 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
     finally:
         if prepared:
             vars(model)["forward"] = wrapper
+
+
+@contextmanager
+def in_precision_of(prepared: nn.Module, model: nn.Module) -> Iterator[None]:
+    """Run a copy of a model within the block in the mixed precision that accelerate has wrapped the model for."""
+    function = getattr(vars(prepared).get("forward"), "__func__", None)
+    if function is None or "_original_forward" not in vars(prepared):
+        yield
+        return
+    vars(model)["forward"] = MethodType(function, model)
+    try:
+        yield
+    finally:
+        del vars(model)["forward"]
 
 
 @contextmanager

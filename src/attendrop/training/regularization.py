@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.isolation import in_precision_of
 from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
 from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled, whole_graphs_refused
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
@@ -403,7 +404,10 @@ class Regularization:
 
     def _model_loss(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}
-        return loss_and_outputs((self._trained_model if model is None else model)(**batch, **keywords))
+        if model is None:
+            return loss_and_outputs(self._trained_model(**batch, **keywords))
+        with in_precision_of(self.model, model):
+            return loss_and_outputs(model(**batch, **keywords))
 
     def _weight_like(self, loss: Tensor) -> Tensor:
         """Return the weight of the loss as a tensor on its device, without synchronisation."""
