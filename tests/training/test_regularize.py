@@ -525,6 +525,38 @@ def test_an_optimizer_of_accelerate_is_known(method: Any) -> None:
         reg.step()
 
 
+@pytest.mark.parametrize("method", [L2SP(), AttendOut(learner="policy_gradient", dropout_step=3)])
+def test_a_step_may_compute_its_gradients_in_a_closure(method: Any) -> None:
+    """As in Lightning; what acts on gradients, or steps with the optimizer, waits for them."""
+    found = []
+    batch, other = zoo.batch_of("bert"), zoo.batch_of("bert", (6, 7), seed=5)
+    for step in ("plain", "positional", "named"):
+        model = zoo.build("bert", dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, method, optimizer=optimizer, reward_data=[batch]) as reg:
+
+            def closure(model: Any = model, reg: Any = reg) -> Any:
+                model.zero_grad()
+                loss = reg.loss(other)
+                loss.backward()
+                return loss
+
+            for _ in range(2):
+                match step:
+                    case "plain":
+                        closure()
+                        optimizer.step()
+                    case "positional":
+                        optimizer.step(closure)
+                    case "named":
+                        optimizer.step(closure=closure)
+                reg.step()
+            trained = reg.method_state.players.defender.model if method.name == "attendout" else model
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(found[0], found[1])
+    zoo.assert_same(found[0], found[2])
+
+
 @pytest.mark.parametrize("method", [METHOD, FineTune()], ids=lambda method: method.name)
 def test_what_a_model_does_not_save_is_trained_outside_of_the_block_only(method: Any) -> None:
     """Marian's positions, which a model that was loaded trains in transformers 5.24, and no file holds."""

@@ -6,11 +6,13 @@ optimizer with a fused kernel. Hooks before a step are called before either.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from attendrop.errors import AttendropError
 
@@ -33,6 +35,30 @@ def refuse_device(device: torch.device) -> None:
             "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, in a "
             "trainer with TrainingArguments(use_cpu=True)."
         )
+
+
+def before_step(optimizer: Optimizer, act: Callable[[], None]) -> RemovableHandle:
+    """Call a function before each step of an optimizer, when its gradients are known: after the step's closure, if any.
+
+    Lightning passes a closure to each step. Returns the handle that ends this.
+    """
+
+    def enter(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first argument is the optimizer
+        if closure is None:
+            act()
+            return args, kwargs
+
+        def acting() -> Any:
+            loss = closure()
+            act()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], acting, *args[2:]), kwargs
+        return args, {**kwargs, "closure": acting}
+
+    return optimizer.register_step_pre_hook(enter)
 
 
 def skips_step(optimizer: Optimizer) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import in_precision_of
@@ -24,7 +23,7 @@ from attendrop.methods.core.compose import refuse_conflicts
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows, refuse_cache
-from attendrop.model_support.devices import refuse_device, sharding_mesh, skips_step, unscale
+from attendrop.model_support.devices import before_step, refuse_device, sharding_mesh, skips_step, unscale
 from attendrop.model_support.models import freeze_unsaved, has_adapter
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
@@ -373,14 +372,14 @@ class Regularization:
                 f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
                 "optimizer, regularize(..., optimizer=optimizer)."
             )
-        parameters = dict(self.model.named_parameters())
+        parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
 
-        def edit(optimizer: Optimizer, *_: Any) -> None:
+        def edit() -> None:
             if not skips_step(optimizer):
                 unscale(optimizer)
                 self.method_state.edit_gradients(parameters)
 
-        self._hook = self.training.optimizer.register_step_pre_hook(edit)
+        self._hook = before_step(optimizer, edit)
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""

@@ -28,6 +28,7 @@ from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shar
 from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.methods.layers import AttentionLayerDrop
 from attendrop.model_support.batches import ROW_INDEX, refuse_graph, to_device
+from attendrop.model_support.devices import before_step
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ class EffectsState(MethodState):
         self.adapter: ModelAdapter | None = None
         self.attention_layers: list[AttentionLayer] = []
         self._told_of_rows = False
+        assert training.optimizer is not None
+        self._hook = before_step(training.optimizer, self._step)
 
     @property
     def exploring(self) -> bool:
@@ -243,11 +246,16 @@ class EffectsState(MethodState):
             self._attacker().load_state_dict(state["attacker"])
 
     def close(self) -> None:
+        self._hook.remove()
         if self.adapter is not None:
             self.adapter.detach()
         if self.attacker is not None:
             self.attacker.close()
         self.adapter = self.attacker = None
+
+    def _step(self) -> None:
+        if self.attacker is not None:
+            self.attacker.step()
 
     def _attacker(self) -> SecondModel:
         if self.attacker is None:

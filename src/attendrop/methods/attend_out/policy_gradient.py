@@ -29,6 +29,7 @@ from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shar
 from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.methods.common.perturbations import token_uniform
 from attendrop.model_support.batches import refuse_graph, to_device
+from attendrop.model_support.devices import before_step
 
 _NOISE = 0.15
 
@@ -147,6 +148,8 @@ class GeneratorState(MethodState):
         self.probabilities: dict[str, Tensor] = {}
         self.first: dict[str, Any] = {}  # what the networks are made from, should a resumed run take no further step
         self.players: Players | None = None
+        assert training.optimizer is not None
+        self._hook = before_step(training.optimizer, self._step)
         self._learnt: Mapping[str, Mapping[str, Tensor]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -211,8 +214,13 @@ class GeneratorState(MethodState):
         self._learnt = tensors
 
     def close(self) -> None:
+        self._hook.remove()
         if self.players is not None:
             self.players.defender.close()
+
+    def _step(self) -> None:
+        if self.players is not None:
+            self.players.defender.step()
 
     def _players(self, context: StepContext) -> Players:
         if self.players is None:

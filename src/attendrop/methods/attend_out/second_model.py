@@ -24,7 +24,7 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 
 
 class SecondModel:
-    """Copy of the trained model with its own optimizer, which steps whenever the first model's optimizer steps.
+    """Copy of the trained model with its own optimizer, which :meth:`step` calls before the first model's steps.
 
     Frozen parameters are shared with the first model, unless the copy is on another device: with an adapter, only the
     adapter and the head exist twice. The other methods of a composition act on the copy, too.
@@ -53,7 +53,6 @@ class SecondModel:
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
-        self._hook = self.first_optimizer.register_step_pre_hook(lambda *_: self._step())
         self._before_step = training.act_on_second_model(self.model)
 
     @property
@@ -109,8 +108,7 @@ class SecondModel:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Remove the hook on the first model's optimizer, and free the own optimizer's state."""
-        self._hook.remove()
+        """Free the own optimizer's state."""
         self.optimizer.state.clear()
         self.discard()
 
@@ -132,7 +130,8 @@ class SecondModel:
                 gradient = gradient * factor.to(gradient.dtype)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Take a step, unless the first model skips its own; called just before that."""
         if skips_step(self.first_optimizer):
             return self.discard()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
