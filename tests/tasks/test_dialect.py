@@ -51,6 +51,16 @@ def test_the_mark_of_utf_8_does_not_make_windows_1252_utf_8(tmp_path: Path) -> N
         read_table(path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text", ["текст,метка\nпривет мир,да\n", "文本,标签\n我喜欢这部一流的电影并且还会再看一次,好\n"]
+)
+def test_utf_16_without_a_mark_is_found_in_other_scripts(tmp_path: Path, text: str, encoding: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    table = read_table(tmp_path / "a.csv")
+    assert [table.columns, *table.rows] == [line.split(",") for line in text.splitlines()]
+
+
 @pytest.mark.filterwarnings("ignore:.*a guess")
 def test_a_file_that_ends_in_its_only_letter_of_windows_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("text,label\none,café".encode("cp1252"))
@@ -98,7 +108,10 @@ def test_the_line_that_tells_excel_the_separator_is_no_header(tmp_path: Path, sa
 
 def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n,,,,,\n\ntwo,1,2,3,4,5\n")
-    with pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"):
+    with (
+        pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"),
+        pytest.warns(UserWarning, match=r"more than one column '': column 5 is read as '\.2'"),
+    ):
         table = read_table(tmp_path / "a.csv")
     assert table.columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
     assert (table.places, table.index) == (["line 2", "line 5"], [0, 2])  # as pandas numbers them

@@ -130,8 +130,10 @@ def _encoding(path: Path, file: Any) -> str:
         if start.startswith(magic):
             raise AttendropError(f"{path} is {what}.")
     marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
-    for encoding, zeros in (("utf-16-le", start[1::2].count(0)), ("utf-16-be", start[::2].count(0))):
-        if marked is None and zeros > len(start) // 4:
+    # In UTF-16, spaces, separators and line ends have a zero byte on one side; few letters have one on the other.
+    zeros = {"utf-16-le": start[1::2].count(0), "utf-16-be": start[::2].count(0)}
+    for encoding, others in zip(zeros, reversed(zeros.values()), strict=True):
+        if marked is None and zeros[encoding] > max(2 * others, len(start) // 64):
             return encoding
     if marked == "utf-16" or str(path) == STDIN:  # which cannot be read twice
         return marked or "utf-8"
