@@ -52,9 +52,7 @@ def test_the_mark_of_utf_8_does_not_make_windows_1252_utf_8(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize(
-    "text", ["текст,метка\nпривет мир,да\n", "文本,标签\n我喜欢这部一流的电影并且还会再看一次,好\n"]
-)
+@pytest.mark.parametrize("text", ["текст,метка\nпривет мир,да\n", "文本,标签\n我喜欢这部一流的电影并再看一次,好\n"])
 def test_utf_16_without_a_mark_is_found_in_other_scripts(tmp_path: Path, text: str, encoding: str) -> None:
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
     table = read_table(tmp_path / "a.csv")
@@ -110,7 +108,7 @@ def test_columns_of_the_same_name_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,note,note,,,note.2\none,1,2,3,4,5\n,,,,,\n\ntwo,1,2,3,4,5\n")
     with (
         pytest.warns(UserWarning, match=r"more than one column 'note': column 3 is read as 'note\.2'"),
-        pytest.warns(UserWarning, match=r"more than one column '': column 5 is read as '\.2'"),
+        pytest.warns(UserWarning, match=r"more than one column 'note\.2': column 6 is read as 'note\.2\.2'"),
     ):
         table = read_table(tmp_path / "a.csv")
     assert table.columns == ["text", "note", "note.2", "", ".2", "note.2.2"]

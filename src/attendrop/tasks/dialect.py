@@ -133,7 +133,8 @@ def _encoding(path: Path, file: Any) -> str:
     # In UTF-16, spaces, separators and line ends have a zero byte on one side; few letters have one on the other.
     zeros = {"utf-16-le": start[1::2].count(0), "utf-16-be": start[::2].count(0)}
     for encoding, others in zip(zeros, reversed(zeros.values()), strict=True):
-        if marked is None and zeros[encoding] > max(2 * others, len(start) // 64):
+        has_lines = zeros[encoding] > max(others, len(start) // 64) and "\n".encode(encoding) in start
+        if marked is None and (has_lines or zeros[encoding] > len(start) // 4):
             return encoding
     if marked == "utf-16" or str(path) == STDIN:  # which cannot be read twice
         return marked or "utf-8"
