@@ -184,6 +184,7 @@ BAD_FILES = [
     ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
     ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),
     ("a.csv", "text,label\na,1.5\nb,1e999\n", "line 3, column 'label': the label '1e999' is not a finite number."),
+    ("a.csv", f"text,label\na,2\nb,{'1' * 5000}.0\n", "1111.0' is not a finite number."),
     ("a.csv", "text,label\na,1.5\nb,-1e308\n", "line 3, column 'label': the label '-1e308' is too large to train on"),
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
     ("a.csv", "text,label\na,1.5\nb,1.5\n", "a.csv has only one number, '1.5'; training needs at least two."),

@@ -16,7 +16,8 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.tasks.table import Table
 
-_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
+# Longer ones cannot be read as integers or floating-point numbers.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,300}(\.0*)?")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Decimal commas, separators of thousands, percent signs.
 _THOUSANDS = r"[0-9]{1,3}(([,.' \u00a0\u202f])[0-9]{3}(\3[0-9]{3})*)([.,][0-9]+)?"
