@@ -18,7 +18,7 @@ def test_names_beyond_the_tenth_are_counted() -> None:
     [
         (0.8123456, None, "0.8123"), (0.01, None, "0.0100"), (-1.234e-5, None, "-0.0000123"), (2e-7, 1e-4, "0.000000"),
         (0.0, None, "0.0000"), (1e-17, None, "0.0000"), (-1e-17, None, "0.0000"), (math.nan, None, "nan"),
-        (123.4, None, "123.4000"),
+        (123.4, None, "123.4000"), (2.5e-12, None, "0.00000000000250"), (2e-16, None, "0.0000"),
     ],
 )  # fmt: skip
 def test_small_scores_have_more_digits_but_for_what_rounding_leaves(value: float, like: float, text: str) -> None:

@@ -6,8 +6,8 @@ from itertools import islice
 
 # Number of names that a message lists.
 _LISTED = 10
-# Smaller numbers are zero, but for rounding.
-_ROUNDING = 1e-12
+# Smaller numbers are zero, but for rounding: 1 % of the least score.
+_ROUNDING = 1e-16
 
 
 def counted(count: int, noun: str) -> str:
