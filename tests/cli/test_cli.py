@@ -205,6 +205,7 @@ def test_places_in_the_home_folder(folder: Path, tmp_path: Path, monkeypatch: py
         checked(Source, "file", Path("~/a.csv")) == checked(Comparison, "output_dir", "~/a.csv") == f"{tmp_path}/a.csv"
     )
     assert checked(RunConfig, "output_dir", "a/~/run") == "a/~/run"
+    assert cli.main(["inspect", "~/data/train.csv"]) == cli.main(["doctor", "~/data/model"]) == 0
 
 
 # What users get wrong -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from attendrop.cli.run_options import run_option
+from attendrop.cli.run_options import path_argument, run_option
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import is_main_process
 
@@ -54,7 +54,7 @@ Workers = Annotated[
     typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
 ]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+RunFolder = Annotated[str, path_argument("Folder of a finished run.", "RUN")]
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
 

@@ -9,7 +9,7 @@ import typer
 
 from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
 from attendrop.cli.console import messages
-from attendrop.cli.run_options import read_settings
+from attendrop.cli.run_options import path_argument, read_settings
 from attendrop.files.output_files import write_text
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.run_folder import adding, read_run, writable
@@ -19,7 +19,7 @@ _FILE = "attention.html"
 
 @app.command()
 def attend(
-    model: Annotated[str, typer.Argument(help="Folder of a finished run or of a model, hub id, or minilm.")],
+    model: Annotated[str, path_argument("Folder of a finished run or of a model, hub id, or minilm.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="One or more texts.")],
     text_pair: TextPair = None,
     method: Annotated[

@@ -8,12 +8,13 @@ import typer
 
 from attendrop.cli.app import Json, app, show
 from attendrop.cli.console import lines_of, messages
+from attendrop.cli.run_options import path_argument
 from attendrop.wording import counted
 
 
 @app.command()
 def doctor(
-    model: Annotated[str, typer.Argument(help="minilm, a folder, or a hub id; weights are not loaded.")],
+    model: Annotated[str, path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
     as_json: Json = False,
 ) -> None:
     """Check whether a model is supported, and list its attention layers."""

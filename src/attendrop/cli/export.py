@@ -8,12 +8,13 @@ import typer
 
 from attendrop.cli.app import DataDir, Json, Quiet, app, show
 from attendrop.cli.console import messages, size
+from attendrop.cli.run_options import path_argument
 from attendrop.wording import interval_of, score_text
 
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a pruned model.")],
+    run: Annotated[str, path_argument("Folder of a finished run, or of a pruned model.", "RUN")],
     output: Annotated[
         str, typer.Option(help="The file, or a folder for model.onnx; the tokenizer is saved beside it.")
     ],

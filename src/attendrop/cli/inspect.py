@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attendrop.cli.app import Json, Overwrite, app, show
-from attendrop.cli.run_options import run_option
+from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError
 from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
@@ -32,7 +32,7 @@ _MAP = "map.csv"
 
 @app.command()
 def inspect(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a table, such as .csv, .xlsx, .jsonl.")],
+    file: Annotated[str, path_argument("Training data: a table, such as .csv, .xlsx, .jsonl.", "FILE")],
     eval_file: Annotated[str | None, run_option("eval_file", "Evaluation data, to compare with FILE.")] = None,
     text_columns: Annotated[str | None, run_option("text_columns")] = None,
     label_column: Annotated[str | None, run_option("label_column")] = None,

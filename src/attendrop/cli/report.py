@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, show
+from attendrop.cli.run_options import path_argument
 from attendrop.errors import AttendropError
 
 
 @app.command()
 def report(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study or a comparison.")],
+    folder: Annotated[str, path_argument("Folder of a study or a comparison.", "DIR")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
     reference: Annotated[
         str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
@@ -117,6 +118,11 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
     return run
+
+
+def path_argument(help: str, metavar: str | None = None) -> Any:
+    """Declare an argument of a command that is a path, in which ``~`` is replaced, as where no shell does."""
+    return typer.Argument(metavar=metavar, help=help, callback=lambda path: os.path.expanduser(path))
 
 
 def file_argument(option: str) -> Any:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Column, Table
 
 from attendrop.cli.app import Json, app, show
+from attendrop.cli.run_options import path_argument
 from attendrop.wording import score_text
 
 
 @app.command()
 def runs(
-    folder: Annotated[str, typer.Argument(help="The folder to look in, and below.")] = "runs",
+    folder: Annotated[str, path_argument("The folder to look in, and below.")] = "runs",
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder with their scores."""

@@ -10,11 +10,12 @@ import typer
 
 from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
 from attendrop.cli.console import continued_by, messages
+from attendrop.cli.run_options import path_argument
 
 
 @app.command()
 def study(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of data, methods and seeds.")],
+    file: Annotated[str, path_argument("YAML file of data, methods and seeds.", "FILE")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
     workers: Workers = None,
     ray: Ray = None,
