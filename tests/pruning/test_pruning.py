@@ -739,6 +739,15 @@ def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", RUNTIME, str(tmp_path / "model.onnx"), *names], check=True, timeout=60)
 
 
+@pytest.mark.slow
+def test_a_model_with_position_biases_is_exported(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    special = {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
+    model = hf.T5ForSequenceClassification(hf.T5Config(vocab_size=50, **sizes, **special)).eval()
+    assert export_onnx(model, tmp_path / "model.onnx") < 1e-5
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -275,6 +275,8 @@ def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Te
     if isinstance(given, PreTrainedModel) and not packed and has_fast_form(given):
         given = unpadded(given).model
     inner = copy.deepcopy(given).eval().cpu()
+    if hasattr(inner.config, "relative_attention_num_buckets"):  # as T5, with which the fused kernel is not exported
+        inner.set_attn_implementation("eager")
     for module in inner.modules():
         if isinstance(module, PackedLayer):
             module.exported = layout
