@@ -15,7 +15,7 @@ import sklearn.metrics as skm
 from helpers import tiny
 from helpers.task_examples import FAMILIES
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
@@ -72,6 +72,20 @@ def test_words_are_read_as_after_a_space_where_the_tokenizer_divides_them_before
         encoded = tokenizer(words, is_split_into_words=True)
         assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s", "Ġcat"]
         assert encoded.word_ids() == [0, 1, 1, 2]
+        tokenizer.save_pretrained(tmp_path / again)
+
+
+def test_words_are_read_as_after_a_space_by_a_class_that_puts_one_before_each_part(tmp_path: Path) -> None:
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokens.train_from_iterator(["a dog's cat sees the dog's cat"] * 3, trainer)
+    tokens.model.save(str(tmp_path))
+    Qwen2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path / "model")
+    for place, again in (("model", "run"), ("run", "run")):
+        tokenizer = HEAD.load_preprocessor(str(tmp_path / place))
+        encoded = tokenizer(["cat", "dog's"], is_split_into_words=True)
+        assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s"]
         tokenizer.save_pretrained(tmp_path / again)
 
 

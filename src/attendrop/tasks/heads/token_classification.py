@@ -140,7 +140,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         of_words = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
         if isinstance(of_words, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
             of_words.add_prefix_space = True
-        elif _begins_no_word(of_words):  # as Llama 3's: the option would put a space before each part of a word
+        elif divided := _bytes_of_parts(of_words):  # as Llama 3's: the option would put a space before each part
+            for part in divided:  # of a word, and does where a class reads it, as that of Qwen
+                part.add_prefix_space = False
             given = tokenizer.backend_tokenizer.normalizer
             if given is None or not given.normalize_str("a").startswith(" "):  # as in the tokenizer of a run
                 before = [] if given is None else [given]
@@ -268,10 +270,11 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return [["words", *(str(part["words"]) for part in parts)], *lines]
 
 
-def _begins_no_word(pre_tokenizer: Any) -> bool:
-    """Return whether a tokenizer divides a word into parts, and then reads bytes without a space before them."""
+def _bytes_of_parts(pre_tokenizer: Any) -> list[ByteLevel]:
+    """Return what reads the bytes of parts of words, in a tokenizer that divides words before; none in others."""
     parts: Any = pre_tokenizer if isinstance(pre_tokenizer, Sequential) else ()
-    return any(isinstance(part, ByteLevel) and not part.add_prefix_space for part in parts)
+    found = [part for part in parts if isinstance(part, ByteLevel)]
+    return [part for part in found if not (part.add_prefix_space and part.use_regex)]
 
 
 def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
