@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,6 +190,18 @@ WRITTEN: dict[str, tuple[Callable[[], Image.Image], str, tuple[int, int, int]]] 
     "transparent palette": (palette_with_transparency, "png", RED),
     "inks": (lambda: Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "jpg", (254, 0, 0)),
 }
+
+
+def test_the_code_of_a_card_reads_an_image_as_a_run_does(tmp_path: Path) -> None:
+    """Grey of 16 bits, from a camera that was turned."""
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(values).save(tmp_path / "scan.png", exif=exif)
+    names: dict[str, Any] = {"image": Image.open(tmp_path / "scan.png"), "model": Mock()}
+    names["processor"] = lambda image, **_: {"pixel_values": image}
+    exec(ImageClassification.example, names)
+    np.testing.assert_array_equal(names["inputs"]["pixel_values"], read_image(tmp_path / "scan.png"))
 
 
 @pytest.mark.filterwarnings("error")

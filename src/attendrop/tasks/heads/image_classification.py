@@ -44,6 +44,11 @@ class ImageClassification(Classification):
     peft_task_type = None
     pipeline_tag = "image-classification"
     example = """\
+from PIL import ImageOps
+
+image = ImageOps.exif_transpose(image)
+if image.mode.startswith("I;16"):  # grey of 16 bits, which Pillow converts to white
+    image = image.point(lambda value: value / 256).convert("L")
 inputs = processor(image.convert("RGB"), return_tensors="pt")
 logits = model(**inputs).logits"""
     preprocessor = ("processor", "AutoImageProcessor", ', backend="pil"')
