@@ -62,6 +62,7 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert [name for name, _ in page.columns][-2:] == list(SHIFTED_COLUMNS)
     assert page.caption.endswith("; score and difference on rows unlike the training rows.")
     assert {cells[0].text: cells[-2].value for cells in page.rows} == {row["label"]: row["mean"] for row in shifted}
+    assert f" on {outcome.answer.shifted.scored_on}. These are" in (outcome.best / "README.md").read_text("utf-8")
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows
 

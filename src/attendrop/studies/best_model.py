@@ -13,7 +13,7 @@ from attendrop.runs.model_loading import load_config
 from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
 from attendrop.studies.comparison import BEST
-from attendrop.studies.method_rows import method_label
+from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
@@ -54,13 +54,18 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
     card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
     if row is None or not card.exists():  # without a finite score, there is no row
         return
-    spread = score_text(row.mean) + ("" if row.std is None else f" ± {score_text(row.std, row.mean)}")
+    unlike = next((each for each in answer.shifted.rows if each.label == label), None) if answer.shifted else None
     of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
+    there = "" if unlike is None or answer.shifted is None else f"; {_spread(unlike)} on {answer.shifted.scored_on}"
     text = (
-        f"`{label}`: {answer.metric} {spread}, {of}, on {answer.scored_on}. These are scores of the comparison's "
-        "models, which were trained without these rows, and not of this one, which was trained in the end."
+        f"`{label}`: {answer.metric} {_spread(row)}, {of}, on {answer.scored_on}{there}. These are scores of the "
+        "comparison's models, which were trained without these rows, and not of this one, which was trained in the end."
     )
     rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
+
+
+def _spread(row: MethodRow) -> str:
+    return score_text(row.mean) + ("" if row.std is None else f" ± {score_text(row.std, row.mean)}")
 
 
 def _all_rows(config: RunConfig) -> dict[str, Any]:
