@@ -445,6 +445,30 @@ def test_a_checkpoint_on_sigterm_is_of_whole_steps(moment: str, tmp_path: Path) 
     zoo.assert_same(weights(again), whole)
 
 
+@pytest.mark.parametrize("step", [3, 4, 8], ids=["within an epoch", "at its end", "at the end of the run"])
+def test_a_checkpoint_on_sigterm_loses_no_evaluation(step: int, tmp_path: Path) -> None:
+    options = {"eval_strategy": "epoch", "eval_dataset": examples(count=8), "compute_metrics": accuracy}
+    whole = trainer_of(tmp_path / "whole", CROSS, **options)
+    whole.train()
+    trainer = trainer_of(tmp_path / "cut", CROSS, enable_jit_checkpoint=True, **options)
+    manager = next(
+        each.jit_manager for each in trainer.callback_handler.callbacks if isinstance(each, JITCheckpointCallback)
+    )
+    usual = trainer.compute_loss
+
+    def signalled(*given: Any, **more: Any) -> Any:
+        manager.is_checkpoint_requested |= trainer.state.global_step == step - 1
+        return usual(*given, **more)
+
+    trainer.compute_loss = signalled  # type: ignore[method-assign]
+    trainer.train()
+    again = trainer_of(tmp_path / "cut", CROSS, **options)
+    again.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == step
+    for found, expected in zip(comparable(again), comparable(whole), strict=True):
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_early_stopping_counts_on(tmp_path: Path) -> None:
     """Up to the patience that it has now."""
     options = BEST | {

@@ -118,9 +118,9 @@ class RegularizedTrainer(TrainerHooks):
         self._divide_rows()
         self._refuse_streams()
         self.add_callback(TrainingClock(self))
-        self.add_callback(SaveAfterEvaluation())
         if isinstance(on_sigterm := self.pop_callback(JITCheckpointCallback), JITCheckpointCallback):
             self.add_callback(CheckpointAfterStep(on_sigterm))
+        self.add_callback(SaveAfterEvaluation())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).

@@ -270,10 +270,8 @@ class SaveAfterEvaluation(TrainerCallback):
         self._save_is_due = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        is_last = state.global_step >= state.max_steps
-        ends_epoch = is_last or (state.epoch is not None and float(state.epoch).is_integer())
         more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
-        if control.should_save and ends_epoch and more_to_come:
+        if control.should_save and _ends_epoch(state) and more_to_come:
             control.should_save = False
             self._save_is_due = True
 
@@ -282,17 +280,39 @@ class SaveAfterEvaluation(TrainerCallback):
         self._save_is_due = False
 
 
+def _ends_epoch(state: TrainerState) -> bool:
+    """Return whether a step is the last of an epoch or of the run."""
+    return state.global_step >= state.max_steps or (state.epoch is not None and float(state.epoch).is_integer())
+
+
 class CheckpointAfterStep(JITCheckpointCallback):
     """The callback of ``transformers.Trainer`` that saves a checkpoint on SIGTERM, but never within a step.
 
     Where it stands among the callbacks, the method has been updated. Before the optimizer's step, which the stock
-    callback does not wait for, the method has seen batches that are trained on again after a resumption.
+    callback does not wait for, the method has seen batches that are trained on again after a resumption. The trainer
+    writes it, as any other: that of an epoch's last step after evaluation. In the middle of an epoch nothing is
+    evaluated, which the resumed run would do again.
     """
 
     def __init__(self, stock: JITCheckpointCallback) -> None:
         self.trainer, self.jit_manager = stock.trainer, stock.jit_manager
+        self._stopped_at: int | None = None
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Wait for the end of the step."""
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Wait for the end of the step."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.jit_manager and self.jit_manager.is_checkpoint_requested:
+            self.jit_manager.is_checkpoint_requested = False
+            control.should_save = control.should_training_stop = True
+            self._stopped_at = state.global_step
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_step_end(args, state, control)
+        if self._stopped_at == state.global_step and not _ends_epoch(state):
+            control.should_evaluate = control.should_log = control.should_save = False
