@@ -120,6 +120,16 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     assert list(report_warnings(report, head)) == [
         "The classes 'Pos' and 'pos' differ only in case or spaces: are they the same?",
         "No row of train has one of these classes, which cannot be learnt: 'neg'.",
+        "These classes occur once, in a row that is trained on, so that no score is of them: 'Pos', 'pos'.",
+    ]
+
+
+def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    head = Classification(("no", "yes", "rare"))
+    train = [("a", "no"), ("the", "yes"), ("cat", "rare"), ("the cat", "no")]
+    report = report_of(tokenizer, train, [("dog", "yes")], head)
+    assert list(report_warnings(report, head)) == [
+        "These classes occur once, in a row that is trained on, so that no score is of them: 'rare'."
     ]
 
 

@@ -25,6 +25,8 @@ from attendrop.wording import counted, counts_of
 SKIPPED = "skipped_rows.jsonl"
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
+# Parts on which the model that is kept has no score.
+_UNSCORED = ("train", "reward")
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
 ALIKE = 0.15
 # Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
@@ -97,7 +99,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     what = f"{'an' if name_of_input[0] in 'aeiou' else 'a'} {name_of_input}"
     for first, second in report["similar_classes"]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
-    yield from head.label_warnings(parts["train"])
+    yield from head.label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
             lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"

@@ -578,8 +578,8 @@ model = {load}(folder)
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         """Return the lines of a table of labels: a title, and a cell for each result of :meth:`describe_labels`."""
 
-    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Return warnings about the training labels, given their :meth:`describe_labels`."""
+    def label_warnings(self, train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+        """Return warnings about the training labels, given the :meth:`describe_labels` of these and of scored rows."""
         return []
 
     def similar_classes(self) -> list[list[str]]:

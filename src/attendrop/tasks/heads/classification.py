@@ -222,9 +222,9 @@ class Classification(NamedLabels, SequenceHead):
     def strata_of(self, rows: Dataset) -> Sequence[int]:
         return rows["label"][:]  # type: ignore[no-any-return]
 
-    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
+    def label_warnings(self, train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> list[str]:
         joined = joined_labels(self.label_names)
-        return super().label_warnings(train) + ([] if joined is None else [f"The class {joined}."])
+        return super().label_warnings(train, scored) + ([] if joined is None else [f"The class {joined}."])
 
     def similar_classes(self) -> list[list[str]]:
         first: dict[str, str] = {}

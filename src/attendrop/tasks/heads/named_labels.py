@@ -82,12 +82,20 @@ class NamedLabels(Head):
         _, one, several = self.label_noun
         return count_lines([part[several] for part in parts], f"rows of a {one}")
 
-    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
+    def label_warnings(self, train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> list[str]:
         several = self.label_noun[-1]
-        missing = [repr(name) for name, count in train[several].items() if count == 0]
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        what = f"No row of train has one of these {several}, which cannot be learnt"
-        return [f"{what}: {', '.join(missing[:_SHOWN])}{more}."] if missing else []
+        missing = [name for name, count in train[several].items() if count == 0]
+        found = {f"No row of train has one of these {several}, which cannot be learnt": missing}
+        if scored:  # a class of a single row is never held out
+            single = [name for name, count in train[several].items() if count == 1]
+            unscored = [name for name in single if not any(part[several][name] for part in scored)]
+            found[f"These {several} occur once, in a row that is trained on, so that no score is of them"] = unscored
+        return [f"{what}: {_listed(names)}." for what, names in found.items() if names]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 # Up to this many classes are listed; for more, only the smallest and the largest number of rows are shown.
