@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from helpers import tiny
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop import ADDrop
@@ -221,6 +222,13 @@ def test_a_fixed_number_of_steps(folder: Path) -> None:
     metrics = train(tiny.config(folder, "steps", max_steps=6, method="finetune", max_train_samples=40))
     assert sorted(json.loads((folder / "steps" / "sampled_rows.json").read_text())) == ["selection", "train"]
     assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (6, 6, 2)
+
+
+def test_a_single_step_is_no_warmup(folder: Path) -> None:
+    train(tiny.config(folder, "one", max_steps=1, selection_fraction=0.0))
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("model", "one"))
+    name = "encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(after[f"bert.{name}"], before[name])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot reset it")

@@ -161,6 +161,12 @@ class RunTrainer(RegularizedTrainer):
         if head.rewarded_by_loss:
             self.compute_reward_metrics = None
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """As in ``transformers.Trainer``, without a warm-up of less than a step: its learning rate would be 0."""
+        warmup = self.args.warmup_steps
+        with replaced_attribute(self.args, "warmup_steps", warmup if num_training_steps * warmup >= 1 else 0.0):
+            return super().create_scheduler(num_training_steps, optimizer)
+
     def found_best(self) -> None:
         """Note the step, which transformers does only if it saves a checkpoint then."""
         self.state.best_global_step = self.state.global_step
