@@ -44,6 +44,8 @@ def test_inputs_folders_and_links_to_nothing_are_never_replaced(tmp_path: Path) 
     for output, message in ((link, "which is read"), (tmp_path, "is a folder"), ("/dev/null", "a device or a pipe")):
         with pytest.raises(AttendropError, match=message):
             check_output(output, [source], overwrite=True)
+    with pytest.raises(AttendropError, match=f"since '{source}' is a file; name another"):
+        check_output(source / "new/out.csv", [], overwrite=True)
     source.unlink()
     with pytest.raises(AttendropError, match="which does not exist"):
         check_output(link, [], overwrite=False)

@@ -111,10 +111,15 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
     Raises:
-        AttendropError: ``output`` is a folder or an input, or exists and may not be replaced.
+        AttendropError: ``output`` is a folder, in a file or an input, or exists and may not be replaced.
     """
     if os.path.isdir(output):
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
+    above = next(place for place in Path(output).absolute().parents if place.exists())
+    if not above.is_dir():
+        raise AttendropError(
+            f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
+        )
     if not os.path.lexists(output):
         return
     if os.path.exists(output) and not os.path.isfile(output):
