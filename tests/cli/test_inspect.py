@@ -167,10 +167,11 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
         (["nowhere.csv"], "there is no file nowhere.csv"),
         (["tickets.csv", "--label-column", "categry"], "did you mean 'category'?"),
         (["tickets.csv", "--eval-file", "nowhere.csv"], "there is no file nowhere.csv"),
+        (["tickets.csv", "--overwrite", "--write-label-map", "./tickets.csv"], "'tickets.csv', which is read"),
     ],
 )
 def test_mistakes_are_refused(ugly: str, tmp_path: Path, arguments: list[str], message: str, capsys: Captured) -> None:
-    assert_refused(["inspect", *arguments, "--write-label-map", "map.csv"], tmp_path / "map.csv", message, capsys)
+    assert_refused(["inspect", "--write-label-map", "map.csv", *arguments], tmp_path / "map.csv", message, capsys)
 
 
 def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:

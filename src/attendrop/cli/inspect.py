@@ -61,7 +61,8 @@ def inspect(
     if write_map is not None and not found.labels:
         raise AttendropError(f"{file} has no labels to map: {_reading(found)}.")
     if write_map is not None:
-        write_label_map(write_map, found.labels, overwrite=overwrite)
+        inputs = filter(None, (file, eval_file, label_map))
+        write_label_map(write_map, found.labels, inputs, overwrite=overwrite)
         parts.append([f"Wrote {write_map}: correct its column meaning."])
     parts.append(_next(found, doubts, label_map or write_map, typed=label_type != "auto"))
     text = "\n\n".join([_head(found), *("\n".join(lines) for lines in parts if lines)])

@@ -58,9 +58,15 @@ def read_label_map(path: str | Path) -> dict[str, str]:
     return meanings
 
 
-def write_label_map(path: str | Path, counts: Mapping[str, int], *, overwrite: bool = False) -> None:
-    """Write a draft of a label map, to be corrected: each label, its likely meaning, and its rows, of ``counts``."""
-    check_output(path, [], overwrite=overwrite)
+def write_label_map(
+    path: str | Path, counts: Mapping[str, int], inputs: Iterable[str | Path] = (), *, overwrite: bool = False
+) -> None:
+    """Write a draft of a label map, to be corrected: each label, its likely meaning, and its rows, of ``counts``.
+
+    Raises:
+        AttendropError: The file exists and may not be replaced, which ``inputs`` never are.
+    """
+    check_output(path, inputs, overwrite=overwrite)
     meanings = {label: group[0] for group in label_variants(counts) for label in group}
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
