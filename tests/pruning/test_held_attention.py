@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from helpers import oracles, zoo
+from helpers.tiny_configs import tiny_config
 from torch import Tensor
 
 from attendrop import AttendropError, PrunedModel, export_torch, load, prune
-from attendrop.attention.adapter import find_attention_layers
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.constant_attention import mask_layers
 
 NAMES = ("albert", "t5", "deberta")
@@ -120,6 +123,27 @@ def test_biases_on_the_scores_of_images_are_found_out() -> None:
                 parameter.data.normal_()
     assert torch.equal(answer(light, batch), before)
     assert not torch.equal(answer(model, batch), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer"),
+    [
+        ("Qwen3Next", {"layer_types": ["full_attention"] * 2}, 1),  # the projection to queries makes a gate, too
+        ("Gemma4Text", {"attention_k_eq_v": True, "num_kv_shared_layers": 0}, 1),  # and that to keys the values
+        ("Gemma4Text", {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2}, 0),  # the second reads keys
+    ],
+)
+def test_projections_that_also_make_something_else_stay(name: str, options: dict[str, Any], layer: int) -> None:
+    torch.manual_seed(0)
+    config = tiny_config(getattr(hf, f"{name}Config"), **options)
+    model = getattr(hf, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    batch = {"input_ids": torch.arange(5, 13)[None], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
+    light = prune(model, [layer])
+    with ModelAdapter(model) as adapter, torch.no_grad():
+        adapter.trace(batch)
+        constant = adapter.forward(batch, ConstantAttention([f"decoder.{layer}"])).logits
+    assert light.held
+    torch.testing.assert_close(answer(light, batch), constant)
 
 
 def test_models_that_were_held_are_forgotten() -> None:

@@ -73,8 +73,9 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
 
     The copy is a model of the same class, which transformers runs and trains like any other. Queries and keys of these
     layers are zero, and stay zero in training, because the gradients of both vanish. If that does not make attention
-    constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), this library holds it
-    constant while the copy runs; copies of the copy, and its files, then have the model's own attention.
+    constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), or changes more than it
+    (the gates of Qwen3-Next), this library holds it constant while the copy runs; copies of the copy, and its files,
+    then have the model's own attention.
 
     Raises:
         AttendropError: There is no such layer, or the model is not supported.
@@ -111,9 +112,12 @@ def check_numbers(layers: Collection[int], count: int) -> None:
 
 
 def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
-    """Set the queries and keys of some layers to zero; returns whether that makes their attention constant."""
+    """Set the queries and keys of some layers to zero; returns whether that only makes their attention constant."""
+    if not attention_layers:
+        return True
     if any("#" in layer.name for layer in attention_layers):
         return False
+    expected = _with_constant_attention(model, attention_layers)
     for layer in attention_layers:
         module = model.get_submodule(layer.name)
         parameters = query_key_parameters(module)
@@ -125,11 +129,24 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
                 parameter[rows] = 0
             if rows == (slice(None),):
                 parameter.requires_grad_(False)
-    return not attention_layers or _is_constant(model, attention_layers)
+    return _is_constant(model, attention_layers, expected)
 
 
-def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
-    """Check the attention weights of a pass, since some models add other terms to their scores."""
+def _with_constant_attention(model: Any, attention_layers: Sequence[AttentionLayer]) -> Tensor:
+    """Compute the first output of a model, such as logits, for an example, with constant attention in some layers."""
+    batch = example_inputs(model)
+    with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
+        adapter.trace(batch)
+        output: Tensor = adapter.forward(batch, ConstantAttention(layer.key for layer in attention_layers))[0]
+        return output
+
+
+def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer], expected: Tensor) -> bool:
+    """Check the attention weights of a pass, since some models add other terms to their scores.
+
+    Also check that constant attention has the output that it had, ``expected``, since in some models the projections
+    also make gates (Qwen3-Next), values (Gemma 4), or the keys of other layers (Gemma 3n).
+    """
     batch = example_inputs(masked)
     found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
 
@@ -141,4 +158,5 @@ def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> boo
         adapter.trace(batch)
         adapter.forward(batch, RecordPlan(attention_layers, measure))
     tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
-    return all(unevenness < tolerance for unevenness in found)
+    output = _with_constant_attention(masked, attention_layers)  # of the same operations as expected, in any precision
+    return torch.allclose(output, expected, equal_nan=True) and all(unevenness < tolerance for unevenness in found)

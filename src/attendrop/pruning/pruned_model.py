@@ -59,8 +59,8 @@ class PrunedModel(nn.Module):
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
-        held: Whether this library keeps the attention constant, because zero queries would not: such a model has no
-            stock form, and cannot be exported.
+        held: Whether this library keeps the attention constant, because zero queries would not, or would change more:
+            such a model has no stock form, and cannot be exported.
     """
 
     def __init__(self, masked: Any) -> None:
@@ -124,7 +124,8 @@ class PrunedModel(nn.Module):
         if self.held:
             raise AttendropError(
                 f"The attention of {type(self.model).__name__} is constant only under this library, since zero queries "
-                "would not make it so: layers share weights, or add to their scores. It has no stock form."
+                "would not make it so, or would change more: layers share weights, add to their scores, or project to "
+                "gates or values with their queries and keys. It has no stock form."
             )
         if not self.fast:
             return copy.deepcopy(self.model)
