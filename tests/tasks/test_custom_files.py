@@ -314,6 +314,10 @@ def test_skipped_rows_are_listed_in_the_order_of_the_file_with_why_and_what(fold
     first, second = (json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines())
     assert (first["place"], first["reason"]) == ("line 3", "column 'label': the label is empty")
     assert (second["place"], second["row"]) == ("line 10", {"text": " ", "label": "no"})
+    rows = [{"text": "good", "label": "yes"}, {"text": "bad", "label": float("nan")}, {"text": "fine", "label": "no"}]
+    name = write("a.jsonl", "\n".join(map(json.dumps, rows)))
+    write_skipped("skipped.jsonl", load_train(name, skip_bad_rows=True).skipped)
+    assert json.loads(Path("skipped.jsonl").read_text())["row"] == {"text": "bad", "label": None}  # NaN is not JSON
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

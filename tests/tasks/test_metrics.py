@@ -92,14 +92,17 @@ def test_what_cannot_be_scored() -> None:
 
 
 def test_lists_and_objects_are_json_in_tables_and_lines_of_text(tmp_path: Path) -> None:
-    answers = {"text": ["a, b"], "answer_start": [2]}
-    (tmp_path / "in.jsonl").write_text(json.dumps({"answers": answers}) + "\n")
-    for name in ("out.txt", "out.csv"):
+    answers = {"text": ["a, b"], "answer_start": [2], "sure": [math.nan]}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"answers": answers, "sure": math.inf}) + "\n")
+    for name in ("out.txt", "out.csv", "out.jsonl"):
         with PredictionWriter(tmp_path / name, MULTI_LABEL, keep_columns=name != "out.txt") as writer:
             writer.write({"index": [0]}, np.array([[1.0, -1.0, 1.0]]), read_table(tmp_path / "in.jsonl"))
     assert (tmp_path / "out.txt").read_text() == '["a", "c"]\n'
-    _, row = csv.reader((tmp_path / "out.csv").open(newline=""))
-    assert list(map(json.loads, row)) == [answers, ["a", "c"]]
+    _, (read, _, labels) = csv.reader((tmp_path / "out.csv").open(newline=""))
+    finite = answers | {"sure": [None]}  # no JSON has NaN, which many programs refuse to read
+    assert [json.loads(read), json.loads(labels)] == [finite, ["a", "c"]]
+    written = json.loads((tmp_path / "out.jsonl").read_text())
+    assert written == {"answers": finite, "sure": None, "predicted_labels": ["a", "c"]}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from uuid import uuid4
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import finite
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
@@ -30,9 +31,9 @@ class PredictionWriter:
     For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``, as in the official files; for
     STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index`` (the row's number in
     the file, from 0) and those of the head, such as ``label`` and ``probability`` (softmax of the predicted class).
-    Lists, such as tags of words, are written as in JSON; a .conll file has a line for each word: the words, and the
-    prediction last. A .txt file has a line for each row of the input, with the prediction alone; rows that were
-    skipped have an empty line. The file is created when the block ends without an error.
+    Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line for each
+    word: the words, and the prediction last. A .txt file has a line for each row of the input, with the prediction
+    alone; rows that were skipped have an empty line. The file is created when the block ends without an error.
 
     Args:
         path: The file; "-" is standard output.
@@ -94,7 +95,7 @@ class PredictionWriter:
             rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
         file = self._file or self._begin(list(rows[0]))
         if self.format == "jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            file.writelines(json.dumps(finite(row), ensure_ascii=False, default=str) + "\n" for row in rows)
             return
         if self.format == "conll":
             file.writelines(map(_sentence, rows))
@@ -184,7 +185,7 @@ class _LineFeeds:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+    return json.dumps(finite(value), ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
