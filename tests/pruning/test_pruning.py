@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -652,11 +653,21 @@ def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
     near(output(load(tmp_path), batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
 
 
-def test_a_model_with_parts_that_are_not_its_own_is_not_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "part", "found"),
+    [
+        ("bert.encoder.layer.0.output.dense", nn.Sequential(nn.Linear(16, 16)), r"\.0\.weight"),
+        ("classifier", nn.Linear(16, 7), r"\.weight"),
+    ],
+)
+def test_a_model_with_parts_that_are_not_its_own_is_neither_saved_nor_turned_to_stock(
+    path: str, part: nn.Module, found: str, tmp_path: Path
+) -> None:
     light = prune(stock("bert"), [1])
-    light.model.bert.encoder.layer[0].output.dense = nn.Sequential(light.model.bert.encoder.layer[0].output.dense)
-    with pytest.raises(AttendropError, match=r"were replaced \(bert\.encoder\.layer\.0\.output\.dense\.0\.weight\)"):
-        light.save_pretrained(tmp_path)
+    light.model.set_submodule(path, part)
+    for convert in (lambda: light.save_pretrained(tmp_path), light.to_stock):
+        with pytest.raises(AttendropError, match=rf"were replaced \({re.escape(path)}{found}\)"):
+            convert()
     assert not list(tmp_path.iterdir())
 
 

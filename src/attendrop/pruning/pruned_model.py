@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from attendrop.attention.isolation import in_full_precision
 from attendrop.errors import AttendropError
@@ -119,7 +119,7 @@ class PrunedModel(nn.Module):
         folded, one becomes their product and the other an identity.
 
         Raises:
-            AttendropError: No weights make the attention constant.
+            AttendropError: No weights make the attention constant, or parts were replaced.
         """
         if self.held:
             raise AttendropError(
@@ -129,10 +129,10 @@ class PrunedModel(nn.Module):
             )
         if not self.fast:
             return copy.deepcopy(self.model)
+        found = self._own_weights("call to_stock()", "that returns")
         stock = type(self.model)(stock_config(self.model.config))
         cast(stock, dict.fromkeys(stock.state_dict(), self.model.dtype))
         stock.to(self.model.device)
-        found = self.model.state_dict()
         family, path = family_of(self.model), encoder_layers_path(self.model)
         for number in self.layers:
             prefix = f"{path}.{number}."
@@ -163,14 +163,7 @@ class PrunedModel(nn.Module):
         if stock:
             self.model.save_pretrained(folder)
             return
-        found = self.model.state_dict()
-        with torch.device("meta"):
-            known = type(self.model)(stock_config(self.model.config)).state_dict().keys()
-        if unknown := [name for name in found if name not in known]:
-            raise AttendropError(
-                f"Parts of the pruned model were replaced ({unknown[0]}), as by quantization or an adapter; save it "
-                "before, and replace them again in what load() returns."
-            )
+        found = self._own_weights("save it", "load() returns")
         config = {
             "architecture": type(self.model).__name__,
             "form": "fast" if self.fast else "held",
@@ -180,6 +173,19 @@ class PrunedModel(nn.Module):
         (folder / PRUNED_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in found.items()}
         save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+
+    def _own_weights(self, action: str, then: str) -> dict[str, Tensor]:
+        """Return the state of the model inside; raise AttendropError if parts were replaced, with what to do."""
+        found: dict[str, Tensor] = self.model.state_dict()
+        with torch.device("meta"):
+            known = type(self.model)(stock_config(self.model.config)).state_dict()
+        for name, value in found.items():
+            if name not in known or known[name].shape != value.shape:
+                raise AttendropError(
+                    f"Parts of the pruned model were replaced ({name}), as by quantization or an adapter, and its "
+                    f"configuration does not describe them; {action} before, and replace them again in what {then}."
+                )
+        return found
 
 
 def load(folder: str | Path) -> Any:
