@@ -20,6 +20,7 @@ import torch
 import transformers as hf
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
+from helpers.families import build
 from helpers.plans import passed
 from helpers.tiny import save_tiny_bert
 from hypothesis import given, settings
@@ -798,6 +799,13 @@ def test_the_cause_of_a_failed_export_is_said(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr("torch.onnx.export", export)
     with pytest.raises(AttendropError, match=r"PrunedModel cannot be exported \(.*no attribute 'logits'\)"):
         export_onnx(prune(stock("bert-base"), [1]), tmp_path / "model.onnx")
+
+
+def test_a_length_without_limit_is_none_of_the_file_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XLNet's configuration says that it reads -1 tokens, of which no dimension could be made."""
+    monkeypatch.setattr("torch.onnx.export", lambda *_, **__: 1 / 0)
+    with pytest.raises(AttendropError, match=r"cannot be exported \(division by zero\)"):
+        export_onnx(build("xlnet", "SEQUENCE_CLASSIFICATION")[0], tmp_path / "model.onnx")
 
 
 def test_methods_on_a_fast_pruned_model_are_refused_in_words() -> None:

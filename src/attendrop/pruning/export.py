@@ -129,7 +129,8 @@ def _inner(model: Any) -> Any:
 def _longest(model: Any) -> int | None:
     """Return the maximum text length of a model, from the configuration if positions are unlimited; None: any."""
     limit = position_limit(model)
-    return getattr(model.config, "max_position_embeddings", None) if limit is None else limit
+    limit = getattr(model.config, "max_position_embeddings", None) if limit is None else limit
+    return None if limit == -1 else limit  # what XLNet says of any length
 
 
 QUANTIZATIONS = ("int8",)
