@@ -46,6 +46,7 @@ from attendrop.pruning.selection import (
     parse_selection,
     undecided_message,
 )
+from attendrop.pruning.serialization import WEIGHTS
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
 from attendrop.tasks.heads.model_classes import mean_of_valid
 
@@ -701,6 +702,9 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").write_bytes(weights)
         with pytest.raises(AttendropError, match="do not match the model"):
             load(tmp_path / name)
+    save_file({**load_file(tmp_path / "two" / WEIGHTS), "classifier.bias": torch.zeros(7)}, tmp_path / "one" / WEIGHTS)
+    with pytest.raises(AttendropError, match=r"do not match the model: classifier\.bias"):
+        load(tmp_path / "one")
 
 
 def test_a_state_of_the_whole_model_is_no_state_of_the_pruned_one() -> None:

@@ -55,11 +55,13 @@ def load_weights(model: Any, folder: Path) -> None:
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
     without_pooler(model, model.state_dict().keys() - weights.keys())
     cast(model, {name: value.dtype for name, value in weights.items()})
-    found = model.load_state_dict(weights, strict=False)
     here = model.state_dict()
-    loaded = {here[name].data_ptr() for name in weights if name in here}
-    wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
-    wrong += found.unexpected_keys
+    wrong = [name for name, value in weights.items() if name in here and here[name].shape != value.shape]
+    if not wrong:
+        found = model.load_state_dict(weights, strict=False)
+        loaded = {here[name].data_ptr() for name in weights if name in here}
+        wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+        wrong += found.unexpected_keys
     if wrong:
         raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
 
