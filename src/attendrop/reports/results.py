@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +226,11 @@ def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSettin
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
-    every = [group[0].options for group in groups.values()]
-    found = [(_setting_name(group[0], every), group) for group in groups.values()]
-    names = [name for name, _ in found]
+    found = list(zip(_setting_names([group[0] for group in groups.values()]), groups.values(), strict=True))
+    names = Counter(name for name, _ in found)
     return [
         ReportedSetting(
-            name if names.count(name) == 1 else f"{name} ({_told_apart(group[0], number)})",
+            name if names[name] == 1 else f"{name} ({_told_apart(group[0], number)})",
             _answer(group, reference),
             tuple(group),
         )
@@ -248,9 +249,14 @@ def _told_apart(run: ReportedRun, number: int) -> str:
     return f"{number}: {file or run.metrics['metric']}"
 
 
-def _setting_name(run: ReportedRun, every: Sequence[Mapping[str, Any]]) -> str:
-    """Name a setting by its data, and by the options in which the settings of the same data differ."""
-    own, data = run.options, ("task", "train_file")
-    same = [options for options in every if all(options.get(name) == own.get(name) for name in data)]
-    varied = [name for name in own if any(options.get(name) != own[name] for options in same)]
-    return ", ".join([scored_data(run.metrics), *(f"{name}={own[name]}" for name in varied)])
+def _setting_names(first: Sequence[ReportedRun]) -> Iterator[str]:
+    """Name settings, given a run of each, by their data, and by the options in which those of the same data differ."""
+    options = [run.options for run in first]
+    data = [(own.get("task"), own.get("train_file")) for own in options]
+    values: defaultdict[tuple[Any, str], set[str]] = defaultdict(set)
+    for name in dict.fromkeys(chain(*options)):
+        for of, own in zip(data, options, strict=True):
+            values[of, name].add(repr(own.get(name)))
+    for run, of, own in zip(first, data, options, strict=True):
+        varied = [name for name in own if len(values[of, name]) > 1]
+        yield ", ".join([scored_data(run.metrics), *(f"{name}={own[name]}" for name in varied)])
