@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset
+from sklearn.neighbors import NearestNeighbors
 
 from attendrop import AttendropError
 from attendrop.tasks.custom_files import files_task
@@ -43,6 +44,21 @@ def test_the_group_that_is_unlike_the_others_is_held_out_of_each_class() -> None
         "what does credit cost in",
     }
     assert held["label"][:].count(0) == held["label"][:].count(1) == 8
+
+
+def test_of_large_groups_a_sample_is_compared_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    search = NearestNeighbors.kneighbors
+    monkeypatch.setattr(
+        NearestNeighbors, "kneighbors", lambda own, rows: compared.append(len(rows)) or search(own, rows)
+    )
+    monkeypatch.setattr("attendrop.tasks.likeness._SAMPLE", 5)
+    _, held = hold_out_like(rows_of(), TASK, 0.25, seed=0)
+    assert set(compared) == {5}
+    assert {text.rpartition(" ")[0] for text in held["text"]} == {
+        "someone stole plastic near",
+        "what does credit cost in",
+    }
 
 
 def test_rows_of_the_same_text_are_on_one_side_and_numbers_are_one_class() -> None:

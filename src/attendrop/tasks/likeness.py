@@ -36,7 +36,7 @@ Vectors = np.ndarray[Any, np.dtype[np.float64]]
 _DIRECTIONS = 64
 # Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
 _TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
-# Rows whose likeness is looked at.
+# Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
 _SAMPLE = 2000
 
 
@@ -45,7 +45,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
 
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
     group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
-    are farthest. For numbers, all rows form one class. Classes with fewer texts than groups are kept.
+    are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
+    with fewer texts than groups are kept.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
 
@@ -173,7 +174,7 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
 
     Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
     """
-    rows = sorted(random.Random(0).sample(range(len(texts)), min(len(texts), _SAMPLE)))
+    rows = _sampled(len(texts), 0)
     try:
         vectors = _tfidf([texts[row] for row in rows])
     except AttendropError:
@@ -232,6 +233,10 @@ def _joined(rows: Dataset, task: Task) -> list[str]:
     ]
 
 
+def _sampled(rows: int, seed: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(rows), min(rows, _SAMPLE)))
+
+
 def _farthest_group(vectors: Vectors, rows: Sequence[int], fraction: float, groups: int, seed: int) -> list[int]:
     own = vectors[list(rows)]
     labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(own)
@@ -242,7 +247,8 @@ def _farthest_group(vectors: Vectors, rows: Sequence[int], fraction: float, grou
         if not 0 < size <= len(rows) / 2:
             continue
         fits = size >= math.ceil(fraction * len(rows) / 2)
-        distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(own[inside])
+        looked_at = own[inside][_sampled(size, seed)]
+        distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(looked_at)
         apart = float(distances.mean())
         found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
     return max(found)[2] if found else []
