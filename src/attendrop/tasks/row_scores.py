@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import pyarrow.parquet
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.base import Array, Metric
 
 # File of a scored run beside metrics.json.
 PREDICTIONS = "dev_predictions.parquet"
@@ -80,9 +80,22 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
         blocks, number = np.random.default_rng(0).permutation(number)[blocks] % BLOCKS, BLOCKS
     score = metric.score(references, outputs)
     score = 0.0 if np.isnan(score) else score  # as in `compute_scores`
-    without = np.array([metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)])
+    without = np.array(list(_scores_without(metric, outputs, references, blocks, number)))
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
     return RowScores(number * score - (number - 1) * without, count, data)
+
+
+def _scores_without(metric: Metric, outputs: Array, references: Array, blocks: Array, number: int) -> Iterator[float]:
+    """Yield the score without each block of rows; where it is one of sums, rows are counted once."""
+    if metric.of_sums is None:
+        for block in range(number):
+            yield metric.score(references[blocks != block], outputs[blocks != block])
+        return
+    counts_of, score_of = metric.of_sums
+    counts = counts_of(references, outputs)
+    sums = np.zeros((number, counts.shape[1]), dtype=counts.dtype)
+    np.add.at(sums, blocks, counts)
+    yield from map(score_of, sums.sum(axis=0) - sums)
 
 
 def write_predictions(path: Path, predictions: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.token_classification import TokenClassification, entity_scores, to_iob2
+from attendrop.tasks.heads.token_classification import TokenClassification, scores_of_entities, to_iob2
 from attendrop.tasks.metrics import compute_scores, read_as, reading_of
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.tokenization import columns_of, encode
@@ -195,7 +195,7 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
         }
     )
     assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
-    assert entity_scores([["O"]], [["B-A"]]) == (0.0, 0.0, 0.0)
+    assert scores_of_entities(0, 0, 1) == (0.0, 0.0, 0.0)
 
 
 def test_the_report_counts_words_and_entities(data: TaskData) -> None:

@@ -58,6 +58,13 @@ class Metric:
     selects: bool = True  # whether models can be selected by it, because greater is better
     # Whether each row is right; None: the score is not the fraction of these rows.
     right: Callable[[Array, Array], Array] | None = None
+    # What is counted in each row, ``(rows, counts)``, and the score of the sums of counts; None: the score needs rows.
+    of_sums: tuple[Callable[[Array, Array], Array], Callable[[Array], float]] | None = None
+
+    @classmethod
+    def summing(cls, counts: Callable[[Array, Array], Array], score: Callable[[Array], float]) -> Self:
+        """Make a score of the sums over all rows of what is counted in each."""
+        return cls(lambda labels, outputs: score(counts(labels, outputs).sum(axis=0)), of_sums=(counts, score))
 
     @classmethod
     def counting(cls, right: Callable[[Array, Array], Array]) -> Self:

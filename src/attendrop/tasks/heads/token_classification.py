@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
 from seqeval.metrics.sequence_labeling import get_entities
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import f1_score
 from tokenizers import normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Sequence as Sequential
@@ -231,18 +231,26 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         def found(outputs: Array) -> list[list[int]]:
             return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
 
-        def of_words(score: Callable[[Array, Array], Any]) -> Metric:
-            return Metric(lambda gold, outputs: float(score(flat(gold), flat(found(outputs)))))
+        def words(gold: Array, outputs: Array) -> Array:
+            pairs = zip(gold, found(outputs), strict=True)
+            return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
+
+        def f1_macro(gold: Array, outputs: Array) -> float:
+            return float(_f1_macro(flat(gold), flat(found(outputs))))
 
         def named(rows: Iterable[Any]) -> list[list[str]]:
             return [[OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row] for row in rows]
 
         def of_entities(place: int) -> Metric:
-            return Metric(lambda gold, outputs: entity_scores(named(gold), named(found(outputs)))[place])
+            return Metric.summing(
+                lambda gold, outputs: entity_counts(named(gold), named(found(outputs))),
+                lambda sums: scores_of_entities(*sums.tolist())[place],
+            )
 
         names = ("entity_precision", "entity_recall", "entity_f1") if self._entity_types else ()
         of_types = {name: of_entities(place) for place, name in enumerate(names)}
-        return {"accuracy": of_words(accuracy_score), "f1_macro": of_words(_f1_macro)} | of_types
+        accuracy = Metric.summing(words, lambda sums: float(sums[0] / sums[1]))
+        return {"accuracy": accuracy, "f1_macro": Metric(f1_macro)} | of_types
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         logits = np.log(np.bincount(flat(train), minlength=len(self.label_names)) + 1)
@@ -314,15 +322,17 @@ def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     return frozenset(get_entities(list(tags)))
 
 
-def entity_scores(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[float, float, float]:
-    """Compute precision, recall and F1 of entities, over all types; each is 0 where it is undefined.
+def entity_counts(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> Array:
+    """Count the entities of each sentence, ``(sentences, 3)``: those found, and all of ``gold`` and of ``predicted``.
 
     An entity counts as found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
     """
-    pairs = [(entities(tuple(one)), entities(tuple(other))) for one, other in zip(gold, predicted, strict=True)]
-    right = sum(len(one & other) for one, other in pairs)
-    of_gold = sum(len(one) for one, _ in pairs)
-    of_predicted = sum(len(other) for _, other in pairs)
+    pairs = ((entities(tuple(one)), entities(tuple(other))) for one, other in zip(gold, predicted, strict=True))
+    return np.array([(len(one & other), len(one), len(other)) for one, other in pairs])
+
+
+def scores_of_entities(right: int, of_gold: int, of_predicted: int) -> tuple[float, float, float]:
+    """Compute precision, recall and F1 of entities, over all types; each is 0 where it is undefined."""
     precision, recall = (right / count if count else 0.0 for count in (of_predicted, of_gold))
     return precision, recall, 2 * right / (of_gold + of_predicted) if right else 0.0
 
