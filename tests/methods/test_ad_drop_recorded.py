@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,17 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
     restored = RowRecords(limit)
     restored.load_state_dict(records.state_dict())
     assert (restored.bytes, list(restored._rows)) == (3 * mask.size, [3, 1, 4])
+
+
+def test_a_checkpoint_of_records_needs_memory_for_their_bits_once() -> None:
+    records, mask = RowRecords(), RowMask.of(np.zeros((8, 64, 64), dtype=bool))
+    for row in range(200):
+        records.put(row, {"encoder.0": RowMask(bytes(mask.bits), mask.shape)})
+    tracemalloc.start()
+    bits = records.state_dict()["bits"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * bits.numel()
 
 
 def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

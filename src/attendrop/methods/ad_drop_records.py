@@ -139,7 +139,7 @@ class RowRecords:
         """Return all records as tensors and plain values."""
         layers = list(dict.fromkeys(layer for masks in self._rows.values() for layer in masks))
         entries = [(row, layer, mask) for row, masks in self._rows.items() for layer, mask in masks.items()]
-        bits = np.frombuffer(bytearray(b"".join(mask.bits for _, _, mask in entries)), np.uint8)
+        bits = np.frombuffer(bytearray().join(mask.bits for _, _, mask in entries), np.uint8)
         index = [(row, layers.index(layer), *mask.shape, row in self._since_exchange) for row, layer, mask in entries]
         counts = {"forgotten": self.forgotten, "limit": self.limit}
         return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
