@@ -42,6 +42,11 @@ class NamedLabels(Head):
         """The ids of names."""
         return {name: number for number, name in enumerate(self.all_names)}
 
+    @cached_property
+    def _hints(self) -> dict[str, str]:
+        """What unknown names may stand for, once it is found: many rows have the same, and names may be many."""
+        return {}
+
     @abstractmethod
     def names_in(self, value: Any) -> list[str]:
         """Return the names in a label of a file."""
@@ -60,7 +65,9 @@ class NamedLabels(Head):
         (value_noun, _, several), names = self.label_noun, self.label_names
         others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         known = ", ".join(map(repr, names[:_SHOWN])) + others
-        hint = did_you_mean(unknown[0], names) or f"; the {several} are {known}"
+        hints = self._hints
+        if (hint := hints.get(unknown[0])) is None:
+            hint = hints[unknown[0]] = did_you_mean(unknown[0], names) or f"; the {several} are {known}"
         counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
         return f"the {value_noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
 
