@@ -4,13 +4,15 @@ import math
 
 import pytest
 
-from attendrop.wording import counts_of, interval_of, score_text
+from attendrop.wording import counts_of, interval_of, names_of, score_text
 
 
 def test_names_beyond_the_tenth_are_counted() -> None:
     counts = {f"label {number}": number for number in range(12)}
     found = counts_of(counts)
     assert found.startswith("'label 0' (0), 'label 1' (1)") and found.endswith("'label 9' (9) and 2 more")
+    assert names_of(["a", "b"], " or ") == "'a' or 'b'"
+    assert names_of([str(number) for number in range(52)]).endswith("'48', '49', 2 more")
 
 
 @pytest.mark.parametrize(

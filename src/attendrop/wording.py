@@ -1,11 +1,11 @@
 """Words of messages."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
-# Number of names that a message lists.
-_LISTED = 10
+# Number of names that a message lists, with counts and without.
+_LISTED, MOST_NAMES = 10, 50
 # Smaller numbers are zero, but for rounding: 1 % of the least score.
 _ROUNDING = 1e-16
 
@@ -24,6 +24,12 @@ def counts_of(counts: Mapping[str, int]) -> str:
     """List names with their counts, such as "'B-LOC' (3), 'I-LOC' (1)", the first ten."""
     shown = ", ".join(f"{name!r} ({count})" for name, count in islice(counts.items(), _LISTED))
     return shown + (f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else "")
+
+
+def names_of(names: Sequence[str], separator: str = ", ") -> str:
+    """List names, such as "'text', 'label'", the first fifty."""
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return separator.join([*map(repr, names[:MOST_NAMES]), *more])
 
 
 def decimals(smallest: float, usual: int) -> int:

@@ -227,6 +227,20 @@ def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys
     assert "attendrop train" in shown and "--label-column toxic,spam,rude --label-type labels" in shown
 
 
+def test_messages_name_fifty_of_many_columns(tmp_path: Path) -> None:
+    names, file = [f"label{number}" for number in range(300)], tmp_path / "data.csv"
+    lines = [",".join([f"message {row} of a customer", *"01" * 150]) for row in range(9)]
+    file.write_text("\n".join([",".join(["text", *names]), *lines, ",".join(["the last message", *"10" * 150])]))
+    found = inspect_files(file)
+    assert all(len(doubt) < 1500 for doubt in found.doubts().values())
+    assert ",label49,... if a row may have several labels" in found.doubts()["label_column"]
+    with pytest.raises(AttendropError, match=r"hold the labels.*; name them, of 'text', .*, 251 more") as refused:
+        RunConfig(model="m", output_dir="r", train_file=str(file), method="finetune")
+    assert len(str(refused.value)) < 3000
+    with pytest.raises(AttendropError, match=r"has no column 'x'; its columns are 'text', .*, 251 more[.]$"):
+        check_files(str(file), None, text_columns=["text"], label_column="x")
+
+
 def test_a_type_of_labels_leaves_the_choice_of_their_column(tmp_path: Path) -> None:
     lines = [f" message {n} of a customer , {'ab'[n % 2]}" for n in range(20)]
     (tmp_path / "a.csv").write_text("\n".join(["text, label", *lines]))  # the name is read without its space

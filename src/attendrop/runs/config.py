@@ -26,6 +26,7 @@ from attendrop.tasks.file_formats import default_columns, default_label_type, fi
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import UNKNOWN_LABELS
+from attendrop.wording import names_of
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -317,7 +318,7 @@ class RunConfig:
             held = " and ".join(name for name in missing if missing[name])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the reader of the run warns
-                columns = ", ".join(map(repr, column_names(file)))
+                columns = names_of(column_names(file))
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
 

@@ -17,6 +17,7 @@ from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.label_map import label_columns
 from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import column_names, read_chunks
+from attendrop.wording import names_of
 
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
@@ -83,7 +84,7 @@ def file_columns(
 
 def names_of_columns(file: str) -> str:
     """List the columns of a file, for messages; those of standard input are not read."""
-    return "" if file == STDIN else f" of {', '.join(map(repr, column_names(file)))}"
+    return "" if file == STDIN else f" of {names_of(column_names(file))}"
 
 
 def check_source(run_dir: str, source: Source, split: str) -> None:

@@ -36,7 +36,7 @@ from attendrop.tasks.values import (
     written,
     yes_or_no,
 )
-from attendrop.wording import counted, counts_of
+from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
 # Maximum number of rows that are inspected, the first of longer files.
@@ -224,9 +224,10 @@ def candidate_columns(
 
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
     """Name columns that may hold the labels, or may do so together with the first."""
-    others, together = " or ".join(map(repr, names)), [*([first] if first else []), *names][::-1]
+    others, together = names_of(names, " or "), [*([first] if first else []), *names][::-1]
     if len(together) > 1 and all(yes_or_no(value) is not None for row in table.values(together) for value in row):
-        others += f", or in all of {','.join(together)} if a row may have several labels"
+        all_of = ",".join([*together[:MOST_NAMES], *(["..."] if len(together) > MOST_NAMES else [])])
+        others += f", or in all of {all_of} if a row may have several labels"
     return others
 
 
@@ -311,7 +312,7 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
             yield "unknown_labels", f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."
     for role in (EMPTY, CONSTANT):
         if names := [column.name for column in found.columns if column.role == role]:
-            yield role, f"{role.capitalize()} columns: {', '.join(map(repr, names))}."
+            yield role, f"{role.capitalize()} columns: {names_of(names)}."
 
 
 def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:

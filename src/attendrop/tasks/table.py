@@ -12,6 +12,7 @@ from typing import Any
 from attendrop.argument_checks import check_choice, check_known
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import finite
+from attendrop.wording import names_of
 
 # What is done with labels of evaluation data that training lacks.
 UNKNOWN_LABELS = (ERROR, WRONG) = ("error", "wrong")
@@ -99,8 +100,8 @@ class Table:
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
-        if name not in self.columns:  # naming all of many columns takes long
-            listed = f"its columns are {', '.join(map(repr, self.columns))}"
+        if name not in self.columns:  # naming columns takes longer than finding one
+            listed = f"its columns are {names_of(self.columns)}"
             check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
