@@ -118,6 +118,8 @@ def test_labels_that_may_be_classes_or_not_are_asked_for(method: Method, tmp_pat
         declare_output(trainer.model, kind)  # type: ignore[arg-type]
         trainer.train()
         assert trainer.state.global_step == 1
+    with pytest.raises(AttendropError, match=r"kind='label' is not known\. Did you mean 'labels'\?"):
+        declare_output(trainer.model, "label")  # type: ignore[arg-type]
 
 
 def test_a_function_may_be_put_in_the_place_of_compute_loss(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import ANSWER_MASK, Batch, number_of_rows
 
@@ -26,7 +27,12 @@ _DECLARED = "attendrop_output_kind"
 
 
 def declare_output(model: nn.Module, kind: str) -> None:
-    """Declare the kind of output of a model: ``"classes"``, ``"labels"``, ``"number"``, ``"tokens"`` or ``"span"``."""
+    """Declare the kind of output of a model: ``"classes"``, ``"labels"``, ``"number"``, ``"tokens"`` or ``"span"``.
+
+    Raises:
+        AttendropError: It is another one, which would be taken for classes.
+    """
+    check_choice("kind", kind, (CLASSES, LABELS, NUMBER, TOKENS, SPAN))
     setattr(model, _DECLARED, kind)
 
 
