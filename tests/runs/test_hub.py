@@ -102,6 +102,12 @@ def test_the_model_is_uploaded_and_what_tells_of_the_data_is_not(hub: Hub, run: 
     assert hub.files["model.safetensors"] == (run / "model.safetensors").read_bytes()
 
 
+def test_a_model_that_lacks_a_file_is_not_uploaded(hub: Hub, run: Path, tmp_path: Path, capsys: Captured) -> None:
+    (run / "model.safetensors").unlink()
+    assert_refused(["push", str(run), "mine"], tmp_path / "none", "lacks model.safetensors, which", capsys)
+    assert not hub.repositories and not hub.files
+
+
 def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path) -> None:
     asked = ["train", "--config", f"{run}/run.yaml", "--output-dir", str(run), "--resume", "--quiet"]
     assert cli.main([*asked, "--push-to-hub", "mine"]) == 0

@@ -19,7 +19,7 @@ from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.run_file import RUN_FILE
-from attendrop.runs.run_folder import METRICS, RUN, SAMPLED_ROWS, keeps_model, own_files
+from attendrop.runs.run_folder import METRICS, RUN, SAMPLED_ROWS, check_whole, keeps_model, own_files
 from attendrop.tasks.row_scores import PREDICTIONS
 
 # Files of a run that reveal something about its training rows, or about this machine.
@@ -41,12 +41,13 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
         ``url`` of the repository, and the names of the uploaded ``files``.
 
     Raises:
-        AttendropError: No finished run with a model, nobody is logged in, or the hub refuses or cannot be reached.
+        AttendropError: No finished run, or no whole model; nobody is logged in, or the hub refuses or is not reached.
     """
     check_finished(run_dir)
     folder = Path(run_dir)
     if is_baseline(folder):
         raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; export it instead.")
+    check_whole(folder)
     if not keeps_model(folder):
         raise AttendropError(f"'{run_dir}' has no model; it was trained without keeping it.")
     files = sorted(path.name for path in own_files(folder) if path.name not in _STAYS)
