@@ -140,6 +140,8 @@ def test_mistakes_are_one_sentence(
         (folder / name).mkdir(exist_ok=True)
         for file in kept:
             (folder / name / file).write_bytes((folder / "plain" / file).read_bytes())
+    record = json.loads((folder / "without" / "run.json").read_text())
+    (folder / "without" / "run.json").write_text(json.dumps(record | {"files": {}}))
     capsys.readouterr()
     given = [argument.format(folder=folder) for argument in arguments]
     assert cli.main(["attend", f"{folder}/{model}", *given, "--device", "cpu", "--quiet"]) == 2

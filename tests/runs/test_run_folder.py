@@ -65,7 +65,11 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("command", "lost"), [("train", "tokenizer.json"), ("predict", "tokenizer.json"), ("predict", "config.json")]
+    ("command", "lost"),
+    [
+        *(("train", "tokenizer.json"), ("predict", "tokenizer.json"), ("predict", "config.json")),
+        *(("attend", "config.json"), ("prune", "config.json")),
+    ],
 )
 def test_a_model_that_lacks_a_file_of_its_run_is_not_used(
     folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, lost: str
@@ -75,6 +79,9 @@ def test_a_model_that_lacks_a_file_of_its_run_is_not_used(
     if command == "train":
         arguments = ["train", "--config", f"{folder}/run/run.yaml", "--model", str(run), "--output-dir"]
         arguments.append(f"{tmp_path}/out")
+    if command in ("attend", "prune"):
+        more = ["--output-dir", f"{tmp_path}/out"] if command == "prune" else ["the cat", "--text-pair", "a dog"]
+        arguments = [command, str(run), *more]
     before = content(tmp_path)
     assert_refused(arguments, tmp_path / "out", f"lacks {lost}, which its run wrote", capsys)
     assert content(tmp_path) == before

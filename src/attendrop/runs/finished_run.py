@@ -21,7 +21,7 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, RUN, keeps_model, read_metrics, read_run
+from attendrop.runs.run_folder import METRICS, RUN, check_whole, keeps_model, read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of, encode
 
@@ -120,8 +120,9 @@ def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_keeps_model(run_dir: str) -> None:
-    """Raise AttendropError if a run kept its scores, and not its model."""
+    """Raise AttendropError if a run kept its scores, and not its model, or lost a file of it."""
     if not keeps_model(run_dir) and not is_baseline(run_dir):
+        check_whole(Path(run_dir))
         raise AttendropError(
             f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config "
             f"{shlex.quote(f'{run_dir}/run.yaml')}`."
