@@ -220,6 +220,7 @@ def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "data.csv"), method="finetune")
     assert cli.main(["inspect", str(tmp_path / "data.csv"), "--label-column", "toxic,spam,rude"]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith(f"{tmp_path}/data.csv: 30 rows, UTF-8, separated by commas\n")  # not quoted
     assert [line.split()[:2] for line in shown.splitlines()[3:7]] == [
         *(["text", "text"], ["toxic", "label"], ["spam", "label"], ["rude", "label"]),
     ]

@@ -78,6 +78,7 @@ class Inspection:
     label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
     labels: dict[str, int]  # rows of each label; none if there are no classes
     notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
+    quoted: bool  # whether fields are quoted in the file
     unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
     bad: BadRows  # that cannot be read
 
@@ -87,10 +88,8 @@ class Inspection:
         path, separator = self.table.path, self.table.delimiter
         if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
             return ""
-        values = (str(value) for row in self.table.rows for value in row)
-        quoted = separator and any(separator in value or "\n" in value for value in values)
         named = [ENCODINGS[encoding_of(path)], *([f"separated by {SEPARATORS[separator]}"] if separator else [])]
-        return ", ".join([*named, *(["quoted"] if quoted else [])])
+        return ", ".join([*named, *(["quoted"] if self.quoted else [])])
 
     @property
     def are_chats(self) -> bool:
@@ -193,6 +192,7 @@ def inspect_files(
     if label_column is not None and kind == "auto":
         kind = _label_type(table, texts, label_column, meanings)
     meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
+    quoted = _is_quoted(table)  # labels as they are meant may have separators that the file does not have
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
     labels = _labels(table, label_column, kind)
     read = next(iter(evaluated), None)
@@ -201,7 +201,8 @@ def inspect_files(
         warnings.simplefilter("always")
         unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
     notes = tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted)))
-    return Inspection(table, read, texts, label_column, tuple(candidates[1:]), kind, labels, notes, unclear, bad)
+    others = tuple(candidates[1:])
+    return Inspection(table, read, texts, label_column, others, kind, labels, notes, quoted, unclear, bad)
 
 
 def candidate_columns(
@@ -333,6 +334,12 @@ def _unclear(tables: Sequence[Table], column: str, labels: Collection[str]) -> s
     except AttendropError as error:
         return str(error)
     return ""
+
+
+def _is_quoted(table: Table) -> bool:
+    """Return whether a file has fields that must be quoted."""
+    values = (str(value) for row in table.rows for value in row)
+    return bool(table.delimiter) and any(table.delimiter in value or "\n" in value for value in values)
 
 
 def _texts_of(table: Table, name: str) -> list[str]:
