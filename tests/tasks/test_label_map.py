@@ -95,6 +95,14 @@ def test_several_labels_of_a_row_are_merged_each(tmp_path: Path) -> None:
     assert data.splits["train"]["label"] == [[1, 1], [1, 0], [0, 1]]
 
 
+def test_a_label_without_a_meaning_is_doubtful_and_refused_also_among_others(tmp_path: Path) -> None:
+    labels = ["refund|?", "billing", '"[""refund"", ""?""]"']
+    with pytest.raises(AttendropError, match=r"line 2, column 'label': label 2 of .* is empty"):
+        load(tmp_path, labels, label_type="labels")
+    found = inspect_files(tmp_path / "a.csv", label_type="labels", label_map=tmp_path / "map.csv")
+    assert found.doubts()["empty_label"] == "2 rows with an empty label among others."
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "counts"),
     [

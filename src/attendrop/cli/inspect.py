@@ -172,7 +172,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     }
     words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
-    words += ["--skip-bad-rows"] if doubts.keys() & {"skipped", "without_text", "not_text", "without_label"} else []
+    refused = {"skipped", "without_text", "not_text", "without_label", "empty_label"}
+    words += ["--skip-bad-rows"] if doubts.keys() & refused else []
     words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:

@@ -28,6 +28,7 @@ from attendrop.tasks.values import (
     count_words,
     is_missing,
     joined_labels,
+    label_names,
     listed,
     number_form,
     plain,
@@ -277,7 +278,10 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if there is all and (strange := list(filter(None, map(_no_text, found.table.values(found.text_columns))))):
         yield "not_text", f"{counted(len(strange), 'row')} with something other than a text, such as {strange[0][:60]}."
     if found.label_type in SEVERAL_CLASSES and found.label_column is not None:  # an empty text says that none applies
-        missing = sum(map(is_missing, found.table.column(found.label_column)))
+        values = found.table.column(found.label_column)
+        missing = sum(map(is_missing, values))
+        if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
+            yield "empty_label", f"{counted(empty, 'row')} with an empty label among others."
     else:
         missing = labels.count("")
     if found.label_column is not None and missing:

@@ -204,6 +204,15 @@ def listed(value: Any) -> list[Any] | None:
     return json_list(value) if isinstance(value, str) else value if isinstance(value, list) else None
 
 
+def label_names(value: Any) -> list[str]:
+    """Return the names in a label of a file: a list, a list in JSON, or a text with separators."""
+    found = listed(value)
+    if found is None:
+        text = written(value)
+        found = LABEL_SEPARATORS.split(text) if text else []
+    return ["" if item is None else written(item) for item in found]
+
+
 def read_list(value: Any) -> list[str] | None:
     """Read words or tags, a missing one as an empty text; return None if a value is neither a list nor a text."""
     found = listed(value)

@@ -17,7 +17,7 @@ from attendrop.tasks.heads.classification import SequenceHead, averages, named_p
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regressions
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, listed, written
+from attendrop.tasks.values import is_missing, label_names, listed, written
 
 
 def predicted_labels(logits: Array) -> Array:
@@ -95,24 +95,24 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
             return f"{value!r} is not a list of labels"
-        empty = [number for number, name in enumerate(_items(value), start=1) if not name]
+        empty = [number for number, name in enumerate(label_names(value), start=1) if not name]
         return f"label {empty[0]} of {written(value)!r} is empty" if empty else None
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
         """Make the head whose labels are those of "train", in alphabetical order."""
         source = tables["train"]
-        names = sorted({name for value in source.column(column) for name in _items(value)})
+        names = sorted({name for value in source.column(column) for name in label_names(value)})
         return cls.of_names(names, f"{source.path}, column {column!r},")
 
     def names_in(self, value: Any) -> list[str]:
-        return _items(value)
+        return label_names(value)
 
     def ids_in(self, label: Sequence[int]) -> Array:
         return np.flatnonzero(label)
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        return [[int(name in names) for name in self.label_names] for names in map(_items, values)]
+        return [[int(name in names) for name in self.label_names] for names in map(label_names, values)]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[float]]:
         return [[float(number) for number in row] for row in labels]  # which the loss needs
@@ -145,12 +145,3 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         return [*super().label_lines(parts), ["  no label", *(str(part["without"]) for part in parts)]]
-
-
-def _items(value: Any) -> list[str]:
-    """Return the names in a label of a file: a list, a list in JSON, or a text with separators."""
-    found = listed(value)
-    if found is None:
-        text = written(value)
-        found = LABEL_SEPARATORS.split(text) if text else []
-    return ["" if item is None else written(item) for item in found]
