@@ -33,6 +33,14 @@ def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
     assert "without_text" not in found.doubts()
 
 
+def test_answers_in_a_table_are_no_ids(tmp_path: Path) -> None:
+    answers = [json.dumps({"text": [f"dog {n}"], "answer_start": [2]}).replace('"', '""') for n in range(40)]
+    file = tmp_path / "a.csv"
+    file.write_text("question,context,label\n" + "".join(f'who sees,a dog {n},"{a}"\n' for n, a in enumerate(answers)))
+    found = check_files(str(file), None, text_columns=["question", "context"], label_column="label")
+    assert found is not None and (found.label_type, found.labels) == ("auto", {})
+
+
 def test_pre_training_has_no_label_column(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("text,label\na cat sees a dog,1\nthe bird sees it,2\nnobody sees this,1\n")

@@ -26,6 +26,7 @@ from attendrop.tasks.values import (
     check_classes,
     class_name,
     count_words,
+    is_answer,
     is_missing,
     joined_labels,
     label_names,
@@ -424,7 +425,8 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings
     values = [value for value in table.column(column) if not is_missing(value)]
     first = next((value for value in values if str(value).strip()), "")
     texts = [table.column(name)[0] for name in text_columns]
-    if isinstance(first, dict) or len(texts) > 2 or any(map(_is_listed, texts)):
+    answers = isinstance(first, dict) or (len(texts) == 2 and is_answer(first))
+    if answers or len(texts) > 2 or any(map(_is_listed, texts)):
         return "auto"
     if _is_listed(first) or joined_labels(values):
         return "labels"

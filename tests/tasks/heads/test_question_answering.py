@@ -17,9 +17,10 @@ from attendrop.attribution import predictions, targets
 from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.model_support.batches import ANSWER_MASK
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering, answer_scores, read_answers
+from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering, answer_scores
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.tokenization import encode
+from attendrop.tasks.values import read_answers
 from attendrop.training.labelled_data import ColumnCollator
 
 WORDS = [tiny.WORDS[n * 5 % len(tiny.WORDS)] for n in range(40)]

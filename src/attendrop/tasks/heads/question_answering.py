@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -24,7 +22,7 @@ from attendrop.model_support.batches import ANSWER_MASK
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
 from attendrop.tasks.long_texts import DOCUMENT, document_slices
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import is_missing
+from attendrop.tasks.values import is_answer, read_answers
 
 # Offsets of a token that is not part of the text.
 NOT_TEXT = [-1, -1]
@@ -97,7 +95,7 @@ answer = context[offsets[first][0] : offsets[last][1]].strip()"""
     @classmethod
     def may_label(cls, label: Any) -> bool:
         """Accept answers as SQuAD has them; others need to be asked for."""
-        return (isinstance(label, dict) or str(label).startswith("{")) and read_answers(label) is not None
+        return is_answer(label)
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -269,33 +267,6 @@ class SpanAnswer:
     @property
     def scores(self) -> tuple[float, float]:
         return self.score, self.none_score
-
-
-def read_answers(value: Any) -> dict[str, list[Any]] | None:
-    """Read the accepted answers to a question, as ``text`` and ``answer_start``, which may be empty: not given.
-
-    A value is a text, a list of texts, or both lists by name, as in SQuAD; lists and names may be JSON. An empty value
-    means that there is no answer. Returns None if the value has another form.
-    """
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(ValueError):
-            found = json.loads(value)
-            if isinstance(found, dict) or all(isinstance(text, str) for text in found):
-                value = found  # and no answer in brackets
-    if is_missing(value):
-        value = ""
-    if isinstance(value, str):
-        value = [value] if value.strip() else []
-    found = value if isinstance(value, Mapping) else {"text": value}
-    texts, starts = found.get("text"), found.get("answer_start") or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    if not (isinstance(starts, list) and all(isinstance(start, int) for start in starts)):
-        return None
-    if len(starts) not in (0, len(texts)):
-        return None
-    starts = [start + len(text) - len(text.lstrip()) for start, text in zip(starts, texts, strict=False)]
-    return {"text": [text.strip() for text in texts], "answer_start": starts}
 
 
 def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
