@@ -217,6 +217,7 @@ def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path, monkeypat
     file = tmp_path / "own.yaml"
     known = yaml.safe_load((folder / "run" / "run.yaml").read_text())
     changed = known | {"learning_rate": "5e-4", "text-columns": "sentence1,sentence2", "seed": 4, "max_steps": 20}
+    changed |= {"max_train_samples": 8}
     del changed["text_columns"]
     file.write_text(yaml.safe_dump(changed))
     assert cli.main(["train", "--config", str(file), "--epochs", "1", "--set", "q=0.2"]) == 2
@@ -224,6 +225,10 @@ def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path, monkeypat
     assert read[0].options == known["options"] | {"q": 0.2}
     assert cli.main(["train", "--config", str(file), "--method", "finetune"]) == 2
     assert read[1].options == {}
+    assert cli.main(["train", "--config", str(file), "--shots", "4", "--test-fraction", "0.2"]) == 2
+    assert (read[2].shots, read[2].max_train_samples, read[2].test_fraction, read[2].eval_file) == (4, None, 0.2, None)
+    assert cli.main(["train", "--config", str(file), "--test-fraction", "0"]) == 2
+    assert read[3].eval_file == known["eval_file"] and read[3].max_train_samples == 8
 
 
 def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,11 @@ _TRAINING = (
     "seed",
     "machine",
 )
+# By option on the command line, that of a file or a preset which it excludes, or which would take precedence.
+_IN_PLACE_OF = {
+    **{"epochs": "max_steps", "shots": "max_train_samples", "max_train_samples": "shots"},
+    **{"eval_file": "test_fraction", "test_fraction": "eval_file", "bf16": "fp16", "fp16": "bf16"},
+}
 
 
 @app.command()
@@ -138,8 +143,9 @@ def _read_run(
     named = of_file if named is None else named
     of_preset = {} if named is None else preset(named, options.get("task"), method)
     options = of_preset | options
-    if "epochs" in line and "max_steps" not in line:
-        options.pop("max_steps", None)  # of a file or a preset, which would take precedence
+    for name, other in _IN_PLACE_OF.items():
+        if line.get(name) and other not in line:
+            options.pop(other, None)
     of_method = dict(of_preset.get("options", {}))
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})
