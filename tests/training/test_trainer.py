@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
-from attendrop import L2SP, ADDrop, AttendropError, regularized
+from attendrop import L2SP, ADDrop, AttendropError, Compose, regularized
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
 from attendrop.training.labelled_data import EpochSampler
@@ -332,7 +332,8 @@ class Stream(IterableDataset[dict[str, Any]]):
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
-        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
+        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "was fine-tuned plainly"]),
+        (Compose(CROSS, L2SP()), {"num_train_epochs": 1}, ["ad-drop would regularise none", "fine-tuned without it"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
         (CROSS, {"max_steps": 5}, []),
     ],

@@ -47,4 +47,5 @@ class EffectTracker:
             if method.source not in self.effective:
                 known = method in self._warned or not method.needs_epoch()
                 hint = "" if known else f" {method.info.inactive_epochs_hint}".rstrip()
-                logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, hint)
+                how = "without it" if self.effective else "plainly"
+                logger.warning("Method %s never took effect: the model was fine-tuned %s.%s", method.name, how, hint)
