@@ -21,6 +21,7 @@ from helpers.command_line import Captured, assert_refused
 from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendropError, cli
+from attendrop.cli.interrupts import is_first_process
 from attendrop.cli.train import _read_run
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
@@ -35,6 +36,7 @@ from attendrop.runs.run_folder import (
     delete_checkpoints,
     holds_run,
     input_files,
+    is_main_process,
     read_run,
     replace_run,
     results,
@@ -356,6 +358,14 @@ def test_what_commands_add_to_a_run_is_its_own_until_it_is_changed(folder: Path,
     with pytest.raises(AttendropError, match="which is read"):
         writable(run, run / "model.safetensors", overwrite=True)
     assert {"train.csv", "dev.csv", "model.safetensors"} <= {Path(file).name for file in input_files(run)}
+
+
+@pytest.mark.parametrize(("rank", "world", "writes"), [("1", None, True), ("1", "1", True), ("1", "2", False)])
+def test_one_process_writes_and_prints_whatever_its_rank(
+    rank: str, world: str | None, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"RANK": rank} | ({} if world is None else {"WORLD_SIZE": world}))
+    assert is_main_process() is is_first_process() is writes
 
 
 def test_notes_in_a_checkpoint_stay_when_the_run_ends(run: Path) -> None:

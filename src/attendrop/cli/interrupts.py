@@ -67,8 +67,8 @@ def end() -> NoReturn:
 
 
 def is_first_process() -> bool:
-    """Return whether this is the process of a distributed run that prints."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return whether this is the process of a distributed run that prints, or the only one."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 # Handlers -------------------------------------------------------------------------------------------------------------

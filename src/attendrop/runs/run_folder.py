@@ -43,8 +43,8 @@ _FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
 def is_main_process() -> bool:
-    """Return whether this process prints and writes."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return whether this process prints and writes; alone it does, whatever rank others set, such as schedulers."""
+    return number_of_processes() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def number_of_processes() -> int:
