@@ -360,6 +360,16 @@ def test_what_commands_add_to_a_run_is_its_own_until_it_is_changed(folder: Path,
     assert {"train.csv", "dev.csv", "model.safetensors"} <= {Path(file).name for file in input_files(run)}
 
 
+def test_the_first_of_several_processes_deletes_checkpoints_that_a_kill_left(
+    shared: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, left in (("1", True), ("0", False)):
+        monkeypatch.setenv("RANK", rank)
+        train(tiny.config(shared, str(run), **PLAIN), resume=True)
+        assert any(run.glob("checkpoint-*")) is left
+
+
 @pytest.mark.parametrize(("rank", "world", "writes"), [("1", None, True), ("1", "1", True), ("1", "2", False)])
 def test_one_process_writes_and_prints_whatever_its_rank(
     rank: str, world: str | None, writes: bool, monkeypatch: pytest.MonkeyPatch

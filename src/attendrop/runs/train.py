@@ -125,7 +125,8 @@ def _train(
     finished = read_metrics(place) if resume else None
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
-        delete_checkpoints(place)
+        if is_main_process():
+            delete_checkpoints(place)
         return finished
     check_processes(place, begun)
     # Load the model.
