@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -108,8 +109,11 @@ def test_a_model_that_lacks_a_file_is_not_uploaded(hub: Hub, run: Path, tmp_path
     assert not hub.repositories and not hub.files
 
 
-def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path) -> None:
+def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["train", "--config", f"{run}/run.yaml", "--output-dir", str(run), "--resume", "--quiet"]
+    with monkeypatch.context() as second:  # of two processes, of which the first uploads it
+        second.setattr(os, "environ", os.environ | {"RANK": "1", "WORLD_SIZE": "2"})
+        assert cli.main([*asked, "--push-to-hub", "mine"]) == 0 and not hub.repositories
     assert cli.main([*asked, "--push-to-hub", "mine"]) == 0
     assert hub.files["config.json"] == (run / "config.json").read_bytes()
 

@@ -91,7 +91,7 @@ def train(
 
     from attendrop.cli.progress import TrainingProgress
     from attendrop.cli.training_summary import run_summary, seeds_summary
-    from attendrop.runs.run_folder import last_begun
+    from attendrop.runs.run_folder import is_main_process, last_begun
     from attendrop.runs.seeds import seed_folder, train_seeds
     from attendrop.runs.train import train as train_run
 
@@ -116,7 +116,7 @@ def train(
             found = train_run(run, resume=resume, overwrite=overwrite, callbacks=watching)
         else:
             found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
-    if push_to_hub is not None:
+    if push_to_hub is not None and is_main_process():
         from attendrop.runs.hub import push_run
 
         push_run(run.output_dir, push_to_hub)
