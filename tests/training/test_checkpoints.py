@@ -47,13 +47,15 @@ def test_a_sealed_checkpoint_is_complete_and_gives_its_state_back(tmp_path: Path
 def test_each_process_has_its_own_state_and_that_of_all(tmp_path: Path) -> None:
     assert load_method_state(tmp_path, 0, 1) == ({}, {})
     for rank in (0, 1):
-        save_method_state(tmp_path, {"updates": 3}, {"period": rank}, rank)
+        save_method_state(tmp_path, {"updates": 3}, {"period": rank}, rank, 2)
     found = [load_method_state(tmp_path, rank, 2) for rank in (0, 1)]
     assert found == [({"updates": 3}, {"period": rank}) for rank in (0, 1)]
     with pytest.raises(AttendropError, match="was written by fewer processes than train now; start as many as then"):
         load_method_state(tmp_path, 2, 3)
     with pytest.raises(AttendropError, match="was written by more processes than train now; start as many as then"):
         load_method_state(tmp_path, 0, 1)
+    save_method_state(tmp_path, {}, {}, 0, 1)  # of another run in the same folder, by one process
+    assert load_method_state(tmp_path, 0, 1) == ({}, {})
 
 
 DAMAGE = {
@@ -121,8 +123,8 @@ def test_a_state_that_could_not_be_read_again_is_refused(tmp_path: Path, value: 
     with pytest.raises(
         AttendropError, match=r"state\['mean'\].* of the method is of type .* keep tensors and plain values"
     ):
-        save_method_state(tmp_path, {"mean": value}, {}, 0)
+        save_method_state(tmp_path, {"mean": value}, {}, 0, 1)
     state: dict[str, Any] = {"a": [1, (2.0, None)], "b": {3: torch.ones(2)}, "c": "text"}
-    save_method_state(tmp_path, state, {}, 0)
+    save_method_state(tmp_path, state, {}, 0, 1)
     found, _ = load_method_state(tmp_path, 0, 1)
     assert torch.equal(found["b"].pop(3), state["b"].pop(3)) and found == state

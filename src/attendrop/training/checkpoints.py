@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,24 @@ def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
     write_json(checkpoint / MANIFEST, {"files": files})
 
 
-def save_method_state(checkpoint: Path, state: Mapping[str, Any], rank_state: Mapping[str, Any], rank: int) -> None:
-    """Add the state of the method to a checkpoint: that of all processes, and that of this rank.
+def save_method_state(
+    checkpoint: Path, state: Mapping[str, Any], rank_state: Mapping[str, Any], rank: int, world_size: int
+) -> None:
+    """Add the state of the method to a checkpoint, in place of an earlier run's: that of all processes, and its own.
 
     Raises:
         AttendropError: A value is neither a tensor nor a plain value, so that it could not be read again.
     """
     for own in (state, rank_state):
         _check_plain(own, "state")
-    if state and rank == 0:
-        torch.save(dict(state), checkpoint / METHOD_STATE)
-    if rank_state:
-        torch.save(dict(rank_state), _rank_file(checkpoint, rank))
+    files = {_rank_file(checkpoint, rank): rank_state}
+    if rank == 0:
+        others = (_rank_file(checkpoint, other) for other in count(world_size))
+        files |= {checkpoint / METHOD_STATE: state} | {file: {} for file in takewhile(Path.exists, others)}
+    for file, content in files.items():
+        file.unlink(missing_ok=True)
+        if content:
+            torch.save(dict(content), file)
 
 
 def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -418,7 +418,8 @@ class RegularizedTrainer(TrainerHooks):
 
     def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
         """Add the state of the method, the loss since it was last logged, and then the manifest."""
-        save_method_state(checkpoint, *regularization.method_state_dicts(), self.args.process_index)
+        processes = (self.args.process_index, self.args.world_size)
+        save_method_state(checkpoint, *regularization.method_state_dicts(), *processes)
         total, since_step = self.unlogged_loss()
         loss = {"sum": self._over_processes(total).item() / self.args.world_size, "since_step": since_step}
         state = regularization.state_dict()
