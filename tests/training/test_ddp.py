@@ -117,3 +117,9 @@ def test_checkpoints_of_two_processes_are_complete(folder: Callable[[str], Path]
     checkpoint = folder("train recorded") / "recorded/checkpoint-3"
     assert is_complete(checkpoint)
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
+
+
+@pytest.mark.gpu
+def test_processes_stop_in_the_step_in_which_one_gets_a_signal(ranks: Results, folder: Callable[[str], Path]) -> None:
+    assert ranks("stopped") == [2, 2]
+    assert is_complete(folder("stopped") / "stopped/checkpoint-2")

@@ -22,6 +22,7 @@ from transformers import IntervalStrategy, Trainer, TrainerCallback, TrainerCont
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from attendrop.model_support.devices import gathered
 from attendrop.model_support.models import transformers_model
 from attendrop.training.model_call import replaced_attribute
 
@@ -307,7 +308,7 @@ class CheckpointAfterStep(JITCheckpointCallback):
         """Wait for the end of the step."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.jit_manager and self.jit_manager.is_checkpoint_requested:
+        if self.jit_manager and _is_set_in_any(self.jit_manager.is_checkpoint_requested, args):
             self.jit_manager.is_checkpoint_requested = False
             control.should_save = control.should_training_stop = True
             self._stopped_at = state.global_step
@@ -316,3 +317,8 @@ class CheckpointAfterStep(JITCheckpointCallback):
         self.on_step_end(args, state, control)
         if self._stopped_at == state.global_step and not _ends_epoch(state):
             control.should_evaluate = control.should_log = control.should_save = False
+
+
+def _is_set_in_any(flag: bool, args: TrainingArguments) -> bool:
+    """Return whether a flag is set in any process: a signal may reach each in another step, and all stop in one."""
+    return flag if args.world_size == 1 else any(gathered(flag))
