@@ -14,9 +14,9 @@ import pytest
 import yaml
 from helpers import tiny
 from helpers.command_line import Captured, assert_refused
-from rich.console import Console
 
 from attendrop import cli
+from attendrop.cli.console import MessageConsole
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
@@ -431,7 +431,7 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     now = 0.0
     monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
     jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
-    console = Console(record=True, width=200)
+    console = MessageConsole(record=True, width=200)
     progress = StudyProgress(console, 5)
     assert progress.state() == "0 of 5"
     progress(Event("kept", jobs[0]))

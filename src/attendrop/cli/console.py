@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,8 +16,16 @@ from attendrop.runs.run_folder import is_main_process
 from attendrop.text_tables import aligned
 
 
+class MessageConsole(Console):
+    """Console that remembers the warnings of files, and of the runs of a study, so that each is shown once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.warned: set[str] = set()
+
+
 @contextmanager
-def messages(*, quiet: bool) -> Iterator[Console]:
+def messages(*, quiet: bool) -> Iterator[MessageConsole]:
     """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yield the console.
 
     Only the main process of a distributed run prints.
@@ -25,12 +34,11 @@ def messages(*, quiet: bool) -> Iterator[Console]:
     import transformers
 
     interruptible()
-    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
-    shown: set[str] = set()
+    console = MessageConsole(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
 
     def warn_once(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in shown:  # a command may read the same file more than once
-            shown.add(str(message))
+        if str(message) not in console.warned:  # a command may read the same file more than once
+            console.warned.add(str(message))
             _warn(console, str(message))
 
     root, handler = logging.getLogger("attendrop"), _Handler(console)

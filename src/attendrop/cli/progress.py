@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop.cli.console import MessageConsole
 from attendrop.cli.training_summary import dropped_fraction
 from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.studies.units import Event, duration
@@ -124,12 +125,11 @@ class StudyProgress:
     The time left is estimated from the runs that finished, and the finished parts of those that run.
     """
 
-    def __init__(self, console: Console, units: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, console: MessageConsole, units: int = 0, *, quiet: bool = False) -> None:
         self.console, self.units, self.quiet = console, units, quiet
         self.running: dict[Path, float] = {}
         self.ended: dict[Path, str] = {}  # how each run ended: a search asks again for those that it has
         self.start = time.monotonic()
-        self.warned: set[str] = set()
         columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task("", total=units)
@@ -154,8 +154,8 @@ class StudyProgress:
                 logger.warning("%s failed: %s", folder.name, event.text)
             case "lost":
                 logger.warning("%s is run again: %s", folder.name, event.text)
-            case "warning" if event.text not in self.warned:
-                self.warned.add(event.text)
+            case "warning" if event.text not in self.console.warned:
+                self.console.warned.add(event.text)
                 logger.warning("%s: %s", folder.name, event.text)
         self._show(event)
 
