@@ -299,8 +299,11 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     (first.folder / "metrics.json").write_text("")
     run_units(units, tmp_path, workers=0)
     (first.folder / "metrics.json").write_text(written)
-    run_units(units, tmp_path, workers=0)
-    assert [path.name for path in tmp_path.glob("runs/*/failed.json")] == []
+    shutil.rmtree(second.folder)
+    second.folder.mkdir()
+    write(second.folder / ".failed.json.partial", {})  # of a unit that failed at once
+    assert run_units(units, tmp_path, workers=0)[1].error is None
+    assert [path.name for path in tmp_path.glob("runs/*/*failed.json*")] == []
 
 
 def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(
