@@ -20,7 +20,7 @@ from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
-from helpers.training import ALWAYS, LENGTHS, Gradients, trainer_of
+from helpers.training import ALWAYS, LENGTHS, Gradients, examples, trainer_of
 
 # Rows come to another process in the second epoch.
 RECORDED = ADDrop(p=0.5, q=0.5, layers="all", attribution="recorded")
@@ -119,6 +119,13 @@ def last_weights(folder: Path, rank: int, world: int, method: Any, **options: An
     return weights
 
 
+def evaluated(folder: Path, rank: int, world: int) -> float:
+    """Evaluate, and return the loss."""
+    options = {"eval_dataset": examples(count=12), "per_device_eval_batch_size": 8 // world}
+    options |= {"ddp_backend": "gloo"} if world > 1 else {}
+    return float(trainer_of(folder / "evaluated", **options).evaluate()["eval_loss"])
+
+
 class Signal(TrainerCallback):
     """SIGTERM, which reaches the second process a step later."""
 
@@ -153,6 +160,7 @@ JOBS: dict[str, Callable[[Path, int, int], Any]] = {
     "train recorded": partial(train, name="recorded", method=RECORDED),
     "resumed recorded": partial(train, name="recorded", method=RECORDED, resume="checkpoint-3"),
     "train group_by_length": partial(train, name="grouped", train_sampling_strategy="group_by_length"),
+    "evaluated": evaluated,
     "stopped": stopped,
 }
 for variant in ("dropout", "pruning"):
@@ -167,7 +175,7 @@ JOBS |= {
 # The jobs of the default tests, with a method of each kind; the others are slow.
 SAMPLE = (
     *("step bert", "train recorded", "resumed recorded", "train dropout", "resumed dropout"),
-    *("r-drop", "layerdrop, activation checkpointing", "stopped"),
+    *("r-drop", "layerdrop, activation checkpointing", "evaluated", "stopped"),
 )
 PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}
 

@@ -71,7 +71,8 @@ class RegularizedTrainer(TrainerHooks):
       newest checkpoint that is complete, and starts over if there is none.
     - Under gradient accumulation and DDP, losses that are a mean over the micro-batch (those of classification heads,
       and of any ``compute_loss`` or ``compute_loss_func`` that ignores ``num_items_in_batch``) give the gradient of the
-      mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
+      mean over the whole batch. The stock trainer multiplies it by the number of micro-batches, and such a loss of an
+      evaluation by the number of processes.
     - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained: a resumed
       run, and the saved model, would lose what they learnt.
 
@@ -108,6 +109,7 @@ class RegularizedTrainer(TrainerHooks):
         self.compute_reward_metrics = metrics
         self._regularization: Regularization | None = None
         self._regularized_loss: Callable[..., Any] | None = None
+        self._loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
         self._start: bytes | None = None
@@ -178,10 +180,15 @@ class RegularizedTrainer(TrainerHooks):
         """Return False for a model that the method will discard."""
         return self._regularization is None or not self._regularization.method_state.searching()
 
+    def is_mean_loss(self, inputs: dict[str, Any]) -> bool:
+        """Return whether the loss is a mean over a batch; see :meth:`TrainerLoss.is_mean`."""
+        self._loss = self._loss or TrainerLoss(self, self.regularizer)
+        return self._loss.is_mean(inputs)
+
     def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
-        trainer_loss = TrainerLoss(self, self.regularizer)
+        self._loss = trainer_loss = TrainerLoss(self, self.regularizer)
         self._regularization = Regularization(
             self._training_context(trainer_loss), self.regularizer, compiles=is_compiled(self.model_wrapped)
         )

@@ -65,6 +65,7 @@ class TrainerHooks(Trainer):
 
     kept_columns: Sequence[str] = ()
     has_stopped = False
+    _evaluates = False
 
     def train_sampler(self, rows: Any) -> Sampler[int] | None:
         """Make the sampler of training rows; None for that of ``transformers.Trainer``."""
@@ -85,6 +86,10 @@ class TrainerHooks(Trainer):
     def may_be_best(self) -> bool:
         """Return whether the model that was just evaluated can become the best one."""
         return True
+
+    def is_mean_loss(self, inputs: dict[str, Any]) -> bool:
+        """Return whether the loss is a mean over a batch, whatever number of items it is to be divided by."""
+        return False
 
     def found_best(self) -> None:
         """Called when the model that was just evaluated is the best so far."""
@@ -204,15 +209,23 @@ class TrainerHooks(Trainer):
         missing = [key for key in load_result.missing_keys if key not in absent]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    # Labels of -100 are not counted, not even among numbers to predict.
+    # Labels of -100 are not counted, not even among numbers to predict. The stock trainer multiplies the loss of an
+    # evaluation by the number of processes if it passes the number of items of all, also where that is ignored.
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        with replaced_attribute(self, "_evaluates", True):
+            return super().prediction_step(*args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
+        counted = batch_samples
         if is_stock_loss(self, self.compute_loss):
-            batch_samples = [
+            counted = [
                 {**batch, "labels": countable(batch["labels"])} if "labels" in batch else batch
                 for batch in batch_samples
             ]
-        return super()._get_num_items_in_batch(batch_samples, device)
+        number: Tensor | int | None = super()._get_num_items_in_batch(counted, device)  # of all processes
+        ignored = self._evaluates and self.args.world_size > 1 and number is not None
+        return None if ignored and self.is_mean_loss(batch_samples[0]) else number
 
     # The loss since it was last logged is in no checkpoint, so the next loss logged would be a mean over fewer steps
     # than those since the last one.

@@ -51,7 +51,7 @@ class TrainerLoss:
         self._refuse_smoothed_numbers(inputs)
         if not regularization.idle and regularization.model_columns is None:
             regularization.model_columns = self._model_columns(model, inputs)
-        is_mean = num_items_in_batch is not None and self._is_mean(inputs)
+        is_mean = num_items_in_batch is not None and self.is_mean(inputs)
         is_first = True
 
         def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
@@ -125,7 +125,7 @@ class TrainerLoss:
             )
         return set(arguments)
 
-    def _is_mean(self, inputs: dict[str, Any]) -> bool:
+    def is_mean(self, inputs: dict[str, Any]) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer treats it as a sum over ``num_items``.
 
         The stock trainer passes ``num_items_in_batch``, which most heads except those of language models ignore, as do
@@ -162,7 +162,7 @@ class TrainerLoss:
         """
         trainer = self.trainer
         is_passed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-        if not is_passed or not isinstance(batch.get("labels"), Tensor) or self._is_mean(dict(batch)):
+        if not is_passed or not isinstance(batch.get("labels"), Tensor) or self.is_mean(dict(batch)):
             return None
         return self._labels(batch).ne(-100).sum() * self._processes_averaged
 
