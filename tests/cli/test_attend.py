@@ -23,8 +23,8 @@ PAIR = ("the cat sees not the red bird", "a dog hears the bird")
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
     """A model of two layers and data, and runs that trained it."""
-    for name, method, seed in (("ad-drop", "ad-drop", 0), ("plain", "finetune", 1)):
-        train_run(tiny.config(folder, name, method=method, seed=seed, learning_rate=0.02, max_steps=3))
+    for name, method, options, seed in (("ad-drop", "ad-drop", {"p": 0.4}, 0), ("plain", "finetune", {}, 1)):
+        train_run(tiny.config(folder, name, method=method, options=options, seed=seed, learning_rate=0.02, max_steps=3))
     return folder
 
 
@@ -87,6 +87,9 @@ def test_options_choose_what_is_shown(folder: Path, capsys: Captured, tmp_path: 
     high = attend(capsys, *shown, "--set", "q=1.0", "--attribution", "integrated_gradient")
     assert high["method"] == "ad-drop"
     assert "integrated gradient" in file.read_text()
+    run = (f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1], *shown[-3:])
+    attend(capsys, *run, "--set", "q=1.0")
+    assert "ad-drop with p=0.4, q=1.0 drops" in file.read_text()
     nothing = attend(capsys, *shown, "--method", "mixout")
     assert nothing["method"] is None
     assert "Cross out" not in file.read_text()

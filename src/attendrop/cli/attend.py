@@ -43,12 +43,12 @@ def attend(
     from attendrop.reports.attention_viewer import attention_page, show_texts
 
     options = read_settings(settings or [])
-    chosen = build_method(method or DEFAULT_METHOD, options) if method is not None or options else None
+    chosen = None if method is None else build_method(method, options)
     folder = Path(model)
     is_run = folder.is_dir() and read_run(folder) is not None
     file = writable(folder, output or (folder / _FILE if is_run else _FILE), overwrite=overwrite)
     with messages(quiet=quiet):
-        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), seed=seed, device=device)
+        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )

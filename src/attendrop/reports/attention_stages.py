@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
+from attendrop.methods.core.registry import build_method, given_options, spelled_options
 from attendrop.model_support.devices import compute_device
 from attendrop.pruning.serialization import is_pruned
 from attendrop.reports.attention_maps import DropSettings
@@ -78,22 +79,32 @@ class Stages:
         return None if drops is None else drops.method
 
 
-def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
+def load_stages(
+    name: str,
+    method: Method | None,
+    default: Method,
+    *,
+    settings: Mapping[str, Any] = {},
+    seed: int = 0,
+    device: str = "auto",
+) -> Stages:
     """Load what is shown for a model.
 
     For the folder of a run: its base model, with the head with which training began if that was random, and the trained
-    model. The drops are those of ``method``, or of the run's or, if that drops nothing in attention, of ``default``;
-    ``seed`` determines them, and the head of a model that has none.
+    model. The drops are those of ``method``, or of the run's (of the second training, if it trained again) or, if that
+    drops nothing in attention, of ``default``, both with other options by ``settings``; ``seed`` determines them, and
+    the head of a model that has none.
 
     Raises:
-        AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded.
+        AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded; or the method
+            has no such options.
     """
     run = read_run(Path(name)) if Path(name).is_dir() else None
     if run is None:
-        found = _of_model(name, method or default, seed)
+        found = _of_model(name, method or _with_options(default, settings), seed)
     else:
         check_finished(name)
-        found = _of_run(Path(name), run, method, default, seed)
+        found = _of_run(Path(name), run, method, default, settings, seed)
     found.head.refuse("attend")
     for stage in found.stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
@@ -115,17 +126,33 @@ def _of_model(name: str, method: Method, seed: int) -> Stages:
     return Stages((stage,), tokenizer, head_of_model(model.config), None, None)
 
 
-def _of_run(folder: Path, run: Mapping[str, Any], method: Method | None, default: Method, seed: int) -> Stages:
-    config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
+def _with_options(method: Method, settings: Mapping[str, Any]) -> Method:
+    """Return the method with other values of some options."""
+    if not settings:
+        return method
+    given = given_options(method.name, method.options()) | spelled_options(method.name, settings)
+    return build_method(method.name, given)
+
+
+def _of_run(
+    folder: Path,
+    run: Mapping[str, Any],
+    method: Method | None,
+    default: Method,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> Stages:
     metrics = read_metrics(folder) or {}
+    config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
+    config = config.filled(**metrics.get("trained_again", {}))  # the method and the options of the final training
     check_keeps_model(str(folder))
     model, tokenizer = load_run_model(str(folder))
     head = head_of_model(model.config)
     task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)
-    of_run = method is None and own is not None
+    of_run = method is None and own is not None and not settings
     learnt = Learnt.of_run(folder) if of_run else None
-    shown = method or own or default
+    shown = method or _with_options(own or default, settings)
     epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or _STEPS)
     moment = DropMoment(seed, 0, max(steps, 1))
     first = _drops(shown, moment, epochs, first=True)
