@@ -16,6 +16,7 @@ from attendrop import cli
 from attendrop.cli import drops_output, probe_output
 from attendrop.reports import learned_patterns, run_drops
 from attendrop.reports.drops import DropMoment
+from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 
 AD_DROP: dict[str, Any] = {"method": "ad-drop", "epochs": 1}
@@ -198,6 +199,10 @@ def test_texts_in_windows_are_told_by_rows_and_windows(
         ("finetune", ["--probe", "--rates", "x"], "is not a list of numbers"),
         ("finetune", ["--probe", "--rates", "1.0"], "must be above 0 and below 1"),
         ("finetune", ["--probe", "--file", "x.csv"], "omit --file"),
+        ("finetune", ["--probe", "--fit", "2"], "--fit is for what AttendOut learnt"),
+        ("finetune", ["--rates", "0.3"], "--rates is for --probe, which is missing"),
+        ("first", ["--text-columns", "text"], "--text-columns is for --file, which is missing"),
+        ("pruned", [], "is pruned, and its fast layers compute no attention weights"),
         ("finetune", ["--csv", "/nowhere/x.csv"], "cannot be written"),
         ("first", ["--file", "/nowhere/x.csv"], "/nowhere/x.csv"),
         ("model", [], "holds no finished run"),
@@ -206,7 +211,7 @@ def test_texts_in_windows_are_told_by_rows_and_windows(
     ],
 )
 def test_mistakes_are_one_sentence(
-    folder: Path, capsys: Captured, name: str, arguments: list[str], message: str
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str, arguments: list[str], message: str
 ) -> None:
     (folder / "without").mkdir(exist_ok=True)
     for file in ("run.json", "metrics.json"):
@@ -214,6 +219,9 @@ def test_mistakes_are_one_sentence(
     record = json.loads((folder / "without" / "run.json").read_text())
     (folder / "without" / "run.json").write_text(json.dumps(record | {"files": {}}))
     place = run(folder, name) if name in RUNS else folder / name
+    if name == "pruned":
+        monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+        prune_run(str(folder / "first"), str(place), layers="1,", device="cpu")
     capsys.readouterr()
     assert cli.main(["patterns", str(place), *arguments, "--device", "cpu", "--quiet"]) == 2
     out, err = capsys.readouterr()

@@ -14,6 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.declared_options import names
 from attendrop.runs.model_source import Source
 
+_RATES = "0.1,0.3,0.5,0.7,0.9"
 logger = logging.getLogger(__name__)
 
 
@@ -35,7 +36,7 @@ def patterns(
             "--probe", help="Measure loss and score without positions of high, low or random attribution instead."
         ),
     ] = False,
-    rates: Annotated[str, typer.Option(help="With --probe: fractions to drop.")] = "0.1,0.3,0.5,0.7,0.9",
+    rates: Annotated[str, typer.Option(help="With --probe: fractions to drop.")] = _RATES,
     fit: Annotated[
         int | None,
         typer.Option(help="For attendout: least number of linear pieces of a fitted schedule.", show_default="none"),
@@ -53,6 +54,13 @@ def patterns(
     as_json: Json = False,
 ) -> None:
     """Show what a run's method drops in attention, and what AttendOut learnt; or probe the model by dropping."""
+    of_learnt = {"--fit": fit, "--output": output, "--options": options}
+    if probe and (given := next((name for name, value in of_learnt.items() if value is not None), None)):
+        raise AttendropError(f"{given} is for what AttendOut learnt, which --probe does not show; omit it, or --probe.")
+    if not probe and rates != _RATES:
+        raise AttendropError("--rates is for --probe, which is missing; add it, or omit --rates.")
+    if text_columns is not None and file is None:
+        raise AttendropError("--text-columns is for --file, which is missing; add it, or omit --text-columns.")
     from attendrop.cli.drops_output import show_drops
     from attendrop.cli.patterns_output import learns_patterns, show_patterns
     from attendrop.cli.probe_output import parse_rates, show_probe

@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_least
+from attendrop.attention.adapter import ModelAdapter
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import ANSWER_MASK, to_device
@@ -95,7 +96,7 @@ def record_run_drops(
     training. Before each step, ``on_batch`` is called with the number of steps done, and the number of all.
 
     Raises:
-        AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.
+        AttendropError: There is no finished run, it kept no model, or a pruned one; its data changed or cannot be read.
     """
     run, metrics = read_finished(run_dir)
     config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
@@ -111,6 +112,7 @@ def record_run_drops(
     else:
         model, tokenizer = load_run_model(run_dir)
         columns = _file_columns(model, tokenizer, config, source, source.file)
+    ModelAdapter(model)  # refuses a pruned model, of whose fast layers nothing can be dropped
     head = head_of_model(model.config)
     count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
     head.refuse("patterns")
