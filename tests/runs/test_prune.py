@@ -230,6 +230,7 @@ def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys:
         (("--layers", ">=0.5"), "there is none here"),
         (("--select-by", "method"), "learnt no ranking of layers"),
         (("--recover-epochs", "-1"), "recover-epochs must be at least 0"),
+        (("--layers", "1", "--tolerance", "0.5"), "tolerance=0.5 is for layers='auto'"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )

@@ -91,10 +91,11 @@ def prune(
         pi: For each layer the fraction of its units that a method learnt to drop, in order or by keys such as
             ``"encoder.0"``. Layers are pruned in this order, highest first. Default: by importance, the loss on
             ``batches`` when only this layer's attention is constant, lowest first.
-        tolerance: See ``layers``; in units of the score.
+        tolerance: See ``layers``; in units of the score; for ``"auto"`` only.
 
     Raises:
-        AttendropError: The model or the selection of layers is not supported, or a required argument is missing.
+        AttendropError: The model or the selection of layers is not supported, or a required argument is missing; or a
+            tolerance is given that selects nothing.
     """
     selection, model = parse_selection(layers), getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, PrunedModel):
@@ -138,10 +139,12 @@ def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
     return LayerSelection(layers=tuple(sorted(set(numbers))))
 
 
-def check_tolerance(tolerance: float) -> None:
-    """Raise AttendropError if a tolerance is negative, or NaN."""
+def check_tolerance(tolerance: float, selection: LayerSelection) -> None:
+    """Raise AttendropError if a tolerance is negative, or NaN, or if nothing is selected by it."""
     if not tolerance >= 0:
         raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    if tolerance and not selection.auto:
+        raise AttendropError(f"tolerance={tolerance} is for layers='auto', but layers are given; omit one of them.")
 
 
 def prune_selected(
@@ -156,6 +159,7 @@ def prune_selected(
 
     Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
     """
+    check_tolerance(tolerance, selection)
     attention_layers = prunable_layers(model)
     selection.check(len(attention_layers))
     chosen: Sequence[int]
@@ -197,7 +201,6 @@ def choose_count(
     model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
 ) -> tuple[PrunedModel, list[Trial]]:
     """Prune an increasing number of layers, and keep the largest within ``tolerance``; also return all trials."""
-    check_tolerance(tolerance)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni, for all intervals together
     best = PrunedModel(mask_layers(model, []))
     before = _predictions(judge, best)

@@ -102,7 +102,7 @@ def prune_run(
     """
     check_choice("select_by", select_by, SELECT_BY)
     selection = parse_selection(layers)
-    check_tolerance(tolerance)
+    check_tolerance(tolerance, selection)
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
         run = _load(run_dir, data_dir, device)
