@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import tiny
 from helpers.finished_runs import write_runs
 
+from attendrop.files.output_files import write_json
 from attendrop.reports.results import read_results
 from attendrop.reports.tables import ResultTable, make_result_table
-from attendrop.studies.answer import cells
+from attendrop.studies.answer import answer, cells
 
 PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
 
@@ -80,6 +82,17 @@ def test_what_is_no_other_task_of_the_same_model_is_not_averaged(tmp_path: Path,
     for more in (one, other):
         write_runs(tmp_path, "finetune", PLAIN, **more)
     assert len(make_result_table(read_results(tmp_path)).columns) == 2
+
+
+def test_files_of_the_same_name_in_other_folders_are_averaged(tmp_path: Path) -> None:
+    settings = {}
+    for place in ("a", "b"):
+        files = {"task": None, "train_file": f"/{place}/train.csv", "label_column": "label"}
+        runs = write_runs(tmp_path, "finetune", PLAIN, config=files)
+        settings[place] = answer([tiny.read_metrics(run) for run in runs]).as_dict()
+    assert make_result_table(read_results(tmp_path)).columns[-1] == "average"
+    write_json(tmp_path / "answer.json", {"settings": settings})
+    assert make_result_table(read_results(tmp_path)).columns == ("a", "b", "average")
 
 
 def test_an_average_with_a_flattered_score_is_marked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
-from attendrop.studies.method_rows import has_score, method_label, scored_data
+from attendrop.studies.method_rows import has_score, method_label, scored_data, trained_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, LABEL, REFERENCE, RUNS
 from attendrop.wording import counted
@@ -184,6 +184,7 @@ def _recorded(name: str, found: Answer, runs: Sequence[ReportedRun]) -> Reported
     """Collect the runs that an answer names."""
     labels = {folder: row.label for row in found.rows for folder in row.folders.values()}
     own = tuple(replace(run, label=labels[at]) for run in runs if (at := Path(run.folder).name) in labels)
+    found = replace(found, data=trained_data(own[0].metrics) if own else "")
     return ReportedSetting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
 
 

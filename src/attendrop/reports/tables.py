@@ -123,7 +123,7 @@ def score_scale(metric: str) -> float:
 
 def _are_averaged(answers: Sequence[Answer]) -> bool:
     """Whether settings have an average: they differ in the task alone, and no score is an error."""
-    models, tasks = ({getattr(found, name) for found in answers} for name in ("model", "task"))
+    models, tasks = {found.model for found in answers}, {found.data or found.task for found in answers}
     scaled = all(score_scale(found.metric) != 1 for found in answers)
     return scaled and len(models) == 1 < len(tasks) == len(answers)
 

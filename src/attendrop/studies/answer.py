@@ -20,6 +20,7 @@ from attendrop.studies.method_rows import (
     method_rows,
     scored_on,
     scored_unlike,
+    trained_data,
 )
 from attendrop.studies.units import BASELINES
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
@@ -51,8 +52,7 @@ class Answer:
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
-        data: The training file with its folder and the column of its labels, or the task; not written, and empty where
-            it was read.
+        data: See :func:`attendrop.studies.method_rows.trained_data`; not written, and empty where it was read.
     """
 
     task: str
@@ -226,7 +226,7 @@ def answer(
         else "One seed gives no intervals."
         if differences
         else "Nothing is compared with the reference: there are no intervals.",
-        data=first["task"] if file is None else f"{file}: {first['config'].get('label_column')}",
+        data=trained_data(first),
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, given))
 

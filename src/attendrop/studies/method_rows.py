@@ -250,6 +250,13 @@ def scored_data(run: Metrics, count: str = "") -> str:
     return place + count + (f", trained on {trained}" if evaluated else "")
 
 
+def trained_data(run: Metrics) -> str:
+    """Distinguish the data of a run: the training file with its folder and the column of its labels, or the task."""
+    config = run.get("config", {})
+    file = config.get("train_file")
+    return str(run["task"] if file is None else f"{file}: {config.get('label_column')}")
+
+
 def holds_for(run: Metrics, *, new_rows: bool) -> str:
     """Describe what the intervals of a comparison hold for, given a run, and whether they are on ``new_rows``."""
     config = run.get("config", {})
