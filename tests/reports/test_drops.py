@@ -203,6 +203,11 @@ def test_the_best_pattern_of_a_search_is_used() -> None:
     assert fraction(found.layers["encoder.1"]) == 0
 
 
+def test_a_method_with_a_column_of_its_own_is_shown_on_rows_that_have_it() -> None:
+    with pytest.raises(AttendropError, match=r"only the run's training rows have: look at these .*, without --file"):
+        record(attendrop.StructureMask(structure="dependencies"))
+
+
 def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:
     (found,) = record(TABLE["ad-drop recorded"])
     assert drops_any(found)

@@ -21,6 +21,7 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.context import TrainingContext, tokens_of
@@ -138,8 +139,14 @@ def record_drops(
         The passes of the trained model with changes, in their order: several for a method that runs several.
 
     Raises:
-        AttendropError: The method cannot act on the model or the batch, or what it learnt was not saved.
+        AttendropError: The method cannot act on the model or the batch, which may lack a column that it reads, or what
+            it learnt was not saved.
     """
+    if missing := next((name for name in method.columns if name not in batch), None):
+        raise AttendropError(
+            f"Method '{method.name}' reads the column {missing!r}, which only the run's training rows have: look at "
+            "these (`attendrop patterns RUN`, without --file), or at another method (`attendrop attend`, --method)."
+        )
     passes: list[PassDrops] = []
 
     def compute_loss(given: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
