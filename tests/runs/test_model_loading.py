@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,18 @@ def test_head_of_another_size_is_replaced_with_a_warning(
     load_model_and_tokenizer(str(tmp_path), None)
     assert not caplog.records
     load_model_and_tokenizer(str(tmp_path), named_task("rte"))
-    assert "has another number of outputs" in caplog.text
+    assert "has another number of outputs; a new one takes its place" in caplog.text  # a linear probe, mostly
+
+
+def test_a_head_that_is_kept_for_other_classes_is_named(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for part in load_model_and_tokenizer(str(bert), TASK):
+        part.save_pretrained(tmp_path)
+    load_model_and_tokenizer(str(tmp_path), replace(TASK, label_names=("No", "yes", "perhaps")))
+    assert not caplog.records
+    load_model_and_tokenizer(str(tmp_path), replace(TASK, label_names=("maybe", "no", "yes")))
+    assert "its outputs for 'no', 'yes', 'perhaps' start as those for 'maybe', 'no', 'yes'; to" in caplog.text
 
 
 def test_missing_weights_of_the_body_are_named(bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

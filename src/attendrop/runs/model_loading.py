@@ -21,8 +21,11 @@ from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config,
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.values import plain
+from attendrop.wording import names_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     with _load_errors(name), without_report():
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         head = head_of_model(config) if task is None else task.head
+        trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
             head.configure(config)
             if head.has_pooling:
@@ -87,7 +91,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         tokenizer = head.load_preprocessor(place)
     freeze_unsaved(model)
     declare_output(model, head.output_kind)
-    _report_loading(name, model, found, keeps_head=task is None, has_head=head.pretrained)
+    _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
     head.fit_preprocessor(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
@@ -175,9 +179,9 @@ def _check_weights(folder: Path) -> None:
 
 
 def _report_loading(
-    name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool, has_head: bool
+    name: str, model: PreTrainedModel, found: dict[str, Any], trained_for: list[str], head: Head, *, keeps_head: bool
 ) -> None:
-    """Warn of weights that are in no file, except those of a head that pre-trained models do not have."""
+    """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
     missing = sorted(found["missing_keys"])
     resized = sorted(key[0] for key in found["mismatched_keys"])
     body = f"{model.base_model_prefix}."
@@ -191,7 +195,7 @@ def _report_loading(
             "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
-    if has_head and in_head:
+    if head.pretrained and in_head:
         logger.warning(
             "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,
@@ -199,7 +203,17 @@ def _report_loading(
             in_head[0],
         )
     if resized:
-        logger.warning("The head of %s has another number of outputs; a new one starts at random.", name)
+        logger.warning("The head of %s has another number of outputs; a new one takes its place.", name)
+    named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
+    as_many = not in_head and len(trained_for) == len(head.output_names) > 1
+    if named and as_many and list(map(plain, trained_for)) != list(map(plain, head.output_names)):
+        logger.warning(
+            "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
+            "to start with a new head, train the model that it came from.",
+            name,
+            names_of(trained_for),
+            names_of(head.output_names),
+        )
 
 
 @contextmanager
