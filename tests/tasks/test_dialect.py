@@ -147,6 +147,8 @@ def test_decimal_commas_are_read_where_semicolons_separate_columns(tmp_path: Pat
     assert chunk.columns["label"] == [0.5, -1.25, 3.0]
     with pytest.raises(AttendropError, match="look like numbers, but are not read as such"):
         load_files(train_file=scores(tmp_path, ",", "0,5", "1,5"), **options)
+    with pytest.raises(AttendropError, match=r"mix numbers, such as '0.5' .* text, such as '-' .*--skip-bad-rows"):
+        load_files(train_file=scores(tmp_path, ";", "0,5", "-", "1,5"), **options)
 
 
 # Workbooks ------------------------------------------------------------------------------------------------------------

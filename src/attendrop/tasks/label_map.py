@@ -23,6 +23,7 @@ from attendrop.tasks.values import (
     class_name,
     is_missing,
     json_list,
+    may_be_missing,
     number_form,
     plain,
     pointed,
@@ -131,7 +132,7 @@ def as_meant(
     Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has; a row
     with other values than yes or no is reported to ``bad``. Labels that ``meanings`` lacks are kept. A value may hold
     several labels if the label type is in ``SEVERAL_CLASSES``. If labels are numbers, by a type in ``NUMBER`` or all of
-    them with "auto", ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
+    them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
     """
     if column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
         table.values(names)  # raises if one is missing
@@ -143,7 +144,7 @@ def as_meant(
         return table
     if meanings:
         table = table.mapped(column, partial(_meaning, meanings, label_type in SEVERAL_CLASSES))
-    numbers = label_type in NUMBER or (label_type == "auto" and all(map(_is_number, table.column(column))))
+    numbers = label_type in NUMBER or (label_type == "auto" and all(map(_may_be_number, table.column(column))))
     if table.delimiter == ";" and numbers:
         table = table.mapped(column, lambda value: pointed(value) if _is_number(value) else value)
     return table
@@ -176,6 +177,10 @@ def labels_in(value: str) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return not str(value).strip() or number_form(pointed(str(value)).strip()) in ("whole", "decimal")
+
+
+def _may_be_number(value: Any) -> bool:
+    return _is_number(value) or may_be_missing(str(value))
 
 
 def _text(value: Any) -> str:
