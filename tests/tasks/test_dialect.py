@@ -178,7 +178,7 @@ def test_a_workbook_is_read_as_its_csv_would_be(tmp_path: Path) -> None:
     day = datetime(2024, 5, 31)
     header: list[object] = ["text", "label", "date", "score", None]
     path = workbook(tmp_path / "a.xlsx", [], header, ["one", 1, day, 0.5], [], ["two", 2.0, None, 3])
-    with pytest.warns(UserWarning, match=r"of its sheets Sheet, tickets, 'tickets' is read"):
+    with pytest.warns(UserWarning, match=r"Sheet, tickets, 'tickets' is read; to read another, move it to the"):
         table: Table = read_table(path)
     assert table.columns == ["text", "label", "date", "score"]
     assert table.rows == [["one", "1", "2024-05-31", "0.5"], ["two", "2", "", "3"]]

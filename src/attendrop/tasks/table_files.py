@@ -229,7 +229,11 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         else:
             return
         if len(book.sheetnames) > 1:
-            warnings.warn(f"{path}: of its sheets {', '.join(book.sheetnames)}, {sheet.title!r} is read.", stacklevel=2)
+            warnings.warn(
+                f"{path}: of its sheets {', '.join(book.sheetnames)}, {sheet.title!r} is read; to read another, move "
+                "it to the front, or save it as CSV.",
+                stacklevel=2,
+            )
         # A row that is longer than the header has values without a column, an error as in CSV.
         padded = ((line, row + [""] * (width - len(row))) for line, row in rows)
         records = ((line, row if any(row[width:]) else row[:width]) for line, row in padded)
