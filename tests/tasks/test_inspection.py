@@ -93,6 +93,14 @@ def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
     assert note.startswith(f"column 'label': the labels 'N/A' ({file}, line 4) are read as classes")
 
 
+def test_objects_have_no_columns_of_texts_and_labels(tmp_path: Path) -> None:
+    row = {"ticket": {"subject": "where is it", "id": 1}, "fields": {"team": "billing"}, "note": None}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row | {"id": n}) + "\n" for n in range(9)))
+    assert inspect_files(tmp_path / "a.jsonl").doubts()["objects"] == (
+        "Columns of objects: 'ticket', 'fields'; to read a value in one, give it a column of its own."
+    )
+
+
 def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
     texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
     lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]

@@ -270,6 +270,11 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if skipped := found.bad.skipped:
         places = skipped_places(skipped)
         yield "skipped", f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
+    if objects := [name for name in found.table.columns if _holds_objects(found, name)]:
+        yield (
+            "objects",
+            f"Columns of objects: {names_of(objects)}; to read a value in one, give it a column of its own.",
+        )
     if not found.text_columns:
         return
     # Choices may be fewer than their columns.
@@ -319,6 +324,12 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     for role in (EMPTY, CONSTANT):
         if names := [column.name for column in found.columns if column.role == role]:
             yield role, f"{role.capitalize()} columns: {names_of(names)}."
+
+
+def _holds_objects(found: Inspection, name: str) -> bool:
+    """Return whether a column has objects in most rows, which are read as answers to questions only."""
+    values = found.table.column(name)
+    return name != found.label_column and 2 * sum(isinstance(value, dict) for value in values) > len(values)
 
 
 def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:
