@@ -117,7 +117,9 @@ def test_names_and_labels_are_on_one_line(folder: Path, tmp_path: Path) -> None:
     assert (setting.name, [*setting.labels.values()]) == ("pairs of texts", ["R-Drop of two lines"])
 
 
-def test_settings_of_a_grid_of_data_are_named_by_them(folder: Path, tmp_path: Path) -> None:
+def test_settings_of_a_grid_of_data_are_named_by_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [str(folder / "train.csv"), str(folder / "dev.csv")]
     data = [
         *({"task": ["cola", "rte"], "max_train_samples": 16}, {"name": 2024, "task": "cola", "shots": [2, 4]}),
@@ -125,6 +127,11 @@ def test_settings_of_a_grid_of_data_are_named_by_them(folder: Path, tmp_path: Pa
     ]
     study = read_study(write(tmp_path / "study.yaml", content(folder, data=data)))
     assert [each.name for each in study.settings] == ["cola", "rte", "2024, shots=2", "2024, shots=4", "train", "dev"]
+    monkeypatch.chdir(folder)
+    models = ["model", str(tmp_path)]
+    study = read_study(write(tmp_path / "study.yaml", content(folder, models=models)))
+    assert [each.name for each in study.settings] == [f"pairs, model={model}" for model in models]
+    assert study.units[0].config.model == str(folder / "model")
 
 
 def test_a_file_alone_is_scored_on_a_part_of_it(folder: Path, tmp_path: Path) -> None:

@@ -284,9 +284,10 @@ def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str
     """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
     values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
     varied = [name for name in values if len(values[name]) > 1]
+    here = f"{Path.cwd()}{os.sep}"  # tables and figures are to show paths as the file has them
     for point in product(*values.values()):
         found = dict(zip(values, point, strict=True))
-        yield found, {name: f"{name}={found[name]}" for name in varied}
+        yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
 
 
 def _listed(value: Any) -> list[Any]:
