@@ -277,6 +277,9 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
         )
     if not found.text_columns:
         return
+    read = (*found.text_columns, *label_columns(found.table.columns, found.label_column))
+    if any(re.fullmatch(r"(\.\d+)?", name) for name in read):  # as a reader numbers them
+        yield "unnamed", "Texts or labels are in a column without a name: delete a title above the header, or name it."
     # Choices may be fewer than their columns.
     there = all if found.label_type in ONE_CLASS + SEVERAL_CLASSES + NUMBER else any
     if missing := sum(not there(row) for row in texts):
