@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -278,8 +278,8 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if not found.text_columns:
         return
     read = (*found.text_columns, *label_columns(found.table.columns, found.label_column))
-    if any(re.fullmatch(r"(\.\d+)?", name) for name in read):  # as a reader numbers them
-        yield "unnamed", "Texts or labels are in a column without a name: delete a title above the header, or name it."
+    if any(re.fullmatch(r"(\.\d+)?", name) for name in read) or _is_undivided(found.table):  # as a reader numbers them
+        yield "unnamed", "The header does not name all columns that are filled: delete a title above it, or name them."
     # Choices may be fewer than their columns.
     there = all if found.label_type in ONE_CLASS + SEVERAL_CLASSES + NUMBER else any
     if missing := sum(not there(row) for row in texts):
@@ -333,6 +333,13 @@ def _holds_objects(found: Inspection, name: str) -> bool:
     """Return whether a column has objects in most rows, which are read as answers to questions only."""
     values = found.table.column(name)
     return name != found.label_column and 2 * sum(isinstance(value, dict) for value in values) > len(values)
+
+
+def _is_undivided(table: Table) -> bool:
+    """Return whether a file has one column, most of whose values would be divided alike by another separator."""
+    values = [str(value) for row in table.rows for value in row] if table.delimiter and len(table.columns) == 1 else []
+    alike = [Counter(value.count(separator) for value in values) for separator in SEPARATORS]
+    return any(2 * rows > len(values) for counts in alike for number, rows in counts.items() if number)
 
 
 def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]:
