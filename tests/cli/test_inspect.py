@@ -94,6 +94,12 @@ def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, c
         )
 
 
+def test_the_commands_leave_out_words_for_missing_numbers(tmp_path: Path, capsys: Captured) -> None:
+    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": ["1.5", "2", "-"][n % 3]} for n in range(9)])
+    assert cli.main(["inspect", str(tmp_path / "a.jsonl")]) == 0
+    assert capsys.readouterr().out.endswith(" --label-column score --label-type number --skip-bad-rows\n")
+
+
 def test_the_commands_for_paths_of_images_ask_for_a_model(tmp_path: Path, capsys: Captured) -> None:
     write_rows(tmp_path / "a.jsonl", [{"path": f"cats/{n}.png", "label": "ab"[n % 2]} for n in range(9)])
     assert cli.main(["inspect", str(tmp_path / "a.jsonl"), "--text-columns", "path"]) == 0

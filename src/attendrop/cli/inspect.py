@@ -175,7 +175,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     words = [*evaluated, *_columns_named(found)]
     words += [word for option, value in data.items() if value is not None for word in (option, value)]
     refused = {"skipped", "without_text", "not_text", "without_label", "empty_label"}
-    words += ["--skip-bad-rows"] if doubts.keys() & refused else []
+    no_numbers = found.label_type in NUMBER and found.unclear  # words for missing ones
+    words += ["--skip-bad-rows"] if no_numbers or doubts.keys() & refused else []
     words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS or _are_images(found) else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:

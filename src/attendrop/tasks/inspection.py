@@ -31,6 +31,7 @@ from attendrop.tasks.values import (
     joined_labels,
     label_names,
     listed,
+    may_be_missing,
     number_form,
     plain,
     text_problem,
@@ -452,7 +453,8 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings
     if _is_listed(first) or joined_labels(values):
         return "labels"
     meant = as_meant(table, column, meanings, "auto").column(column)
-    forms = {number_form(text) for value in meant if (text := "" if is_missing(value) else written(value))}
+    written_labels = ("" if is_missing(value) else written(value) for value in meant)
+    forms = {number_form(text) for text in written_labels if not may_be_missing(text)}
     return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
 
 
