@@ -164,11 +164,11 @@ RECORDED = ADDrop(p=0.3, attribution="recorded", layers="all")
 @pytest.mark.parametrize(
     ("classes", "rows", "options", "expected"),
     [
-        (20, 200, {}, RECORDED),
+        (20, 400, {}, RECORDED),
         (20, 200, {"q": 0.5}, replace(RECORDED, q=0.5)),
         (20, 200, {"p": 0.1}, USUAL),
         (20, 200, {"target": "gold_label"}, replace(USUAL, target="gold_label")),
-        (20, 201, {}, USUAL),
+        (20, 401, {}, USUAL),
         (19, 57, {}, USUAL),
         (20, 40, {"method": "ad-drop+r-drop"}, Compose(RECORDED, RDrop())),
         (20, 40, {"label_type": "number"}, USUAL),

@@ -47,7 +47,7 @@ _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") 
 # What an option that is None stands for, unless the data decide otherwise.
 _USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
 # The defaults for data with at least this many classes and at most this many rows per class: docs/does-it-help.md.
-_MANY_CLASSES, _FEW_ROWS = 20, 10
+_MANY_CLASSES, _FEW_ROWS = 20, 20
 _OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 
 
