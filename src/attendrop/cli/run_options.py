@@ -122,7 +122,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def path_argument(help: str, metavar: str | None = None) -> Any:
     """Declare an argument of a command that is a path, in which ``~`` is replaced, as where no shell does."""
-    return typer.Argument(metavar=metavar, help=help, callback=lambda path: os.path.expanduser(path))
+    return typer.Argument(metavar=metavar, help=help, callback=os.path.expanduser)
 
 
 def file_argument(option: str) -> Any:

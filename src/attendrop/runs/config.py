@@ -175,7 +175,7 @@ class RunConfig:
         "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
     )
     warmup: float = option(0.1, "optimization", "Fraction of all steps.", FRACTION)
-    """Less than one step is no warm-up: the first step of one has a learning rate of 0."""
+    """A warm-up of less than one step is left out."""
     max_length: int = option(128, "length", "In tokens.")
     long_texts: str | None = option(
         None,
