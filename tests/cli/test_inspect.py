@@ -94,6 +94,13 @@ def test_the_commands_keep_a_type_of_labels_that_was_asked_for(tmp_path: Path, c
         )
 
 
+def test_ratings_are_classes_unless_said_otherwise(tmp_path: Path, capsys: Captured) -> None:
+    for first, options, hint in ((1, [], True), (1, ["--label-type", "class"], False), (0, [], False)):
+        write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "stars": n % 5 + first} for n in range(30)])
+        assert cli.main(["inspect", str(tmp_path / "a.jsonl"), *options]) == 0
+        assert ("(5 classes; if they are ratings, --label-type number)." in capsys.readouterr().out) is hint
+
+
 def test_the_commands_leave_out_words_for_missing_numbers(tmp_path: Path, capsys: Captured) -> None:
     write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": ["1.5", "2", "-"][n % 3]} for n in range(9)])
     assert cli.main(["inspect", str(tmp_path / "a.jsonl")]) == 0

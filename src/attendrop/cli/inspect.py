@@ -97,7 +97,8 @@ def _reading(found: Inspection) -> str:
         return f"{texts}, no label"
     number, kind = len(found.labels), ""
     if found.label_type in ONE_CLASS:
-        kind = f" ({number} class{'' if number == 1 else 'es'})"
+        rated = "; if they are ratings, --label-type number" if found.may_be_ratings else ""
+        kind = f" ({number} class{'' if number == 1 else 'es'}{rated})"
     elif found.label_type in SEVERAL_CLASSES:
         kind = f" ({counted(number, 'label')}, several of a row)"
     elif found.label_type in NUMBER:

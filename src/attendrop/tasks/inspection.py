@@ -83,6 +83,7 @@ class Inspection:
     notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
     quoted: bool  # whether fields are quoted in the file
     unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
+    may_be_ratings: bool  # whether labels that are guessed to be classes may be ratings, such as 1 to 5
     bad: BadRows  # that cannot be read
 
     @property
@@ -204,8 +205,8 @@ def inspect_files(
         warnings.simplefilter("always")
         unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
     notes = tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted)))
-    others = tuple(candidates[1:])
-    return Inspection(table, read, texts, label_column, others, kind, labels, notes, quoted, unclear, bad)
+    others, rated = tuple(candidates[1:]), is_guess and _are_ratings(labels)
+    return Inspection(table, read, texts, label_column, others, kind, labels, notes, quoted, unclear, rated, bad)
 
 
 def candidate_columns(
@@ -350,6 +351,11 @@ def _labels(table: Table, column: str | None, label_type: str) -> dict[str, int]
     values = table.column(column)
     named = values if several else [class_name(value) for value in values if value_problem(value) is None]
     return label_counts(named, several=several)
+
+
+def _are_ratings(labels: Collection[str]) -> bool:
+    """Return whether labels look like ratings: whole numbers from 1 to at most 10, of which there are at least four."""
+    return len(labels) > 3 and all(number_form(label) == "whole" and 1 <= int(label) <= 10 for label in labels)
 
 
 def _unclear(tables: Sequence[Table], column: str, labels: Collection[str]) -> str:
