@@ -78,9 +78,10 @@ def test_a_model_that_could_not_be_saved_in_training_is_refused() -> None:
         pass
 
 
-def test_a_batch_without_labels_is_an_error() -> None:
-    batch = zoo.batch_of("bert", labels=False)
-    with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"labels"):
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_a_batch_without_labels_is_an_error(return_dict: bool) -> None:
+    model, batch = zoo.build("bert", return_dict=return_dict), zoo.batch_of("bert", labels=False)
+    with regularize(model, METHOD) as reg, pytest.raises(AttendropError, match=r"labels"):
         reg.loss(batch)
 
 

@@ -16,7 +16,7 @@ from attendrop.errors import AttendropError
 def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
     """Return the loss among the outputs of a model, and the outputs; raise AttendropError if there is no loss."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
-    if loss is None:
+    if loss is None or loss.ndim > 1:  # a tuple without a loss begins with logits
         raise AttendropError("The model returned no loss; the batch needs 'labels'.")
     return loss, outputs
 
