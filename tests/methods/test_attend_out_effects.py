@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,14 @@ def test_the_second_period_of_a_pair_drops_the_other_layers() -> None:
         assert all(a != b for a, b in zip(first, second, strict=True))
     share = sum(drawn(seed, 0, 1)[0] for seed in range(400)) / 400
     assert share == pytest.approx(0.5, abs=0.08)
+
+
+def test_rounding_takes_no_pair_of_periods_from_the_exploration() -> None:
+    # 0.58 * 100 is 57.99999999999999.
+    state: Any = SimpleNamespace(method=AttendOut(dropout_step=1, explore=0.58), found=None)
+    state.training = SimpleNamespace(total_steps=100)
+    for state.number in (57, 58):
+        assert effects.EffectsState.exploring.fget(state) == (state.number < 58)
 
 
 # --- Runs

@@ -146,7 +146,7 @@ class EffectsState(MethodState):
     def exploring(self) -> bool:
         """Whether the current period explores. Without a known number of steps all do."""
         total = self.training.total_steps
-        pairs = math.inf if total is None else int(self.method.explore * total / (2 * self.method.dropout_step))
+        pairs = math.inf if total is None else int(self.method.explore * total / (2 * self.method.dropout_step) + 1e-6)
         return self.found is None and self.number < 2 * pairs
 
     def dropped(self) -> list[str]:
