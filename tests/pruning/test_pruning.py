@@ -306,6 +306,14 @@ def test_zero_queries_are_constant_attention(name: str) -> None:
         near(mask_layers(model, [1])(**batch).logits, expected)
 
 
+def test_equal_weights_are_as_exact_as_the_model() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64).eval(), zoo.batch_of("bert")
+    with torch.no_grad():
+        expected = mask_layers(model, [0])(**batch).logits
+        for found in (passed(model, batch, ConstantAttention(["encoder.0"])), prune(model, [0])(**batch)):
+            near(found.logits, expected, 1e-13)
+
+
 @pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2-class"])
 def test_recovery_leaves_attention_constant(name: str) -> None:
     model = zoo.build(name)

@@ -140,8 +140,8 @@ class AttentionComputation:
         """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
         if self.valid is None:
             return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
-        # Half precision counts exactly to 256 only.
-        weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
+        exact = torch.promote_types(self.value.dtype, torch.float32)  # half precision counts exactly to 256 only
+        weights = self.valid / self.valid.sum(-1, keepdim=True, dtype=exact).clamp(min=1)
         return weights.to(self.value.dtype)
 
     def _without_keys(self, valid: Tensor) -> Tensor:

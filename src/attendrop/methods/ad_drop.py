@@ -334,6 +334,6 @@ class RecordedState(MethodState):
 
 def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
     """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
-    kept = ~drop
-    scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True).clamp(min=1)
+    kept, exact = ~drop, torch.promote_types(hidden.dtype, torch.float32)
+    scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True, dtype=exact).clamp(min=1)
     return hidden * (kept * scale).to(hidden.dtype)

@@ -25,7 +25,8 @@ class PaddedLayout:
         self.batch, self.length = hidden_states.shape[:2]
         self.mask = None if mask is None else mask.bool()
         weights = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
-        weights = weights / weights.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
+        exact = torch.promote_types(hidden_states.dtype, torch.float32)
+        weights = weights / weights.sum(1, keepdim=True, dtype=exact).clamp(min=1)
         self._mean_weights = weights.to(hidden_states.dtype)  # weight of a token in the mean over its sequence
 
     def pack(self, x: Tensor) -> Tensor:
