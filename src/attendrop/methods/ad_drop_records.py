@@ -203,7 +203,7 @@ class Recorder:
         step = (context.key.step, context.key.first)
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
             self.flush()
-        if step == self._step:  # if a method runs several passes, the last one is recorded
+        if step == self._step:  # of a method's several passes, the one differentiated last is recorded
             self._new = self._new[: self._kept]
         else:
             self._step, self._kept = step, len(self._new)
