@@ -484,6 +484,18 @@ def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused(metho
             loss.backward()
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["frozen", "unfrozen"])
+def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen: bool) -> None:
+    """Frozen ones are shared by both models: each optimizer would step one that is trained later."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    weight = model.bert.pooler.dense.weight.requires_grad_(not frozen)
+    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+        reg.loss(batch)
+        weight.requires_grad_(frozen)
+        with pytest.raises(AttendropError, match=r"'bert\.pooler\.dense\.weight' was frozen or unfrozen after"):
+            reg.loss(batch)
+
+
 @pytest.mark.parametrize("method", [papers(), AttendOut()], ids=["generator", "effects"])
 def test_the_second_model_runs_in_the_precision_for_which_accelerate_prepares_the_first(method: AttendOut) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")

@@ -27,7 +27,8 @@ class SecondModel:
     """Copy of the trained model with its own optimizer, which :meth:`step` calls before the first model's steps.
 
     Frozen parameters are shared with the first model, unless the copy is on another device: with an adapter, only the
-    adapter and the head exist twice. The other methods of a composition act on the copy, too.
+    adapter and the head exist twice. To freeze or unfreeze one later is refused. The other methods of a composition act
+    on the copy, too.
 
     The gradients of each micro-batch have the same weight as the first model's: the factor by which the training loop
     multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. The learning rate
@@ -51,6 +52,7 @@ class SecondModel:
         self.pairs: list[Pair] = list(zip(self.first.parameters(), self.model.parameters(), strict=True))
         self.optimizer = _twin(self.first_optimizer, self.pairs)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._frozen = {id(parameter) for parameter in frozen}
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
         self._before_step = training.act_on_second_model(self.model)
@@ -66,6 +68,12 @@ class SecondModel:
             raise AttendropError(
                 "The loss also trains a second model, and gradients are off: switch them on to train, or call "
                 "model.eval() to evaluate."
+            )
+        changed = [name for name, p in self.first.named_parameters() if p.requires_grad == (id(p) in self._frozen)]
+        if changed:
+            raise AttendropError(
+                f"{changed[0]!r} was frozen or unfrozen after AttendOut had copied the model, and the copy trains the "
+                "same parameters; choose what is frozen before training."
             )
         for theirs, ours in zip(self.first.modules(), self.model.modules(), strict=True):
             ours.training = theirs.training
