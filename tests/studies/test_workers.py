@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
 from attendrop.runs.train import train
-from attendrop.studies import local_workers, units, worker
+from attendrop.studies import executor, local_workers, units, worker
 from attendrop.studies.executor import open_runner, run_units
 from attendrop.studies.local_workers import LocalWorkers, threads_of_worker
 from attendrop.studies.units import Event, Unit
@@ -210,6 +211,22 @@ def test_this_process_ends_a_study_when_its_gpu_broke(
     monkeypatch.setattr(worker, "run_unit", broken)
     with pytest.raises(AttendropError, match=r"cannot use its GPU any more .*illegal memory access"):
         run_units([unit(folder)], tmp_path / "study", workers=0)
+
+
+def test_this_process_shows_warnings_of_its_runs_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def performed(request: Any, send: Any) -> dict[str, Any]:
+        for package in ("runs.data", "tasks.likeness", "methods.ad_drop_records"):
+            logging.getLogger(f"attendrop.{package}").info("held out, as for all runs")
+            logging.getLogger(f"attendrop.{package}").warning("of %s", package)
+        return {"kind": "failed", "text": "", "details": ""}
+
+    monkeypatch.setattr(executor, "perform", performed)
+    with caplog.at_level(logging.INFO, "attendrop"):
+        run_units([unit(folder)], tmp_path / "study", workers=0)
+        logging.getLogger("attendrop.studies").info("then")
+    assert caplog.messages == ["of runs.data", "of tasks.likeness", "of methods.ad_drop_records", "then"]
 
 
 def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class InProcess:
 
     def wait(self, report: OnEvent) -> Event:
         """Run the job; see :meth:`Workers.wait`."""
-        job, logger = self._job, logging.getLogger("attendrop.runs")
+        job, logger = self._job, logging.getLogger("attendrop")
         assert job is not None
         share_results()
         level = logger.level
