@@ -158,6 +158,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"models": [["minilm"]]}, "a model that is not a name: ['minilm']."),
     ({"data": [{"train_file": "a.csv", "text_columns": [["a"]]}]}, "must be names, comma-separated"),
     ({"reference": "finetun"}, "a reference that is not one of its methods, 'finetun'. Did you mean 'finetune'?"),
+    (
+        {"data": ["cola", {"task": "rte", "methods": "finetune"}], "methods": [{"name": "finetune", "label": "Plain"}]},
+        "calls finetune 'Plain' and 'finetune'; give it one label, as the reference.",
+    ),
     ({"baselines": "frozen", "reference": "frozen"}, "not one of its methods, 'frozen'. Choose from: finetune, r-drop"),
     (
         {"baselines": "frozen", "methods": [{"name": "r-drop", "label": "frozen"}]},

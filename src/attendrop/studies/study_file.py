@@ -149,6 +149,8 @@ class _Reader:
         if "reference" in content and (not isinstance(reference, str) or reference not in labels):
             told = suggestion(str(reference), tuple(labels))
             raise self.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
+        if len(plain) > 1 and reference in (REFERENCE, *plain):  # the settings of one would be compared with nothing
+            raise self.error(f"calls {REFERENCE} {plain[0]!r} and {plain[1]!r}; give it one label, as the reference.")
         settings = [_setting(*point, seeds) for point in points]
         return Study(tuple(settings), reference)
 
