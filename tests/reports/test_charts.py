@@ -158,6 +158,17 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert chart.caption.endswith("may be chance. An open point at an edge marks a value beyond it.")
 
 
+def test_intervals_of_scores_end_at_the_best_possible_score(tmp_path: Path) -> None:
+    for size in (16, 64):
+        for method, scores in (("finetune", (0.90, 0.99, 0.97, 0.98)), ("r-drop", (0.99, 1.0, 1.0, 1.0))):
+            write_runs(tmp_path, method, scores, config={"max_train_samples": size})
+    charts, _ = make_charts(read_results(tmp_path))
+    over_size, scores, _ = (chart for chart in charts if chart.kind in ("data_size", "scores"))
+    assert scores.figure.axes[0].get_xlim()[1] == 1.0
+    assert values(scores, "95 % interval beside the reference")[1][0].endswith(", 1.000]")
+    assert {row[0] for row in values(over_size, "high")} == {"1.000"}
+
+
 def test_times_have_labels_also_where_there_is_one_power_of_ten_at_most(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD)):
         write_runs(tmp_path, method, scores)

@@ -25,6 +25,7 @@ from attendrop.reports.figures import (
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
 from attendrop.reports.results import ReportedRun, ReportedSetting, Results
+from attendrop.studies.answer import best_of
 from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import Estimate, mean_interval
 from attendrop.studies.words import cost, interval, number
@@ -88,7 +89,8 @@ def scores(setting: ReportedSetting) -> Chart | str:
     if len(rows) < 2 or not rows[0].is_reference:
         return "there are no scores of the reference and of a method"
     reference, metric, digits = rows[0], setting.answer.metric, setting.answer.decimals
-    low, high = (reference.mean + end for end in _gain_limits(rows))
+    best = best_of(metric)
+    low, high = (min(best, reference.mean + end) for end in _gain_limits(rows))
     beyond = moved = False
     with drawing(0.55 + 0.36 * len(rows)) as drawn:
         axes = drawn.axes
@@ -103,7 +105,7 @@ def scores(setting: ReportedSetting) -> Chart | str:
             if x != mean:
                 beyond, fill = True, "none"
             elif found is not None and math.isfinite(found.known.low):
-                span = [reference.mean + end for end in (found.known.low, found.known.high)]
+                span = [min(best, reference.mean + end) for end in (found.known.low, found.known.high)]
                 axes.plot(np.clip(span, low, high), [place, place], color=color, linewidth=3, alpha=0.5)
                 ends = f"[{number(span[0], digits)}, {number(span[1], digits)}]"
             axes.plot([x], [place], "o", color=color, fillstyle=fill, clip_on=False)
@@ -245,8 +247,9 @@ def _over_sizes(settings: Sequence[ReportedSetting], every: Looks) -> Chart:
                 low, high, ends = "-", "-", ""
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
-                    axes.vlines(size, found.low, found.high, color=method["color"], alpha=0.5)
-                    low, high = number(found.low, digits), number(found.high, digits)
+                    most = min(best_of(metric), found.high)
+                    axes.vlines(size, found.low, most, color=method["color"], alpha=0.5)
+                    low, high = number(found.low, digits), number(most, digits)
                     ends = f" [{low}, {high}]"
                 mean = number(row.mean, digits)
                 text = f"{label}, {size} rows: {mean}{ends}"

@@ -205,7 +205,7 @@ def answer(
     given = margin
     if margin is None:
         margin = ERROR_MARGIN * abs(rows[0].mean) if is_error and rows else MARGIN
-    best = 0.0 if is_error else 1.0
+    best = best_of(metric)
     verdict = judge(rows, margin, best)
     file = first.get("config", {}).get("train_file")
     differences = [row.difference for row in rows if row.difference is not None]
@@ -229,6 +229,11 @@ def answer(
         data=trained_data(first),
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, given))
+
+
+def best_of(metric: str) -> float:
+    """Return the best possible score."""
+    return 0.0 if metric.startswith("neg_") else 1.0
 
 
 def _shifted(
