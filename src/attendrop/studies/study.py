@@ -279,7 +279,7 @@ def _overall_markdown(rows: Sequence[OverallRow], answers: Sequence[Answer]) -> 
             in_markdown(row.label),
             "-" if row.mean is None else interval(row.mean, digits),
             "-" if row.mean is None else ends(row.mean.these_rows, digits),
-            ", ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
+            "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
         )
         for row in rows
     ]
