@@ -118,10 +118,12 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     head = Classification(("Pos", "pos", "neg"))
     report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], head)
     assert list(report_warnings(report, head)) == [
-        "The classes 'Pos' and 'pos' differ only in case or spaces: are they the same?",
+        "Classes that differ only in case or spaces: 'Pos' and 'pos'.",
         "No row of train has one of these classes, which cannot be learnt: 'neg'.",
         "These classes occur once, in a row that is trained on, so that no score is of them: 'Pos', 'pos'.",
     ]
+    report["similar_classes"] = [["A", "a"]] * 7
+    assert next(report_warnings(report, head)).endswith("; 'A' and 'a'; 2 more pairs.")
 
 
 def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:

@@ -65,7 +65,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
         "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
         f"Warning: Skipped 3 invalid rows ({folder}/ugly.csv: line 16, line 17; "
         f"{folder}/ugly-dev.csv: line 5); skipped_rows.jsonl in the run's folder lists them.",
-        "Warning: The classes 'Yes' and 'yes' differ only in case or spaces: are they the same?",
+        "Warning: Classes that differ only in case or spaces: 'Yes' and 'yes'.",
         "Warning: 1 of 3 rows of dev (33.3 %) have a text that is in train, too",
         "Warning: 1 text of train has several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",
     ):

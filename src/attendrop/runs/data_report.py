@@ -27,6 +27,7 @@ _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 # Parts on which the model that is kept has no score.
 _UNSCORED = ("train", "reward")
+_MOST_PAIRS = 5  # of similar classes that are named
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
 ALIKE = 0.15
 # Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
@@ -97,8 +98,10 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     """Yield warnings about the data, one sentence each."""
     parts, name_of_input = report["parts"], head.input_name
     what = f"{'an' if name_of_input[0] in 'aeiou' else 'a'} {name_of_input}"
-    for first, second in report["similar_classes"]:
-        yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
+    if similar := report["similar_classes"]:
+        pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
+        more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
+        yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
     yield from head.label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
