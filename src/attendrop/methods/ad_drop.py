@@ -114,7 +114,7 @@ class ADDrop(Method):
         "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning",
         evidence=(
             "many classes of few rows, recorded in all layers: accuracy +0.036 [+0.023, +0.048] on generated messages "
-            "with new phrases, +0.007 [+0.005, +0.010] on similar rows of Banking77 and HWU64, +0.005 [+0.003, +0.008] "
+            "with new phrases, +0.007 [+0.005, +0.009] on similar rows of Banking77 and HWU64, +0.005 [+0.003, +0.008] "
             "on random ones (HWU64 alone: not significant). CoLA, MRPC, STS-B and RTE: no significant difference in "
             "the first layer, harm in all layers (the project's docs/does-it-help.md)."
         ),

@@ -32,7 +32,7 @@ _MOST_PAIRS = 5  # of similar classes that are named
 ALIKE = 0.15
 # Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
 _MANY_CLASSES, _FEW_ROWS = 20, 20
-_FOUND = "Recorded attributions gained 0.007 [0.005, 0.010] accuracy on such rows (docs/does-it-help.md, step 5)."
+_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
 
 
 def data_report(
