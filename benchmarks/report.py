@@ -96,9 +96,10 @@ def write(path: Path, part: str, rows: Sequence[Row], setting: Setting, seconds:
 def machine() -> dict[str, str]:
     """What the figures depend on: processor, memory, versions, date."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return {
         "date": datetime.date.today().isoformat(),
-        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used{gpu}",
         "memory": f"{memory:.0f} GiB",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers", "attendrop")},
