@@ -24,7 +24,8 @@ from attendrop import ADDrop, AttendOut, FineTune, Mixout, RDrop
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _METHODS = {
     "finetune through the library": FineTune(),
-    "AD-DROP": ADDrop(layers="all"),
+    "AD-DROP, recorded": ADDrop(layers="all", attribution="recorded"),
+    "AD-DROP, separate pass": ADDrop(layers="all"),
     "R-Drop": RDrop(),
     "mixout": Mixout(),
 }
@@ -39,8 +40,9 @@ waited for before and after what is timed. A step is forward, loss, backward, Ad
 with the models' own dropout of 0.1, batch {BATCH_SIZE}; in bfloat16 the loss is computed under autocast. "Stock" is the
 transformers model with SDPA attention, the same weights and optimizer, and nothing of attendrop in the way.
 
-- *BERT-base*: 12 layers, 12 heads, 768 wide; *BERT-large*: 24 layers, 16 heads, 1024 wide. Random weights. "128 full":
-  {BATCH_SIZE} sequences of 128 tokens; "128 ragged": the longest has 128 tokens, the median about half of that.
+- *MiniLM*: 6 layers, 12 heads, 384 wide; *BERT-base*: 12 layers, 12 heads, 768 wide; *BERT-large*: 24 layers, 16 heads,
+  1024 wide. Random weights. "128 full": {BATCH_SIZE} sequences of 128 tokens; "128 ragged": the longest has 128 tokens,
+  the median about half of that.
 - *AttendOut*: the mean of {_STEPS} steps: two periods at the defaults, one with the papers' generator. Its peak memory
   counts all that it makes, from before the first step on.
 - *Peak memory*: the allocator's peak in one step, with weights and optimizer state.
@@ -145,7 +147,7 @@ def _ms(seconds: list[float], batches: int) -> str:
 
 
 def _shapes(setting: Setting) -> tuple[str, ...]:
-    return ("tiny",) if setting.quick else ("BERT-base", "BERT-large")
+    return ("tiny",) if setting.quick else ("MiniLM", "BERT-base", "BERT-large")
 
 
 def _batches(setting: Setting, lengths: tuple[int, int]) -> dict[str, Batch]:

@@ -64,8 +64,12 @@ def naive_records(eager: Any, batch: zoo.Batch) -> list[Tensor]:
     return [oracles.candidates(b, valid, 0.4) for b, valid in zip(found, seen.valid, strict=True)]
 
 
+NAIVE_BUILDS = [build for build in zoo.BUILDS if build[0] in NAIVE]
+
+
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in NAIVE])
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "backend"), NAIVE_BUILDS)
 def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backend: str) -> None:
     eager = zoo.build(name, "eager", dtype=torch.float64)
     batch = zoo.batch_of(name)
@@ -82,6 +86,42 @@ def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backe
         assert float(reg.loss(batch, rows=[5, 2, 9])) == pytest.approx(dropped.item(), abs=1e-5)
     total = sum(int(mask.sum()) for masks in found.values() for mask in masks.values())
     assert total == sum(int(mask.sum()) for mask in expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bert", {}), ("llama-class", {}), ("bart", {}), ("t5", {}), ("bert-choice", {}), ("bert", {"units": "hidden"})],
+    ids=str,
+)
+def test_layers_handled_together_as_on_a_gpu_give_what_each_gives_alone(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records, and then the samples of what is dropped."""
+    rows, found = zoo.rows(name, (8, 5, 3)), []
+    for together in (0, 150, 1 << 23):
+        for module in ("methods.ad_drop_records", "methods.common.random_mask", "randomness.candidates"):
+            monkeypatch.setattr(f"attendrop.{module}.at_once", lambda _, together=together: together)
+        with regularize(zoo.build(name, dtype=torch.float64), ADDrop(p=0.4, q=0.5, **(ON | options))) as reg:
+            reg.loss(zoo.on_device(zoo.collate(rows, left=name == "llama-class")), rows=[7, 8, 9]).backward()
+            reg.step()
+            loss = reg.loss(zoo.on_device(zoo.collate(rows, extra=2)), rows=[7, 8, 9])
+            loss.backward()
+            reg.step()
+            assert reg.logs()["ad_drop/dropped"] > 0
+            found.append((loss.item(), records_of(reg)))
+    for loss, records in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-9)
+        assert_equal(records, found[0][1])
+
+
+def test_a_row_that_was_cut_shorter_is_dropped_from_where_it_still_has_keys() -> None:
+    mask = np.random.default_rng(0).random((2, 3, 21)) < 0.5
+    for keys in (30, 21, 20, 17, 16, 9, 8, 3):
+        bits = RowMask.of(mask).of_keys(keys)
+        unpacked = np.unpackbits(bits, axis=-1, bitorder="little")[..., :21].astype(bool)
+        width = unpacked.shape[-1]
+        assert (unpacked == mask[..., :width] & (np.arange(width) < keys)).all()
 
 
 def test_the_first_pass_is_plain_and_gradients_are_not_changed() -> None:
@@ -227,7 +267,7 @@ def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
     trainer.train()
     records: RowRecords = trainer.method_state.recorder.records  # type: ignore[attr-defined]
     lengths = {row: len(each["input_ids"]) for row, each in enumerate(examples())}
-    assert {row: next(iter(masks.values())).shape[1] for row, masks in records._rows.items()} == lengths
+    assert {row: next(iter(masks.values())).keys for row, masks in records._rows.items()} == lengths
     assert [entry["ad_drop/recorded"] for entry in trainer.state.log_history if "ad_drop/recorded" in entry] == [0, 1]
     dropped = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
     assert dropped[-1] > 0.05
@@ -267,7 +307,7 @@ def test_a_collator_that_changes_the_number_of_rows_is_refused(collate: Any, row
 
 def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))
-    assert len(mask.bits) == 32 < mask.size
+    assert mask.bits.nbytes == 32 < mask.size
     limit = 3 * mask.size + 1
     records = RowRecords(limit)
     with caplog.at_level(logging.WARNING):
@@ -283,7 +323,7 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
 def test_a_checkpoint_of_records_needs_memory_for_their_bits_once() -> None:
     records, mask = RowRecords(), RowMask.of(np.zeros((8, 64, 64), dtype=bool))
     for row in range(200):
-        records.put(row, {"encoder.0": RowMask(bytes(mask.bits), mask.shape)})
+        records.put(row, {"encoder.0": RowMask(mask.bits.copy(), mask.keys)})
     tracemalloc.start()
     bits = records.state_dict()["bits"]
     peak = tracemalloc.get_traced_memory()[1]
@@ -307,11 +347,13 @@ def test_rows_without_any_signal_are_counted() -> None:
             (reg.loss(batch, rows=[0, 1, 2]) * scale).backward()
             reg.step()
             assert reg.logs().get("ad_drop/without_signal") == expected  # of the step before
-    recorder, spans = Recorder(1 << 20, Processes()), [(0, 2, 0, 2)] * 2
-    for layer, first in (("encoder.0", True), ("encoder.1", False)):  # the first row has candidates in one layer
-        mask = torch.tensor([first, False])[:, None, None, None].expand(2, 1, 2, 2)
-        recorder.add([1, 2], layer, mask, spans, torch.tensor(True))
-    assert recorder.flush() == 0.5
+        recorder = recorder_of(reg)
+        reg.loss(batch, rows=[0, 1, 2]).backward()
+        chosen = recorder._chosen[0]  # the first two rows have candidates in this layer alone
+        for each in recorder._chosen:
+            each.bits[:, 2 if each is chosen else slice(None)] = 0
+        recorder.flush()
+        assert recorder.without_signal == pytest.approx(1 / 3)
 
 
 def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ from attendrop.extend import (
     unit_interval,
 )
 from attendrop.methods.ad_drop_records import Candidates, Recorder, RowPass
-from attendrop.randomness.candidates import Region, pack
+from attendrop.randomness.candidates import Region, kept
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
@@ -263,7 +263,7 @@ class ADDrop(Method):
     def candidates(self, call: AttentionCall, attribution: Tensor) -> Candidates:
         """Find the candidates of a layer, as packed bits: about a thirtieth of the attribution's memory."""
         region = self._region(call, attribution)
-        return Candidates(*pack(region.mask), region.signal)
+        return Candidates(kept(region.mask), region.signal)
 
     def _region(self, call: AttentionCall, attribution: Tensor) -> Region:
         valid = call.valid
@@ -299,7 +299,6 @@ class RecordedState(MethodState):
         super().__init__(method)
         limit = None if method.record_limit is None else method.record_limit << 20
         self.recorder = Recorder(limit, training.processes)
-        self.without_signal: float | None = None  # of the last step
         training.on_rewind.append(self.recorder.clear)
 
     def plan(self, context: StepContext) -> Plan:
@@ -308,24 +307,24 @@ class RecordedState(MethodState):
         active = options.active(context.epoch or 0)
         if active:
             context.note("recorded", row_pass.known)
-            if self.without_signal is not None:
-                context.note("without_signal", self.without_signal)
+            if self.recorder.without_signal is not None:
+                context.note("without_signal", self.recorder.without_signal)
         # With cross-tuning, the epochs that drop do not record.
         records = not (active and options.cross_tuning)
         return options.recorded_plan(context, row_pass, records=records)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        self.without_signal = self.recorder.flush()
+        self.recorder.choose()
         return {}
 
     def rank_state_dict(self) -> dict[str, Any]:
-        return {**self.recorder.state_dict(), "without_signal": self.without_signal}
+        return self.recorder.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         self.recorder.load_state_dict(rank_state)
-        self.without_signal = rank_state["without_signal"]
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        self.recorder.flush()
         self.recorder.exchange()
         records = self.recorder.records
         return {"records": {"rows": len(records), "bytes": records.bytes, "forgotten": records.forgotten}}

@@ -5,34 +5,36 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.valid_keys import any_last
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.model_support.batches import ROW_INDEX, number_of_rows
-from attendrop.randomness.candidates import pack, unpack
+from attendrop.randomness.candidates import at_once, pack, unpack
 
 logger = logging.getLogger(__name__)
 # For each sequence: the first query and the number of queries, the first key and the number of keys, without padding.
 Spans = Sequence[tuple[int, int, int, int]]
 # Returns the mask of the candidates of a layer, given its call and its attribution.
 Choose = Callable[[AttentionCall, Tensor], Tensor]
-_Packed = tuple[Tensor, tuple[int, ...]]
+_Array = np.ndarray[Any, np.dtype[Any]]
 # Maximum fraction of the free memory that records take.
 _OF_FREE_MEMORY = 0.25
 _WITHOUT_SYSCONF = 4 << 30
 # Bytes of the objects that hold a mask, in addition to its bits.
-_OF_OBJECTS = 250
+_OF_OBJECTS = 350
 # Number of rows that each process sends at a time. They pass through the GPU, where each takes 18 MiB for 12 layers of
 # 12 heads at 128 tokens.
 _ROWS_AT_A_TIME = 64
@@ -40,40 +42,49 @@ _ROWS_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of one layer: the packed mask with its shape, and the rows with signal, see :class:`Region`."""
+    """Candidates of one layer: what reads the mask, and the rows with signal, see :class:`Region`."""
 
-    bits: Tensor
-    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
     signal: Tensor
 
     @property
     def mask(self) -> Tensor:
         """The mask."""
-        return unpack(self.bits, self.shape)
+        return self.read()
 
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Bits of the mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
+    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding.
 
-    bits: bytes
-    shape: tuple[int, int, int]
+    Its bits are ``(heads, queries, bytes)``, so that masks are placed into those of a batch without unpacking them.
+    """
+
+    bits: _Array
+    keys: int
 
     @classmethod
-    def of(cls, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> RowMask:
+    def of(cls, mask: _Array) -> RowMask:
         """Pack a boolean mask."""
-        return cls(np.packbits(mask).tobytes(), mask.shape)
+        return cls(np.packbits(mask, axis=-1, bitorder="little"), mask.shape[2])
 
     @property
     def size(self) -> int:
         """Size in memory in bytes, including the overhead of objects."""
-        return len(self.bits) + _OF_OBJECTS
+        return self.bits.nbytes + _OF_OBJECTS
 
     @property
-    def mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def mask(self) -> _Array:
         """The boolean mask."""
-        bits = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=math.prod(self.shape))
-        return bits.view(np.bool_).reshape(self.shape)
+        return np.unpackbits(self.bits, axis=-1, count=self.keys, bitorder="little").view(np.bool_)
+
+    def of_keys(self, keys: int) -> _Array:
+        """The bits of the first keys; of all if there are fewer."""
+        if keys >= self.keys:
+            return self.bits
+        bits = self.bits[..., : _bytes(keys)].copy()
+        bits[..., keys // 8 :] &= (1 << keys % 8) - 1
+        return bits
 
 
 class RowRecords:
@@ -139,23 +150,32 @@ class RowRecords:
         """Return all records as tensors and plain values."""
         layers = list(dict.fromkeys(layer for masks in self._rows.values() for layer in masks))
         entries = [(row, layer, mask) for row, masks in self._rows.items() for layer, mask in masks.items()]
-        bits = np.frombuffer(bytearray().join(mask.bits for _, _, mask in entries), np.uint8)
-        index = [(row, layers.index(layer), *mask.shape, row in self._since_exchange) for row, layer, mask in entries]
+        bits = np.concatenate([np.empty(0, np.uint8), *(mask.bits.ravel() for _, _, mask in entries)])
+        places = [
+            (row, layers.index(layer), *mask.bits.shape[:2], mask.keys, row in self._since_exchange)
+            for row, layer, mask in entries
+        ]
+        index = torch.tensor(places, dtype=torch.long).view(-1, 6)
         counts = {"forgotten": self.forgotten, "limit": self.limit}
         return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        bits, place = state["bits"].numpy().tobytes(), 0
+        bits, place = state["bits"].numpy(), 0
         self.clear()
-        for row, layer, heads, queries, keys, new in state["index"]:
-            size = -(-heads * queries * keys // 8)
-            mask = RowMask(bits[place : place + size], (heads, queries, keys))
+        for row, layer, heads, queries, keys, new in state["index"].tolist():
+            size = heads * queries * _bytes(keys)
+            # A copy of its own, so that the memory is free once it is replaced.
+            mask = RowMask(bits[place : place + size].reshape(heads, queries, -1).copy(), keys)
             self._rows.setdefault(row, {})[state["layers"][layer]] = mask
             if new:
                 self._since_exchange[row] = None
             place, self.bytes = place + size, self.bytes + mask.size
         self.forgotten, self.limit = state["forgotten"], state["limit"]
+
+
+def _bytes(keys: int) -> int:
+    return -(-keys // 8)
 
 
 def _free_memory() -> int:
@@ -167,25 +187,59 @@ def _free_memory() -> int:
         return _WITHOUT_SYSCONF
 
 
+@dataclass(frozen=True)
+class _Gradient:
+    """What the backward pass hands over of a layer: see :func:`training_gradient_edit`."""
+
+    of: RowPass
+    call: AttentionCall
+    choose: Choose
+    gradient: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Candidates of some layers of a pass, on their device until the step ends.
+
+    Attributes:
+        bits: ``(layers, batch, heads, queries, bytes)``; the first key of a sequence that is not padding comes first.
+        finite: Where the gradients are finite, ``(layers,)``.
+    """
+
+    rows: Sequence[int]
+    layers: Sequence[str]
+    bits: Tensor
+    spans: Spans
+    finite: Tensor
+
+
 class Recorder:
     """Records of rows, and what the passes of a step have added to them.
 
     Rows move from process to process, so each process keeps the records of all rows: at the start of an epoch they
     exchange what they recorded in the previous one.
+
+    Attributes:
+        without_signal: Fraction of the rows of the last step that have no candidate in any layer, for example because
+            their gradients are zero in float16; None if nothing was recorded.
     """
 
     def __init__(self, limit: int | None, processes: Processes) -> None:
         self.records = RowRecords(limit)
         self.processes = processes
         self.epoch: int | None = None
+        self.without_signal: float | None = None
         self._step: tuple[int, int] | None = None
-        self._kept = 0  # number of entries in _new from earlier micro-batches
-        self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
+        self._gradients: list[_Gradient] = []
+        self._chosen: list[_Chosen] = []
+        self._kept = 0  # number of entries in _chosen from earlier micro-batches
+        self._open = False  # whether there has been a pass since the last flush
 
     def clear(self) -> None:
         """Forget all records, those of the present step too."""
         self.records.clear()
-        self._new, self._kept = [], 0
+        self._gradients, self._chosen, self._kept = [], [], 0
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
         """Begin a training pass over ``context.batch``; raise AttendropError if its rows are not known."""
@@ -204,56 +258,72 @@ class Recorder:
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
             self.flush()
         if step == self._step:  # of a method's several passes, the one differentiated last is recorded
-            self._new = self._new[: self._kept]
+            self._gradients, self._chosen = [], self._chosen[: self._kept]
         else:
-            self._step, self._kept = step, len(self._new)
+            self.choose()
+            self._step, self._kept = step, len(self._chosen)
         if self.processes.world_size > 1 and context.epoch is None:
             raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         if context.epoch != self.epoch:
             self.epoch = context.epoch
             self.exchange()
-        return RowPass(self, rows, units)
+        self._open = True
+        return RowPass(self, rows, units, context.adapter.attention_layers)
 
-    def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
-        """Add the candidates of a layer, ``(batch, heads, query, key)``; they stay on their device until the step ends.
+    def add(self, gradient: _Gradient) -> None:
+        """Add the gradient of a layer; a GPU chooses the candidates of several small layers at once.
 
-        If rows are repeated (copies are adjacent), the first copy is recorded. Where gradients are not ``finite``, as
-        in a step that a float16 scaler skips, the previous record is kept.
+        If rows are repeated (copies are adjacent), the first copy is recorded. Where gradients are not finite, as in a
+        step that a float16 scaler skips, the previous record is kept.
         """
-        self._new.append((rows, layer, pack(mask), spans, finite))
+        self._gradients.append(gradient)
+        if sum(math.prod(each.call.shape) for each in self._gradients) > at_once(gradient.call.device):
+            self.choose()
 
-    def flush(self) -> float | None:
+    def choose(self) -> None:
+        """Choose the candidates by the gradients that were added. They stay on their device."""
+        like: dict[Any, list[_Gradient]] = {}
+        for each in self._gradients:
+            like.setdefault((id(each.of), id(each.call.valid), each.call.shape), []).append(each)
+        self._gradients = []
+        self._chosen += map(_chosen, like.values())
+
+    def flush(self) -> None:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
-        Returns the fraction of the recorded rows that have no candidate in any layer, for example because their
-        gradients are zero in float16; None if nothing was recorded.
+        The next step does so when it begins: at the end of a step, the host would wait for the device.
         """
+        if not self._open:
+            return
+        self._open = False
+        self.choose()
         found: dict[int, dict[str, RowMask]] = {}
-        for (rows, layer, (_, shape), spans, _), bits in zip(self._new, self._on_host(), strict=True):
-            if bits is None:
-                continue
-            masks = unpack(bits, shape).numpy()
-            of_pass: dict[tuple[int, str], RowMask] = {}
-            places = _places(rows, layer, len(masks))
-            for place, mask, (query, queries, key, keys) in zip(places, masks, spans, strict=True):
-                if place not in of_pass:
-                    of_pass[place] = RowMask.of(mask[:, query : query + queries, key : key + keys])
-            for (row, name), own in of_pass.items():
-                found.setdefault(row, {})[name] = own
-        self._new, self._kept = [], 0
+        for chosen, bits, finite in self._on_host():
+            seen: set[tuple[int, int]] = set()
+            each = len(chosen.spans) // len(chosen.rows)
+            for number, (query, queries, _, keys) in enumerate(chosen.spans):
+                row, part = chosen.rows[number // each], number % each
+                if (row, part) in seen:
+                    continue
+                seen.add((row, part))
+                own = bits[:, number, :, query : query + queries, : _bytes(keys)].copy()
+                for layer, mask, valid in zip(chosen.layers, own, finite, strict=True):
+                    if valid:
+                        found.setdefault(row, {})[_place(layer, part)] = RowMask(mask, keys)
+        self._chosen, self._kept = [], 0
         for row, of_layers in found.items():
             self.records.put(row, of_layers)
-        empty = sum(not any(any(mask.bits) for mask in of_layers.values()) for of_layers in found.values())
-        return empty / len(found) if found else None
+        empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
+        self.without_signal = empty / len(found) if found else None
 
-    def _on_host(self) -> list[Tensor | None]:
-        """Fetch the bits that were added in one copy; None for those of gradients that are not finite."""
-        if not self._new:
-            return []
-        bits = [added[2][0] for added in self._new]
-        finite = torch.stack([added[4] for added in self._new]).tolist()
-        on_host = torch.split(torch.cat(bits).cpu(), [len(each) for each in bits])
-        return [each if valid else None for each, valid in zip(on_host, finite, strict=True)]
+    def _on_host(self) -> Iterator[tuple[_Chosen, _Array, list[bool]]]:
+        """Fetch what was chosen in one copy: the bits, and for each layer whether its gradients are finite."""
+        if not self._chosen:
+            return
+        parts = [part for each in self._chosen for part in (each.bits.view(-1), each.finite.byte())]
+        on_host = iter(torch.split(torch.cat(parts).cpu(), [len(part) for part in parts]))
+        for each, bits, finite in zip(self._chosen, on_host, on_host, strict=True):
+            yield each, bits.view(each.bits.shape).numpy(), finite.bool().tolist()
 
     def exchange(self) -> None:
         """Give all processes what each has recorded since the last exchange, some rows at a time."""
@@ -270,27 +340,77 @@ class Recorder:
     def state_dict(self) -> dict[str, Any]:
         """Return the records of this process, as tensors and plain values."""
         self.flush()
-        return {"records": self.records.state_dict(), "epoch": self.epoch}
+        return {"records": self.records.state_dict(), "epoch": self.epoch, "without_signal": self.without_signal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.records.load_state_dict(state["records"])
-        self.epoch = state["epoch"]
+        self.epoch, self.without_signal = state["epoch"], state["without_signal"]
 
 
 def _places(rows: Sequence[int], layer: str, sequences: int) -> list[tuple[int, str]]:
     """Return the row of each sequence of a call, and the name of its mask: a row has one for each choice."""
-    each = sequences // len(rows)
-    return [(row, layer if each == 1 else f"{layer}#{part}") for row in rows for part in range(each)]
+    return [(row, _place(layer, part)) for row in rows for part in range(sequences // len(rows))]
+
+
+def _place(layer: str, part: int) -> str:
+    return f"{layer}#{part}" if part else layer
+
+
+def _chosen(gradients: Sequence[_Gradient]) -> _Chosen:
+    """Choose the candidates of layers of one pass that have a shape and a mask of valid keys in common."""
+    first, layers = gradients[0], len(gradients)
+    call, spans = first.call, first.of.spans(first.call)
+    gradient, value = first.gradient, first.value
+    if layers > 1:
+        gradient = torch.cat([each.gradient for each in gradients])
+        value = torch.cat([each.value for each in gradients])
+        batch, *shape = call.shape
+        valid = None if call.valid is None else call.valid.expand(batch, -1, -1, -1).repeat(layers, 1, 1, 1)
+        call = replace(call, shape=(layers * batch, *shape), valid=valid)
+    with torch.no_grad():
+        # The sum is not finite if any number is not.
+        finite, attribution = gradient.unflatten(0, (layers, -1)).sum((1, 2, 3, 4)).isfinite(), -gradient
+        if first.of.hidden:
+            mask = first.choose(call, attribution)
+            spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
+        else:
+            mask = first.choose(call, by_weights(call, attribution, value))
+        mask = functional.pad(mask, (0, -mask.shape[3] % 8)).unflatten(0, (layers, -1))
+        mask = _moved(mask, [-key for _, _, key, _ in spans])
+    bits = pack(mask)[0].view(*mask.shape[:-1], -1)
+    return _Chosen(first.of.rows, [each.call.layer.key for each in gradients], bits, spans, finite)
+
+
+def _moved(masks: Tensor, by: Sequence[int]) -> Tensor:
+    """Move the keys of each sequence, ``(layers, batch, ...)``, to the right, or to the left if the number is less."""
+    if not any(by):
+        return masks
+    found, width = torch.zeros_like(masks), masks.shape[-1]
+    for place, number in enumerate(by):
+        to, of = slice(max(0, number), width + min(0, number)), slice(max(0, -number), width - max(0, number))
+        found[:, place, ..., to] = masks[:, place, ..., of]
+    return found
+
+
+def _mask(bits: Tensor, by: Sequence[int], keys: int) -> Tensor:
+    return _unpacked(bits[None], by, keys)[0]
+
+
+def _unpacked(bits: Tensor, by: Sequence[int], keys: int) -> Tensor:
+    """Unpack masks, ``(layers, batch, heads, query, bytes)``, and move their keys."""
+    masks = unpack(bits.reshape(-1), (*bits.shape[:-1], 8 * bits.shape[-1]))
+    return _moved(masks, by)[..., :keys]
 
 
 class RowPass:
     """One training pass: the candidates recorded for its rows before, and the recording of new ones."""
 
-    def __init__(self, recorder: Recorder, rows: Sequence[int], units: str) -> None:
+    def __init__(self, recorder: Recorder, rows: Sequence[int], units: str, layers: Sequence[AttentionLayer]) -> None:
         self.recorder = recorder
         self.rows = rows
         self.hidden = units == "hidden"
+        self._layers = layers
         self._candidates: dict[str, Candidates | None] = {}
         self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
 
@@ -301,42 +421,44 @@ class RowPass:
 
     def candidates(self, call: AttentionCall) -> Candidates | None:
         """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
-        layer = call.layer.key
-        if layer not in self._candidates:
-            masks = [self.recorder.records.get(*place) for place in _places(self.rows, layer, call.shape[0])]
-            self._candidates[layer] = self._placed(call, masks) if any(masks) else None
-        return self._candidates[layer]
+        if call.layer.key not in self._candidates:
+            self._candidates |= {call.layer.key: None} | self._recorded(call)
+        return self._candidates[call.layer.key]
 
-    def _placed(self, call: AttentionCall, masks: Sequence[RowMask | None]) -> Candidates:
-        """Put the masks of the rows where the rows are in a call."""
-        heads, _, width = next(mask.shape for mask in masks if mask is not None)
-        width = width if self.hidden else call.shape[3]
-        region = np.zeros((len(masks), heads, call.shape[2], width), dtype=np.bool_)
-        for own, mask, (query, queries, key, keys) in zip(region, masks, self.spans(call), strict=True):
-            if mask is None:
-                continue
-            start, columns = (0, width) if self.hidden else (key, min(keys, mask.shape[2]))
-            rows = min(queries, mask.shape[1])
-            own[:, query : query + rows, start : start + columns] = mask.mask[:, :rows, :columns]
-        found = torch.from_numpy(region)
-        bits, shape = pack(found)
-        return Candidates(bits.to(call.device), shape, any_last(found).to(call.device))
+    def _recorded(self, call: AttentionCall) -> dict[str, Candidates]:
+        """Put the masks of the rows where the rows are in a call, for all layers that are like the call's."""
+        keys = [layer.key for layer in self._layers if layer.kind == call.layer.kind]
+        of_layers = {key: self._masks(key, call) for key in keys if key not in self._candidates}
+        shapes = {key: next((mask.bits.shape for mask in masks if mask), None) for key, masks in of_layers.items()}
+        first = next((mask for mask in of_layers[call.layer.key] if mask), None)
+        if first is None:
+            return {}
+        like = [key for key, shape in shapes.items() if shape == first.bits.shape]
+        width, spans = first.keys if self.hidden else call.shape[3], self.spans(call)
+        shape = (len(like), call.shape[0], first.bits.shape[0], call.shape[2], _bytes(width))
+        # From pinned memory the host need not wait for the copy.
+        bits = torch.zeros(shape, dtype=torch.uint8, pin_memory=call.device.type == "cuda")
+        for of_layer, layer in zip(bits.numpy(), like, strict=True):
+            for of_row, mask, (query, queries, _, keys_of_row) in zip(of_layer, of_layers[layer], spans, strict=True):
+                if mask is not None:
+                    own = mask.bits if self.hidden else mask.of_keys(keys_of_row)
+                    rows = min(queries, own.shape[1])
+                    of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
+        bits = bits.to(call.device, non_blocking=True)
+        signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans]
+        if 8 * bits.numel() <= at_once(call.device):
+            masks = _unpacked(bits, by, width)
+            return {layer: Candidates(partial(masks.__getitem__, i), signal[i]) for i, layer in enumerate(like)}
+        reads = [partial(_mask, each, by, width) for each in bits]
+        return {layer: Candidates(read, own) for layer, read, own in zip(like, reads, signal, strict=True)}
+
+    def _masks(self, layer: str, call: AttentionCall) -> list[RowMask | None]:
+        return [self.recorder.records.get(*place) for place in _places(self.rows, layer, call.shape[0])]
 
     def recording(self, call: AttentionCall, choose: Choose) -> AttentionEdit:
         """Return the edit that records the candidates of a layer when the pass is differentiated."""
-
-        def receive(gradient: Tensor, value: Tensor) -> None:
-            # The sum is not finite if any number is not.
-            finite, attribution = gradient.sum().isfinite(), -gradient
-            spans: Spans = self.spans(call)
-            if self.hidden:
-                mask = choose(call, attribution)
-                spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
-            else:
-                mask = choose(call, by_weights(call, attribution, value))
-            self.recorder.add(self.rows, call.layer.key, mask, spans, finite)
-
-        return training_gradient_edit(call, receive)
+        self.spans(call)  # here the host waits for the device for less long than in the backward pass
+        return training_gradient_edit(call, lambda *found: self.recorder.add(_Gradient(self, call, choose, *found)))
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call, read once for all layers of a kind, which share their mask."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,14 @@ from torch.nn import functional
 
 # Elements of attributions that are ranked at a time: 16 MiB in float32; 128 MiB on a GPU, to launch fewer kernels.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 22, 1 << 25
+
+# Elements of masks of several layers that a GPU handles together: if they are few, launching kernels takes the time.
+_AT_ONCE = 1 << 23
+
+
+def at_once(device: torch.device) -> int:
+    """Return the number of elements of several layers up to which they are handled together; a CPU takes each alone."""
+    return 0 if device.type == "cpu" else _AT_ONCE
 
 
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:
@@ -113,3 +122,8 @@ def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
         return torch.from_numpy(found.view(np.bool_)).view(*shape)
     mask = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
     return mask.view(-1)[: math.prod(shape)].view(*shape).bool()
+
+
+def kept(mask: Tensor) -> Callable[[], Tensor]:
+    """Keep a mask for later: in bits, except for a small one on a GPU."""
+    return (lambda: mask) if mask.numel() <= at_once(mask.device) // 8 else partial(unpack, *pack(mask))

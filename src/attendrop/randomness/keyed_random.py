@@ -69,6 +69,7 @@ def sample_mask(
     shape: tuple[int, int, int, int],
     origins: Tensor,
     device: torch.device,
+    lanes: Tensor | None = None,
 ) -> Tensor:
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
@@ -84,8 +85,9 @@ def sample_mask(
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
             undefined.
         device: Where to put the mask.
+        lanes: What :func:`lanes_of_layers` returned for this name, key, shape and these origins, if it was called.
     """
-    seeds, origins = key.seeds(name, shape[0]), origins.to(device)
+    origins = origins.to(device)
     bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
@@ -93,12 +95,24 @@ def sample_mask(
         bound = round(p * _LEVELS) - _LEVELS // 2
         if abs(bound) == _LEVELS // 2:
             return torch.full(shape, bound > 0, device=origins.device)
+    if lanes is not None:
+        return lanes < bound
+    seeds = key.seeds(name, shape[0])
     if origins.device.type != "cpu":
         return _lanes(seeds, shape, origins) < bound
     mask = torch.zeros(shape, dtype=torch.bool)
     for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
         mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
     return mask
+
+
+def lanes_of_layers(
+    key: SampleKey, names: Sequence[str], shape: tuple[int, int, int, int], origins: Tensor
+) -> dict[str, Tensor]:
+    """Compute what :func:`sample_mask` compares with, for several layers at once, by name: fewer kernels on a GPU."""
+    seeds = [seed for name in names for seed in key.seeds(name, shape[0])]
+    lanes = _lanes(seeds, (len(seeds), *shape[1:]), origins.repeat(len(names), 1))
+    return dict(zip(names, lanes.split(shape[0]), strict=True))
 
 
 def uniform(

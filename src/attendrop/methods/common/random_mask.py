@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -12,8 +13,8 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
-from attendrop.randomness.candidates import pack, unpack
-from attendrop.randomness.keyed_random import sample_mask, uniform
+from attendrop.randomness.candidates import at_once, kept
+from attendrop.randomness.keyed_random import lanes_of_layers, sample_mask, uniform
 
 
 class RandomMaskPlan(Plan):
@@ -45,18 +46,19 @@ class RandomMaskPlan(Plan):
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
         self.layer_keys = keys
         self._make = make
-        self._edits: dict[str, tuple[AttentionEdit, tuple[Tensor, tuple[int, ...]] | None]] = {}
+        self._edits: dict[str, tuple[AttentionEdit, Callable[[], Tensor] | None]] = {}
         self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
+        self._lanes: dict[str, Tensor] = {}  # of layers that have not run yet
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
         if key not in self._edits:
             edit = self.make(call)
-            # Masks are kept as bits: those of all layers stay in memory until the backward pass.
-            self._edits[key] = replace(edit, drop=None), None if edit.drop is None else pack(edit.drop)
+            # The masks of all layers stay in memory until the backward pass.
+            self._edits[key] = replace(edit, drop=None), None if edit.drop is None else kept(edit.drop)
             return edit
-        edit, bits = self._edits[key]
-        return edit if bits is None else replace(edit, drop=unpack(*bits))
+        edit, drop = self._edits[key]
+        return edit if drop is None else replace(edit, drop=drop())
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         """Make the edit of a layer."""
@@ -76,7 +78,15 @@ class RandomMaskPlan(Plan):
 
     def sample(self, p: float | Tensor, call: AttentionCall) -> Tensor:
         """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
-        return sample_mask(p, self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
+        key, origins = call.layer.key, self.origins(call)
+        if key not in self._lanes and at_once(call.device):
+            names = [layer.key for layer in self.context.adapter.attention_layers if layer.kind == call.layer.kind]
+            names = [name for name in names if name in self.layer_keys and name not in self._edits]
+            if len(names) * math.prod(call.shape) <= at_once(call.device):
+                self._lanes |= lanes_of_layers(self.context.key, names, call.shape, origins)
+        lanes = self._lanes.pop(key, None)
+        lanes = lanes if lanes is None or lanes.shape == call.shape else None
+        return sample_mask(p, self.context.key, key, call.shape, origins, call.device, lanes)
 
     def uniform(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
