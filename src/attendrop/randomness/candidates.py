@@ -16,7 +16,7 @@ from torch.nn import functional
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 22, 1 << 25
 
 # Elements of masks of several layers that a GPU handles together: if they are few, launching kernels takes the time.
-_AT_ONCE = 1 << 23
+_AT_ONCE = 1 << 24
 
 
 def at_once(device: torch.device) -> int:
@@ -126,4 +126,4 @@ def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
 
 def kept(mask: Tensor) -> Callable[[], Tensor]:
     """Keep a mask for later: in bits, except for a small one on a GPU."""
-    return (lambda: mask) if mask.numel() <= at_once(mask.device) // 8 else partial(unpack, *pack(mask))
+    return (lambda: mask) if mask.numel() <= at_once(mask.device) // 4 else partial(unpack, *pack(mask))

@@ -148,6 +148,8 @@ def sample_parameter_mask(
     One mask serves a whole optimizer step, and all processes: it depends on seed, step and name only. ``p`` is kept to
     within 2**-17.
     """
+    if math.prod(shape) <= _CHUNK and device.type != "cpu":  # numpy takes less time than launching the kernels
+        return sample_parameter_mask(p, seed, step, name, shape, torch.device("cpu")).to(device, non_blocking=True)
     chunks, rest = divmod(math.prod(shape), _CHUNK)
     sampled = []
     for first, count, size in ((0, chunks, _CHUNK), (chunks, 1, rest)):

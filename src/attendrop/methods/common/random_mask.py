@@ -82,8 +82,9 @@ class RandomMaskPlan(Plan):
         if key not in self._lanes and at_once(call.device):
             names = [layer.key for layer in self.context.adapter.attention_layers if layer.kind == call.layer.kind]
             names = [name for name in names if name in self.layer_keys and name not in self._edits]
-            if len(names) * math.prod(call.shape) <= at_once(call.device):
-                self._lanes |= lanes_of_layers(self.context.key, names, call.shape, origins)
+            at_a_time = at_once(call.device) // math.prod(call.shape)
+            if key in names[:at_a_time]:
+                self._lanes |= lanes_of_layers(self.context.key, names[:at_a_time], call.shape, origins)
         lanes = self._lanes.pop(key, None)
         lanes = lanes if lanes is None or lanes.shape == call.shape else None
         return sample_mask(p, self.context.key, key, call.shape, origins, call.device, lanes)
