@@ -284,9 +284,9 @@ class Recorder:
         """Choose the candidates by the gradients that were added. They stay on their device."""
         like: dict[Any, list[_Gradient]] = {}
         for each in self._gradients:
-            like.setdefault((id(each.of), id(each.call.valid), each.call.shape), []).append(each)
+            like.setdefault((id(each.of), each.call.layer.kind, id(each.call.valid), each.call.shape), []).append(each)
         self._gradients = []
-        self._chosen += map(_chosen, like.values())
+        self._chosen += map(_chosen_by, like.values())
 
     def flush(self) -> None:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
@@ -357,27 +357,27 @@ def _place(layer: str, part: int) -> str:
     return f"{layer}#{part}" if part else layer
 
 
-def _chosen(gradients: Sequence[_Gradient]) -> _Chosen:
-    """Choose the candidates of layers of one pass that have a shape and a mask of valid keys in common."""
+def _chosen_by(gradients: Sequence[_Gradient]) -> _Chosen:
+    """Choose the candidates of layers of one pass and kind that have shape and valid keys in common."""
     first, layers = gradients[0], len(gradients)
     call, spans = first.call, first.of.spans(first.call)
     gradient, value = first.gradient, first.value
     if layers > 1:
         gradient = torch.cat([each.gradient for each in gradients])
         value = torch.cat([each.value for each in gradients])
-        batch, *shape = call.shape
+        batch = call.shape[0]
         valid = None if call.valid is None else call.valid.expand(batch, -1, -1, -1).repeat(layers, 1, 1, 1)
-        call = replace(call, shape=(layers * batch, *shape), valid=valid)
+        call = replace(call, shape=(layers * batch, *call.shape[1:]), valid=valid)
     with torch.no_grad():
         # The sum is not finite if any number is not.
-        finite, attribution = gradient.unflatten(0, (layers, -1)).sum((1, 2, 3, 4)).isfinite(), -gradient
+        finite, attribution = gradient.reshape(layers, -1).sum(1).isfinite(), -gradient
         if first.of.hidden:
             mask = first.choose(call, attribution)
             spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
         else:
             mask = first.choose(call, by_weights(call, attribution, value))
-        mask = functional.pad(mask, (0, -mask.shape[3] % 8)).unflatten(0, (layers, -1))
-        mask = _moved(mask, [-key for _, _, key, _ in spans])
+        mask = functional.pad(mask, (0, -mask.shape[3] % 8))
+        mask = _moved(mask.reshape(layers, -1, *mask.shape[1:]), [-key for _, _, key, _ in spans])
     bits = pack(mask)[0].view(*mask.shape[:-1], -1)
     return _Chosen(first.of.rows, [each.call.layer.key for each in gradients], bits, spans, finite)
 
@@ -391,6 +391,10 @@ def _moved(masks: Tensor, by: Sequence[int]) -> Tensor:
         to, of = slice(max(0, number), width + min(0, number)), slice(max(0, -number), width - max(0, number))
         found[:, place, ..., to] = masks[:, place, ..., of]
     return found
+
+
+def _shape(masks: Iterable[RowMask | None]) -> tuple[int, ...] | None:
+    return next((mask.bits.shape for mask in masks if mask is not None), None)
 
 
 def _mask(bits: Tensor, by: Sequence[int], keys: int) -> Tensor:
@@ -422,18 +426,18 @@ class RowPass:
     def candidates(self, call: AttentionCall) -> Candidates | None:
         """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
         if call.layer.key not in self._candidates:
-            self._candidates |= {call.layer.key: None} | self._recorded(call)
+            found: dict[str, Candidates | None] = {call.layer.key: None, **self._recorded(call)}
+            self._candidates |= found
         return self._candidates[call.layer.key]
 
     def _recorded(self, call: AttentionCall) -> dict[str, Candidates]:
         """Put the masks of the rows where the rows are in a call, for all layers that are like the call's."""
-        keys = [layer.key for layer in self._layers if layer.kind == call.layer.kind]
-        of_layers = {key: self._masks(key, call) for key in keys if key not in self._candidates}
-        shapes = {key: next((mask.bits.shape for mask in masks if mask), None) for key, masks in of_layers.items()}
-        first = next((mask for mask in of_layers[call.layer.key] if mask), None)
+        first = next((mask for mask in self._masks(call.layer.key, call) if mask is not None), None)
         if first is None:
             return {}
-        like = [key for key, shape in shapes.items() if shape == first.bits.shape]
+        keys = [layer.key for layer in self._layers if layer.kind == call.layer.kind]
+        of_layers = {key: self._masks(key, call) for key in keys if key not in self._candidates}
+        like = [key for key, masks in of_layers.items() if _shape(masks) == first.bits.shape]
         width, spans = first.keys if self.hidden else call.shape[3], self.spans(call)
         shape = (len(like), call.shape[0], first.bits.shape[0], call.shape[2], _bytes(width))
         # From pinned memory the host need not wait for the copy.

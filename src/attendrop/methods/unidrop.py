@@ -195,10 +195,12 @@ class _Features(RandomMaskPlan):
         self.p, self.places, self.skipped = method.feature, method.places, skipped
         self.head_ran = False
         self._last: Tensor | None = None
+        self._queries: dict[str, Tensor] = {}  # first positions by kind
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         origins, key = self.origins(call), call.layer.key
         queries, keys = of_rows(origins[:, 0]), of_rows(origins[:, 1])
+        self._queries[call.layer.kind] = queries
         if call.layer.kind != "cross":
             self._last = queries
 
@@ -223,8 +225,8 @@ class _Features(RandomMaskPlan):
             return None
 
         def dropped(activations: Tensor) -> Tensor:
-            origins = self._origins[block.attention_layers[0].kind][1]
-            return self._drop_states(f"activations/{block.key}", of_rows(origins[:, 0]), activations)
+            queries = self._queries[block.attention_layers[0].kind]
+            return self._drop_states(f"activations/{block.key}", queries, activations)
 
         return BlockEdit(activations=dropped)
 

@@ -112,7 +112,7 @@ def lanes_of_layers(
     """Compute what :func:`sample_mask` compares with, for several layers at once, by name: fewer kernels on a GPU."""
     seeds = [seed for name in names for seed in key.seeds(name, shape[0])]
     lanes = _lanes(seeds, (len(seeds), *shape[1:]), origins.repeat(len(names), 1))
-    return dict(zip(names, lanes.split(shape[0]), strict=True))
+    return dict(zip(names, torch.split(lanes, shape[0]), strict=True))
 
 
 def uniform(

@@ -47,8 +47,8 @@ class RandomMaskPlan(Plan):
         self.layer_keys = keys
         self._make = make
         self._edits: dict[str, tuple[AttentionEdit, Callable[[], Tensor] | None]] = {}
-        self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
-        self._lanes: dict[str, Tensor] = {}  # of layers that have not run yet
+        self._origins: dict[tuple[str, int], tuple[Tensor | None, Tensor]] = {}
+        self._lanes: dict[str, tuple[Tensor, Tensor]] = {}  # of layers that have not run yet, with their origins
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
@@ -68,26 +68,25 @@ class RandomMaskPlan(Plan):
     # Samples, which depend on the seed, the step and the sequence only.
 
     def origins(self, call: AttentionCall) -> Tensor:
-        """Return ``call.origins()``, cached by kind: layers of a kind usually share their mask."""
-        kind, batch = call.layer.kind, call.shape[0]
-        mask, origins = self._origins.get(kind, (None, None))
-        if origins is None or mask is not call.valid or len(origins) != batch:
-            origins = call.origins()
-            self._origins[kind] = (call.valid, origins)
-        return origins
+        """Return ``call.origins()``, cached by kind and mask, which layers usually share."""
+        key = call.layer.kind, id(call.valid)
+        if key not in self._origins or len(self._origins[key][1]) != call.shape[0]:
+            self._origins[key] = call.valid, call.origins()  # with the mask, the number stays its own
+        return self._origins[key][1]
 
     def sample(self, p: float | Tensor, call: AttentionCall) -> Tensor:
         """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
         key, origins = call.layer.key, self.origins(call)
         if key not in self._lanes and at_once(call.device):
-            names = [layer.key for layer in self.context.adapter.attention_layers if layer.kind == call.layer.kind]
-            names = [name for name in names if name in self.layer_keys and name not in self._edits]
+            of_kind = [layer for layer in self.context.adapter.attention_layers if layer.kind == call.layer.kind]
+            names = [layer.key for layer in of_kind if self.wants(layer) and layer.key not in self._edits]
             at_a_time = at_once(call.device) // math.prod(call.shape)
             if key in names[:at_a_time]:
-                self._lanes |= lanes_of_layers(self.context.key, names[:at_a_time], call.shape, origins)
-        lanes = self._lanes.pop(key, None)
-        lanes = lanes if lanes is None or lanes.shape == call.shape else None
-        return sample_mask(p, self.context.key, key, call.shape, origins, call.device, lanes)
+                lanes = lanes_of_layers(self.context.key, names[:at_a_time], call.shape, origins)
+                self._lanes |= {name: (own, origins) for name, own in lanes.items()}
+        own, of = self._lanes.pop(key, (None, None))
+        own = own if own is not None and of is origins and own.shape == call.shape else None
+        return sample_mask(p, self.context.key, key, call.shape, origins, call.device, own)
 
     def uniform(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
