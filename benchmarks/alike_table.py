@@ -133,17 +133,10 @@ def number(value: float) -> str:
 
 
 def times(rows: Iterable[Runs], name: str) -> float:
-    """Return the median over all draws of a method's training time, relative to plain fine-tuning."""
-    return float(
-        np.median(
-            [
-                run["train_seconds"] / runs["plain"][draw]["train_seconds"]
-                for runs in rows
-                for draw, run in runs[name].items()
-                if draw in runs["plain"]
-            ]
-        )
-    )
+    """Return the median over all draws of a method's training time, relative to plain fine-tuning on the same CPU."""
+    pairs = [(run, runs["plain"].get(draw)) for runs in rows for draw, run in runs[name].items()]
+    alike = [(run, plain) for run, plain in pairs if plain and run["processor"] == plain["processor"]]
+    return float(np.median([a["train_seconds"] / b["train_seconds"] for a, b in alike if b["device"] == "cpu"]))
 
 
 def lines() -> list[str]:
