@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import oracles, zoo
 from helpers.checkpointing import checkpoint_activations
+from helpers.families import any_model
 from helpers.training import examples, trainer_of, weights
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
@@ -122,6 +123,19 @@ def test_a_row_that_was_cut_shorter_is_dropped_from_where_it_still_has_keys() ->
         unpacked = np.unpackbits(bits, axis=-1, bitorder="little")[..., :21].astype(bool)
         width = unpacked.shape[-1]
         assert (unpacked == mask[..., :width] & (np.arange(width) < keys)).all()
+
+
+def test_layers_of_a_kind_may_have_different_numbers_of_windows() -> None:
+    """Swin: with as many heads and tokens in each window, so that records are of one shape."""
+    model, batch = any_model("swin")
+    with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
+        for _ in range(2):
+            reg.logs()
+            reg.loss(batch, rows=range(len(batch["labels"]))).backward()
+            reg.step()
+        assert {layer.index for layer in reg.adapter.attention_layers} == {0, 1}
+        logs = reg.logs()
+        assert all(logs[f"ad_drop/dropped/encoder.{index}"] > 0.2 for index in (0, 1))
 
 
 def test_the_first_pass_is_plain_and_gradients_are_not_changed() -> None:

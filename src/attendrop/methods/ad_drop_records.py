@@ -415,7 +415,7 @@ class RowPass:
         self.rows = rows
         self.hidden = units == "hidden"
         self._layers = layers
-        self._candidates: dict[str, Candidates | None] = {}
+        self._candidates: dict[tuple[str, tuple[int, ...]], Candidates | None] = {}  # by layer and shape of the call
         self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
 
     @property
@@ -425,10 +425,10 @@ class RowPass:
 
     def candidates(self, call: AttentionCall) -> Candidates | None:
         """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
-        if call.layer.key not in self._candidates:
+        if (call.layer.key, call.shape) not in self._candidates:
             found: dict[str, Candidates | None] = {call.layer.key: None, **self._recorded(call)}
-            self._candidates |= found
-        return self._candidates[call.layer.key]
+            self._candidates |= {(layer, call.shape): own for layer, own in found.items()}
+        return self._candidates[call.layer.key, call.shape]
 
     def _recorded(self, call: AttentionCall) -> dict[str, Candidates]:
         """Put the masks of the rows where the rows are in a call, for all layers that are like the call's."""
@@ -436,7 +436,7 @@ class RowPass:
         if first is None:
             return {}
         keys = [layer.key for layer in self._layers if layer.kind == call.layer.kind]
-        of_layers = {key: self._masks(key, call) for key in keys if key not in self._candidates}
+        of_layers = {key: self._masks(key, call) for key in keys if (key, call.shape) not in self._candidates}
         like = [key for key, masks in of_layers.items() if _shape(masks) == first.bits.shape]
         width, spans = first.keys if self.hidden else call.shape[3], self.spans(call)
         shape = (len(like), call.shape[0], first.bits.shape[0], call.shape[2], _bytes(width))
