@@ -274,6 +274,24 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
         zoo.assert_same(weights(resumed), weights(whole))
 
 
+def test_a_state_that_is_loaded_replaces_the_records_of_later_steps() -> None:
+    """A trainer starts again from its first state after an out-of-memory error."""
+    batch, (first, second) = zoo.batch_of("bert"), ([0, 1, 2], [3, 4, 5])
+    with regularize(zoo.build("bert"), ADDrop(p=0.4, q=1.0, **ON)) as reg:
+        reg.loss(batch, rows=first).backward()
+        reg.step()
+        states = reg.state_dict(), reg.method_state_dicts()
+        for scale in (1.0, 0.0):
+            (reg.loss(batch, rows=second) * scale).backward()
+            reg.step()
+        reg.logs()
+        reg.load_state_dict(*states)
+        reg.loss(batch, rows=second)
+        logs = reg.logs()
+        assert (logs["ad_drop/recorded"], logs["ad_drop/without_signal"]) == (0, 0)
+        assert set(records_of(reg)) == set(first)
+
+
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
     """Rows are dropped from in the second epoch, all of them, and records are of the row's own length."""

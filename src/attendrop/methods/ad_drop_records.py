@@ -239,7 +239,8 @@ class Recorder:
     def clear(self) -> None:
         """Forget all records, those of the present step too."""
         self.records.clear()
-        self._gradients, self._chosen, self._kept = [], [], 0
+        self._gradients, self._chosen, self._kept, self._open = [], [], 0, False
+        self.without_signal = None
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
         """Begin a training pass over ``context.batch``; raise AttendropError if its rows are not known."""
@@ -343,7 +344,8 @@ class Recorder:
         return {"records": self.records.state_dict(), "epoch": self.epoch, "without_signal": self.without_signal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`; what the last step added is not of these records."""
+        self.clear()
         self.records.load_state_dict(state["records"])
         self.epoch, self.without_signal = state["epoch"], state["without_signal"]
 
