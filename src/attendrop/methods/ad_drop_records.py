@@ -90,8 +90,8 @@ class RowMask:
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
-    In each layer a row takes ``heads * queries * keys / 8`` bytes, for its own length, and 250 more. Beyond ``limit``
-    bytes, by default a quarter of the memory that is free now, the oldest records are discarded.
+    In each layer a row takes ``heads * queries * ceil(keys / 8)`` bytes, for its own length, and 350 more. Beyond
+    ``limit`` bytes, by default a quarter of the memory that is free now, the oldest records are discarded.
     """
 
     def __init__(self, limit: int | None = None) -> None:
