@@ -285,7 +285,8 @@ class Recorder:
         """Choose the candidates by the gradients that were added. They stay on their device."""
         like: dict[Any, list[_Gradient]] = {}
         for each in self._gradients:
-            like.setdefault((id(each.of), each.call.layer.kind, id(each.call.valid), each.call.shape), []).append(each)
+            shapes = each.call.shape, each.gradient.shape
+            like.setdefault((id(each.of), each.call.layer.kind, id(each.call.valid), shapes), []).append(each)
         self._gradients = []
         self._chosen += map(_chosen_by, like.values())
 
@@ -395,8 +396,8 @@ def _moved(masks: Tensor, by: Sequence[int]) -> Tensor:
     return found
 
 
-def _shape(masks: Iterable[RowMask | None]) -> tuple[int, ...] | None:
-    return next((mask.bits.shape for mask in masks if mask is not None), None)
+def _shape(masks: Iterable[RowMask | None]) -> tuple[tuple[int, ...], int] | None:
+    return next(((mask.bits.shape, mask.keys) for mask in masks if mask is not None), None)
 
 
 def _mask(bits: Tensor, by: Sequence[int], keys: int) -> Tensor:
@@ -439,7 +440,7 @@ class RowPass:
             return {}
         keys = [layer.key for layer in self._layers if layer.kind == call.layer.kind]
         of_layers = {key: self._masks(key, call) for key in keys if (key, call.shape) not in self._candidates}
-        like = [key for key, masks in of_layers.items() if _shape(masks) == first.bits.shape]
+        like = [key for key, masks in of_layers.items() if _shape(masks) == (first.bits.shape, first.keys)]
         width, spans = first.keys if self.hidden else call.shape[3], self.spans(call)
         shape = (len(like), call.shape[0], first.bits.shape[0], call.shape[2], _bytes(width))
         # From pinned memory the host need not wait for the copy.
