@@ -154,6 +154,7 @@ REPLACED = [
     (re.compile(r"\d+\.\d+(?= times that of)"), "#"),
     (re.compile(r"\d+(\.\d+)? (s|seconds|ms|min|GB|MB|GiB|MiB|kB)\b"), r"# \2"),
     (re.compile(r"about (# min|\d+(\.\d+)? h) left"), "about # s left"),  # as long as the machine is busy
+    (re.compile(r"take # min in all"), "take # s in all"),
     (re.compile(r"\b\d+(\.\d+)?x\b"), "#x"),
     (re.compile(r"\d+(\.\d+)?( times as fast|(?= to \d.* rounds)|(?= in \d+ rounds))"), r"#\2"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]?[\d:.+]*"), "DATE"),
