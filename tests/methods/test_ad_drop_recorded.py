@@ -34,7 +34,17 @@ def recorder_of(reg: Any) -> Recorder:
 def records_of(reg: Any) -> Masks:
     recorder = recorder_of(reg)
     recorder.flush()
-    return {row: {name: each.mask for name, each in masks.items()} for row, masks in recorder.records._rows.items()}
+    return {
+        row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.records._rows.items()
+    }
+
+
+def packed(mask: np.ndarray) -> RowMask:
+    return RowMask(np.packbits(mask, axis=-1, bitorder="little"), mask.shape[2])
+
+
+def unpacked(mask: RowMask) -> np.ndarray:
+    return np.unpackbits(mask.bits, axis=-1, count=mask.keys, bitorder="little").astype(bool)
 
 
 def record(model: Any, method: Any, *batches: tuple[zoo.Batch, list[int]], epoch: int = 0) -> Masks:
@@ -119,10 +129,9 @@ def test_layers_handled_together_as_on_a_gpu_give_what_each_gives_alone(
 def test_a_row_that_was_cut_shorter_is_dropped_from_where_it_still_has_keys() -> None:
     mask = np.random.default_rng(0).random((2, 3, 21)) < 0.5
     for keys in (30, 21, 20, 17, 16, 9, 8, 3):
-        bits = RowMask.of(mask).of_keys(keys)
-        unpacked = np.unpackbits(bits, axis=-1, bitorder="little")[..., :21].astype(bool)
-        width = unpacked.shape[-1]
-        assert (unpacked == mask[..., :width] & (np.arange(width) < keys)).all()
+        bits = packed(mask).of_keys(keys)
+        width = min(21, 8 * bits.shape[-1])
+        assert (unpacked(RowMask(bits, width)) == mask[..., :width] & (np.arange(width) < keys)).all()
 
 
 def test_layers_of_a_kind_may_have_different_numbers_of_windows() -> None:
@@ -338,7 +347,7 @@ def test_a_collator_that_changes_the_number_of_rows_is_refused(collate: Any, row
 
 
 def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))
+    mask = packed(np.ones((4, 8, 8), dtype=np.bool_))
     assert mask.bits.nbytes == 32 < mask.size
     limit = 3 * mask.size + 1
     records = RowRecords(limit)
@@ -353,7 +362,7 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
 
 
 def test_a_checkpoint_of_records_needs_memory_for_their_bits_once() -> None:
-    records, mask = RowRecords(), RowMask.of(np.zeros((8, 64, 64), dtype=bool))
+    records, mask = RowRecords(), packed(np.zeros((8, 64, 64), dtype=bool))
     for row in range(200):
         records.put(row, {"encoder.0": RowMask(mask.bits.copy(), mask.keys)})
     tracemalloc.start()
@@ -391,7 +400,7 @@ def test_rows_without_any_signal_are_counted() -> None:
 def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes in one, which was resumed: each part that the first sends is answered by one of the second."""
     monkeypatch.setattr("attendrop.methods.ad_drop_records._ROWS_AT_A_TIME", 2)
-    mask = RowMask.of(np.ones((1, 4, 4), dtype=np.bool_))
+    mask = packed(np.ones((1, 4, 4), dtype=np.bool_))
     answers: Any = iter([3, *([[(10 + row, {"self.0": mask})] for row in range(5)])])
     sent: list[Any] = []
 

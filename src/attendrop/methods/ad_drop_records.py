@@ -57,26 +57,17 @@ class Candidates:
 class RowMask:
     """Mask of one row in one layer, ``(heads, queries, keys)`` without padding.
 
-    Its bits are ``(heads, queries, bytes)``, so that masks are placed into those of a batch without unpacking them.
+    Its bits are ``(heads, queries, bytes)``, the lowest bit of a byte first, so that masks are placed into those of a
+    batch without unpacking them.
     """
 
     bits: _Array
     keys: int
 
-    @classmethod
-    def of(cls, mask: _Array) -> RowMask:
-        """Pack a boolean mask."""
-        return cls(np.packbits(mask, axis=-1, bitorder="little"), mask.shape[2])
-
     @property
     def size(self) -> int:
         """Size in memory in bytes, including the overhead of objects."""
         return self.bits.nbytes + _OF_OBJECTS
-
-    @property
-    def mask(self) -> _Array:
-        """The boolean mask."""
-        return np.unpackbits(self.bits, axis=-1, count=self.keys, bitorder="little").view(np.bool_)
 
     def of_keys(self, keys: int) -> _Array:
         """The bits of the first keys; of all if there are fewer."""
