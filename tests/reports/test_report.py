@@ -230,7 +230,7 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
         write_run(tmp_path, "r-drop", None, seed=seed, selection_score=0.8, all_scores={"selection": {"accuracy": 0.8}})
     assert cli.main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("No recommendation: no run of the reference has a score.")
+    assert out.startswith("No recommendation: no run has a score on evaluation rows.\n")
     assert "cola: no run has a score on evaluation rows" in out
     assert "Not made: Tables: no run has a score on evaluation rows." in out
     files = {path.name for path in (tmp_path / "report").iterdir()}

@@ -642,7 +642,11 @@ def test_the_decision_ends_where_its_reason_begins() -> None:
     named = [run | {"label": "No. 3"} for run in runs("ad-drop", AHEAD)]
     decision, reason = answer([*FINETUNE, *named]).decision
     assert (decision, reason[:7]) == ("Use No. 3.", "It gets")
-    assert answer(named).decision == ("No recommendation: no run of the reference has a score.", "")
+    decision, reason = answer(named).decision
+    assert reason == "" and decision == (
+        "No recommendation: plain fine-tuning, with which all others are compared, has no score; "
+        "attendrop report FOLDER --reference 'No. 3' compares with that instead."
+    )
 
 
 def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Path) -> None:

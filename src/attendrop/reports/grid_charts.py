@@ -39,7 +39,7 @@ def heat_maps(setting: ReportedSetting) -> list[Chart] | str:
         return _NONE
     reference = _reference(setting)
     if reference is None:
-        return "no run of the reference has a score"
+        return "the method to compare with has no score"
     gains = [_gains(setting, grid, reference) for grid in grids]
     limit = max((abs(value) for each in gains for value in each.values()), default=0.0)
     return [_heat_map(setting, *each, reference, limit, len(grids)) for each in zip(grids, gains, strict=True)]

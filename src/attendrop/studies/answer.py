@@ -24,7 +24,7 @@ from attendrop.studies.method_rows import (
 )
 from attendrop.studies.units import BASELINES
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import Words, cost, decimals_of, ends, interval, number, opening, p_text
+from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
 from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
 from attendrop.wording import counted
 
@@ -195,10 +195,10 @@ def answer(
         raise AttendropError("There is no finished run to compare.")
     if reference in BASELINES:
         raise AttendropError(f"The reference is a method, which {reference!r} is not; all are compared with baselines.")
-    for name in ("task", "model", "metric"):
-        found = sorted({str(run[name]) for run in metrics})
+    for key in ("task", "model", "metric"):
+        found = sorted({str(run[key]) for run in metrics})
         if len(found) > 1:
-            raise AttendropError(f"The runs differ in their {name} ({', '.join(found)}); compare those of one {name}.")
+            raise AttendropError(f"The runs differ in their {key} ({', '.join(found)}); compare those of one {key}.")
     rows = method_rows([run for run in metrics if has_score(run)], reference)
     first, metric = metrics[0], metrics[0]["metric"]
     is_error = metric.startswith("neg_")
@@ -219,7 +219,7 @@ def answer(
         margin=margin,
         rows=tuple(rows),
         verdict=verdict,
-        sentences=Words({row.label: row for row in rows}, metric, margin, best).sentences(verdict),
+        sentences=Words({row.label: row for row in rows}, reference, metric, margin, best).sentences(verdict),
         notes=tuple(_notes(metrics, failed, rows, verdict)),
         holds_for=holds_for(first, new_rows=new_rows)
         if leads or any(found.n > 1 for found in differences)
@@ -258,7 +258,7 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
     here, there = ({row.label: row for row in found.rows} for found in (usual, shifted))
     label = next((row.label for row in usual.rows if row.is_reference), None)
     sentences = []
-    plain = "plain fine-tuning" if label == "finetune" else str(label)
+    plain = name(str(label))
     if label in here and label in there:
         named = "Plain fine-tuning" if label == "finetune" else plain
         elsewhere, usually = (

@@ -6,7 +6,7 @@ common seeds or more, and "within" an interval that lies within the margin as a 
 
 | ``why`` | rule | sentence begins |
 |---|---|---|
-| "no reference" | the reference has no score | No recommendation: no run of the reference has a score. |
+| "no reference" | the reference has no score | No recommendation: plain fine-tuning, with which |
 | "few seeds" | the pair has fewer than four common seeds | 3 runs of each are too few to tell |
 | "no row scores" | the pair has no scores by row | The runs have no scores by row |
 | "alone" | there is no method but the reference | No other method has a result. |

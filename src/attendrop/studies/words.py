@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,12 +35,13 @@ _NO_ROW_SCORES = (
 
 @dataclass(frozen=True)
 class Words:
-    """The words for verdicts on some rows, by label.
+    """The words for verdicts on some rows, by label, compared with those of the label ``reference``.
 
     Differences below ``margin`` are practically nothing; ``best`` is the best possible score.
     """
 
     rows: dict[str, MethodRow]
+    reference: str
     metric: str
     margin: float
     best: float
@@ -52,7 +54,7 @@ class Words:
     def sentences(self, verdict: Verdict) -> tuple[str, ...]:
         """Return the decision and its reason for readers without statistics, then the figures behind it."""
         if verdict.kind == "no reference":
-            return ("No recommendation: no run of the reference has a score.",)
+            return (f"No recommendation: {self.without_reference()}.",)
         decision = " ".join([opening(self.rows.get(verdict.use or "")), *self.reason(verdict)])
         if (among := verdict.among) is None:
             return (decision, *self.figures(verdict))
@@ -62,6 +64,14 @@ class Words:
         else:
             first = f"Among the fine-tuned models it would be {first.removeprefix('Use ')}"
         return (decision, *self.figures(verdict), first, *others)
+
+    def without_reference(self) -> str:
+        """Say why nothing is recommended, and the command that compares with another method, if there is one."""
+        if not self.rows:
+            return "no run has a score on evaluation rows"
+        other = next((row.label for row in self.rows.values() if not row.is_baseline), None)
+        remedy = other and f"; attendrop report FOLDER --reference {shlex.quote(other)} compares with that instead"
+        return f"{name(self.reference)}, with which all others are compared, has no score{remedy or ''}"
 
     # The decision ----------------------------------------------------------------------------------------------------
 
