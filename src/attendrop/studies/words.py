@@ -28,8 +28,8 @@ _DECIMALS = 3
 # Scores from here on are shown with an exponent.
 _HUGE = 1e9
 _NO_ROW_SCORES = (
-    "The runs have no scores by row, so nothing is known of new rows: compare in a new folder, with two evaluation "
-    "rows or more."
+    "The runs have no scores by row, or of different rows, so nothing is known of new rows: compare in a new folder, "
+    "with two evaluation rows or more."
 )
 
 
