@@ -100,7 +100,7 @@ def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_p
     write_run(tmp_path, "mixout", 0.1)  # of another study in the same folder
     shutil.rmtree(own[0])
     assert read_results(tmp_path).notes == (
-        "1 of 8 runs of the answer are not in the folder: figures lack their curves.",
+        "1 of 8 runs of the answer are missing or damaged: figures lack their curves.",
         "The answer does not include 1 other finished runs of its methods and settings: unless they are older ones, of "
         "other data or seeds, run the study or the comparison again.",
         "1 other finished runs, such as those of a search, are not part of the answer.",

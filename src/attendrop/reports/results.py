@@ -201,7 +201,7 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     present = {Path(run.folder).name for run in runs}
     notes = []
     if missing := len(names - present):
-        notes.append(f"{missing} of {len(names)} runs of the answer are not in the folder: figures lack their curves.")
+        notes.append(f"{missing} of {len(names)} runs of the answer are missing or damaged: figures lack their curves.")
     settings = {(run.setting, run.label) for run in runs if Path(run.folder).name in names}
     others = [run for run in runs if Path(run.folder).name not in names]
     newer = [run for run in others if has_score(run.metrics) and (run.setting, run.label) in settings]

@@ -56,9 +56,11 @@ class FinishedRun(ResolvedRun):
     def check_held_out(self) -> None:
         """Raise AttendropError if the run has no labelled rows that its model was not trained on."""
         if self.chosen_on is None:
+            run_dir = self.config.output_dir
             raise AttendropError(
-                f"The run in '{self.config.output_dir}' has no labelled rows that it was not trained on; train it with "
-                "an eval-file, or with --no-refit."
+                f"The run in '{run_dir}' has no labelled rows that it was not trained on. Train it again with some: "
+                f"attendrop train --config {shlex.quote(f'{run_dir}/run.yaml')} --eval-file FILE --output-dir FOLDER, "
+                "or with --selection-fraction 0.1 --no-refit in place of the file, which holds out rows."
             )
 
     def encoded(self, rows: Dataset) -> Dataset:
