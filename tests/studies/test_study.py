@@ -123,7 +123,7 @@ def test_settings_of_a_grid_of_data_are_named_by_them(
     files = [str(folder / "train.csv"), str(folder / "dev.csv")]
     data = [
         *({"task": ["cola", "rte"], "max_train_samples": 16}, {"name": 2024, "task": "cola", "shots": [2, 4]}),
-        {"train_file": files, "text_columns": "sentence1,sentence2", "label_column": "label"},
+        {"name": " ", "train_file": files, "text_columns": "sentence1,sentence2", "label_column": "label"},
     ]
     study = read_study(write(tmp_path / "study.yaml", content(folder, data=data)))
     assert [each.name for each in study.settings] == ["cola", "rte", "2024, shots=2", "2024, shots=4", "train", "dev"]
@@ -170,6 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"methods": [{"name": "r-drop", "label": label} for label in "AB"]}, "has r-drop twice with the same options"),
     ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
+    ({"seeds": "3"}, "has the text '3' as seeds: a number of them is without quotation marks."),
 ]
 
 

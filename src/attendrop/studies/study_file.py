@@ -116,6 +116,10 @@ class _Reader:
                 raise self.error(f"has no {key}.")
         if isinstance(content["seeds"], int) and content["seeds"] < 1:
             raise self.error(f"has {content['seeds']} seeds; give at least one, or a list.")
+        if isinstance(content["seeds"], str) and content["seeds"].strip().isdecimal():
+            raise self.error(
+                f"has the text {content['seeds']!r} as seeds: a number of them is without quotation marks."
+            )
         baselines = self.baselines(content.get("baselines"))
         seeds = content["seeds"]
         seeds = range(seeds) if isinstance(seeds, int) else convert_option(self.path, "seed", seeds)
@@ -123,14 +127,14 @@ class _Reader:
         points = []
         for entry in _listed(content["data"]):
             given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
-            name = given.pop("name", None)
+            name = "" if (name := given.pop("name", None)) is None else " ".join(str(name).split())
             methods = self.methods(given.pop("methods", content["methods"]))
             own = self.baselines(given.pop("baselines")) if "baselines" in given else baselines
             for point, varied in _grid(shared | self.options("data", given)):
                 source = "task" if "task" in point else "train_file"
-                if name is None:
+                if not name:
                     varied.pop(source, None)
-                named = Path(point.get(source, "files")).stem if name is None else " ".join(str(name).split())
+                named = name or Path(point.get(source, "files")).stem
                 points.append((", ".join([named, *varied.values()]), point, methods, own))
         names = [name for name, *_ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
