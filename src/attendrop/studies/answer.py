@@ -220,7 +220,7 @@ def answer(
         rows=tuple(rows),
         verdict=verdict,
         sentences=Words({row.label: row for row in rows}, reference, metric, margin, best).sentences(verdict),
-        notes=tuple(_notes(metrics, failed, rows, verdict)),
+        notes=tuple(_notes(metrics, failed, rows, verdict, margin)),
         holds_for=holds_for(first, new_rows=new_rows)
         if leads or any(found.n > 1 for found in differences)
         else "One seed gives no intervals."
@@ -277,7 +277,11 @@ def _price(usual: Answer, shifted: Answer) -> list[str]:
 
 
 def _notes(
-    runs: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], rows: Sequence[MethodRow], verdict: Verdict
+    runs: Sequence[Mapping[str, Any]],
+    failed: Sequence[Mapping[str, Any]],
+    rows: Sequence[MethodRow],
+    verdict: Verdict,
+    margin: float,
 ) -> Iterator[str]:
     """List the limitations of an answer."""
     missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]
@@ -306,6 +310,12 @@ def _notes(
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
         yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."
+    baselines = {row.label: row for row in rows if row.is_baseline}
+    judged = baselines.get(verdict.baseline or verdict.incumbent or "")
+    best = max(baselines.values(), key=lambda row: row.mean, default=None)
+    if judged and best and best.mean > judged.mean and (lead := best.versus(judged)):
+        by = interval(lead, decimals_of(margin))
+        yield f"{best.label} is not shown to be ahead of {judged.label}, which takes next to no time: {by}."
     if verdict.kind in ("method", "baseline") and len(rows) > 2:
         yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
