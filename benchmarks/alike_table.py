@@ -30,12 +30,14 @@ STUDIES = ("5_messages", "5_alike", "5_other_tasks")
 DATA = {"banking77": "Banking77", "hwu64": "HWU64"}
 DEGREES = {"nearest": "nearest", "nearest-of-4k": "nearest of {pool}", "random": "random"}
 DEFAULT = "recorded, all layers, p = 0.3"
+_BOTH = "AD-DROP with R-Drop"
 # Columns: what the methods are called there, and whether they are in Holm's correction.
 METHODS = {
     f"AD-DROP, {DEFAULT}": True,
     "AD-DROP, separate pass, first layer, p = 0.1": True,
     "random candidates, all layers, p = 0.3": False,
     "R-Drop": True,
+    _BOTH: True,
     "mixout, p = 0.9": True,
     "HiddenCut": True,
     "token cutoff": True,
@@ -72,6 +74,8 @@ def method(run: Mapping[str, Any]) -> str | None:
     options = run["options"] or {}
     if run["method"] == "ad-drop":
         return _AD_DROP.get((options["attribution"], options["layers"], options["p"]))
+    if run["method"] == "ad-drop+r-drop" and options["ad-drop"]["attribution"] == "recorded":
+        return _BOTH
     return _NAMES.get(run["method"])
 
 
@@ -132,11 +136,12 @@ def number(value: float) -> str:
     return f"{value:+.3f}" if abs(value) >= 0.0005 else "0.000"
 
 
-def times(rows: Iterable[Runs], name: str) -> float:
-    """Return the median over all draws of a method's training time, relative to plain fine-tuning on the same CPU."""
+def times(rows: Iterable[Runs], name: str) -> str:
+    """Write the median over all draws of a method's training time, relative to plain fine-tuning on the same CPU."""
     pairs = [(run, runs["plain"].get(draw)) for runs in rows for draw, run in runs[name].items()]
     alike = [(run, plain) for run, plain in pairs if plain and run["processor"] == plain["processor"]]
-    return float(np.median([a["train_seconds"] / b["train_seconds"] for a, b in alike if b["device"] == "cpu"]))
+    ratios = [a["train_seconds"] / b["train_seconds"] for a, b in alike if b["device"] == "cpu"]
+    return f"{np.median(ratios):.2g}" if ratios else "–"
 
 
 def lines() -> list[str]:
@@ -167,7 +172,7 @@ def lines() -> list[str]:
             text = f"**{text}**" if p_values.get((at, name), 1) <= ALPHA else text
             line.append(text if draws == len(plain) else f"{text} ({draws})")
         found.append(line)
-    found.append(["time of training", "", "1", *(f"{times(rows.values(), name):.2g}" for name in used)])
+    found.append(["time of training", "", "1", *(times(rows.values(), name) for name in used)])
     return [f"| {' | '.join(line)} |" for line in found]
 
 
@@ -177,7 +182,8 @@ if __name__ == "__main__":
     for title, chosen in (("Similar", "nearest"), ("Random", "random")):
         print(f"{title} rows, all together:")
         for pair in (
-            *((name, "plain") for name in (default, "R-Drop", "SetFit", control)),
+            *((name, "plain") for name in (default, "R-Drop", _BOTH, "SetFit", control)),
             *((default, name) for name in ("R-Drop", "SetFit", control)),
+            *((_BOTH, name) for name in (default, "R-Drop")),
         ):
             print(*pair, *together(found, *pair, chosen), sep="; ")

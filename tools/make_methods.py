@@ -36,7 +36,12 @@ _COMPOSITION = """
 
 `--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, the
 masks of all methods apply. Penalties are added. Methods that change parameters, gradients or batches do so as if used
-alone. Each method samples its own random numbers, and logs under its own name.
+alone. Each method samples its own random numbers, and logs under its own name. Recorded attributions are of the whole
+loss, penalties included.
+
+Two methods that help do not help more together: where both gained, `ad-drop+r-drop` was not ahead of the better of
+them, and on generated messages far behind AD-DROP alone
+([measured](does-it-help.md#the-study-step-5-which-rows-and-every-method-on-them)). Compare before you combine.
 
 | methods | time | memory |
 |---|---|---|
