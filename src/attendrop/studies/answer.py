@@ -315,7 +315,7 @@ def _notes(
     best = max(baselines.values(), key=lambda row: row.mean, default=None)
     if judged and best and best.mean > judged.mean and (lead := best.versus(judged)):
         by = interval(lead, decimals_of(margin))
-        yield f"{best.label} is not shown to be ahead of {judged.label}, which takes next to no time: {by}."
+        yield f"{best.label} is not shown to be ahead of {judged.label}, which trains no encoder: {by}."
     if verdict.kind in ("method", "baseline") and len(rows) > 2:
         yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):

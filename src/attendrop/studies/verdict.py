@@ -34,14 +34,13 @@ from typing import Any, Literal, Self
 
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
+from attendrop.studies.units import CHEAP
 from attendrop.tasks.row_scores import BLOCKS
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
 # A method takes the place of the reference for its time alone if it takes less than this fraction: times are noisy.
 _CHEAPER = 0.9
-# What takes less than this fraction of the time of plain fine-tuning takes next to none.
-_NEXT_TO_NONE = 0.1
 # On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
 _ROWS_FOR_NOTHING = 600
 
@@ -166,7 +165,7 @@ def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> V
     cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what takes a tenth less
     time if all differences are practically nothing. This recommendation must be shown to be ahead of the best baseline,
     too. If it is not, another fine-tuned model that is takes its place; if there is none, the baseline does. A baseline
-    that trains, as SetFit does, counts as the best only if it is shown to be ahead of those that take next to no time.
+    that trains the encoder, as SetFit does, counts as the best only if it is shown to be ahead of those that do not.
     """
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, "no reference")
@@ -218,12 +217,12 @@ class _Judging:
         return replace(verdict, behind=tuple(row.label for row in behind), not_judged=not_judged)
 
     def best_of(self, baselines: Sequence[MethodRow]) -> MethodRow:
-        """Choose the best baseline; it must be shown to be ahead of those that take next to no time, or be one."""
+        """Choose the best baseline; one that trains the encoder must be shown to be ahead of those that do not."""
         best = max(baselines, key=_gain)
-        quick = max((row for row in baselines if _cost(row) < _NEXT_TO_NONE), key=_gain, default=best)
-        lead = best.versus(quick)
+        simple = max((row for row in baselines if row.method in CHEAP), key=_gain, default=best)
+        lead = best.versus(simple)
         shown = lead is not None and lead.n >= MIN_SEEDS and lead.p_value is not None and lead.p_value <= ALPHA
-        return best if shown and not self._is_within(lead) else quick
+        return best if shown and not self._is_within(lead) else simple
 
     def with_baseline(self, verdict: Verdict, baseline: MethodRow) -> Verdict:
         """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""

@@ -81,8 +81,8 @@ class Words:
         if verdict.baseline is not None and verdict.use is not None:
             lead = self.versus(verdict.use, verdict.baseline).mean.value
             best = max(row.mean for row in self.rows.values() if row.is_baseline)
-            quick = " that takes next to no time" if self.rows[verdict.baseline].mean < best else ""
-            over = [(lead, f"the best baseline{quick}, {self.title(verdict.baseline)}")]
+            which = " that trains no encoder" if self.rows[verdict.baseline].mean < best else ""
+            over = [(lead, f"the best baseline{which}, {self.title(verdict.baseline)}")]
         if verdict.why == "ahead" and verdict.lead is not None:
             leads = [(verdict.lead.value, self.title(verdict.incumbent or "")), *over]
             return [f"{_capital(self.gains(None, *leads))}{self.little(*leads)}."]
