@@ -221,7 +221,7 @@ class _Judging:
         best = max(baselines, key=_gain)
         simple = max((row for row in baselines if row.method in CHEAP), key=_gain, default=best)
         lead = best.versus(simple)
-        shown = lead is not None and lead.n >= MIN_SEEDS and lead.p_value is not None and lead.p_value <= ALPHA
+        shown = lead is not None and self._tested({best.label: lead})[best.label].is_shown
         return best if shown and not self._is_within(lead) else simple
 
     def with_baseline(self, verdict: Verdict, baseline: MethodRow) -> Verdict:
