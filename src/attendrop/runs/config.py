@@ -22,6 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import choice, read_options
 from attendrop.runs.declared_options import FRACTION, PATH, at_least, check_fields, number, option
+from attendrop.tasks.class_names import AUTO, NONE, check_label_names, why_no_names
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -84,6 +85,13 @@ class RunConfig:
     )
     """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
+    label_names: str = option(
+        AUTO, "columns", "Names of classes as training rows: auto, none, or a file with columns label and text.", PATH
+    )
+    """With "auto", each class adds one training row, its name in words, if rows are few and the names are words, see
+    :func:`attendrop.tasks.class_names.why_no_rows`; with a file, its texts are rows. For files with one text a row, of
+    one class or several; "none" elsewhere. They are training rows of all models and baselines, beside those that
+    ``shots`` and fractions count, and never held out, rewarded or scored."""
     task_options: Mapping[str, Any] = option(
         {},
         "columns",
@@ -249,6 +257,7 @@ class RunConfig:
         if self.label_type == "auto":
             object.__setattr__(self, "label_type", default_label_type(self.train_file))
         self._check_data()
+        self._settle_label_names()
         self._check_training()
         self._check_selection()
         if self.bf16 and self.fp16:
@@ -322,6 +331,12 @@ class RunConfig:
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
 
+    def _settle_label_names(self) -> None:
+        reason = why_no_names(self.task, self.label_type, len(self.text_columns))
+        check_label_names(self.label_names, reason)
+        if reason:  # known without reading the data, so that all such runs have the same options
+            object.__setattr__(self, "label_names", NONE)
+
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):
             raise AttendropError(
@@ -389,6 +404,11 @@ class RunConfig:
         """Rows on which models are scored during training; under protocol 'paper', "selection" is "eval"."""
         found = self.regularizer.rewarded_on()
         return "eval" if found == "selection" and self.protocol == "paper" else found
+
+    @property
+    def label_names_file(self) -> str | None:
+        """The file of ``label_names``; None if it is no file."""
+        return None if self.label_names in (AUTO, NONE) else self.label_names
 
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
@@ -15,15 +17,29 @@ from attendrop.files.output_files import known_sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.class_names import (
+    NONE,
+    check_label_names,
+    counted_names,
+    in_words,
+    read_label_names,
+    same_text,
+    telling_names,
+    why_no_names,
+    why_no_rows,
+)
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
 from attendrop.tasks.images import folder_sha256
 from attendrop.tasks.likeness import hold_out_like, hold_out_values
+from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.tokenization import encode
+from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
@@ -44,12 +60,29 @@ class Parts:
         selection: Rows that select the best epoch; None to keep the last.
         report: Rows of the reported scores, by name.
         reward: Rows on which the method scores models during training; None if it does not.
+        names: Number of the last training rows that are names of classes, by the option ``label_names``.
+        names_left_out: Such texts that are no rows, because a row has them that is not trained on.
     """
 
     train: Dataset
     selection: Dataset | None
     report: dict[str, Dataset]
     reward: Dataset | None = None
+    names: int = 0
+    names_left_out: tuple[str, ...] = ()
+
+    @property
+    def real(self) -> Parts:
+        """The parts, encoded or not, without names of classes among the training rows."""
+        if not self.names:
+            return self
+        texts = texts_of(self.train)
+        return replace(self, train=self.train.select(chain(*texts[: len(texts) - self.names])), names=0)
+
+    def trained_on(self, label_names: str) -> str:
+        """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
+        rows = counted(len(self.train) - self.names, "row")
+        return f"{rows} and {counted_names(self.names, label_names)}" if self.names else rows
 
 
 def load_data(config: RunConfig) -> TaskData:
@@ -79,7 +112,7 @@ def load_data(config: RunConfig) -> TaskData:
 def data_files(config: RunConfig) -> list[Path]:
     """List the files, or folders, of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        named = (config.train_file, config.eval_file, config.label_map)
+        named = (config.train_file, config.eval_file, config.label_map, config.label_names_file)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
@@ -93,7 +126,10 @@ def digest(path: Path) -> str:
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
-    """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows."""
+    """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows.
+
+    Names of classes are added to the training rows last, so that they change none of these.
+    """
     rows = data.splits["train"]
     shifted = {}
     if config.shift or config.shift_column is not None:
@@ -122,7 +158,37 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
             reward = report["dev"]
         case _:
             reward = None
-    return Parts(kept, selection, report, reward)
+    held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
+    texts, left_out = _names(config, data.task, len(rows), held_out)
+    if not texts:
+        return Parts(kept, selection, report, reward, 0, left_out)
+    columns = {name: [""] * len(texts) for name in kept.column_names}
+    columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts], "index": [-1] * len(texts)}
+    names = Dataset.from_dict(columns, features=kept.features)
+    return Parts(concatenate_datasets([kept, names]), selection, report, reward, len(texts), left_out)
+
+
+def _names(
+    config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
+) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
+    """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
+    head, file = task.head, config.label_names_file
+    reason = why_no_names(config.task, head.label_type, len(task.text_columns))
+    if not reason and config.regularizer.columns:
+        reason = f"and not with {config.regularizer.name}, which reads columns that they lack"
+    check_label_names(config.label_names, reason)
+    if reason or config.label_names == NONE or (file is None and why_no_rows(head.label_names, rows)):
+        return [], ()
+    if file is None:
+        found = [(in_words(name), name) for name in telling_names(head.label_names)]
+    else:
+        found = read_label_names(file, replace(head, unknown_names=()))
+    scored = {same_text(text) for part in held_out for (text,) in head.texts(part)}
+    kept = [(text, name) for text, name in found if same_text(text) not in scored]
+    several = head.label_type in SEVERAL_CLASSES
+    labels = head.read_labels([[name] if several else name for _, name in kept])
+    left_out = tuple(text for text, _ in found if same_text(text) in scored)
+    return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
 
 
 def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dataset]:
@@ -139,12 +205,12 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
     train = encoded(task.head.training_rows(parts.train), token_columns=config.regularizer.columns)
-    return Parts(train, selection, report, reward)
+    return Parts(train, selection, report, reward, parts.names, parts.names_left_out)
 
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:
     """Return the indices of the train split's rows used for training, selection and rewards."""
-    named = {"train": parts.train, "selection": parts.selection, "reward": parts.reward}
+    named = {"train": parts.real.train, "selection": parts.selection, "reward": parts.reward}
     evaluated = list(parts.report.values())
     return {
         name: rows["index"][:]

@@ -14,6 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, declared
+from attendrop.tasks.class_names import AUTO, NONE
 from attendrop.tasks.file_formats import files_of
 
 
@@ -45,7 +46,7 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 
 
 RUN_FILE = "run.yaml"
-_DATA = ("train_file", "eval_file", "label_map")
+_DATA = ("train_file", "eval_file", "label_map", "label_names")
 PATHS = (*_DATA, "data_dir", "model")
 
 
@@ -90,8 +91,8 @@ def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _absolute(value: str) -> str:
-    """Make the paths of files and folders that exist absolute; a hub id and "minilm" stay as they are."""
-    if value == MINILM:
+    """Make the paths of files and folders that exist absolute; a hub id, and words for no file, stay as they are."""
+    if value in (MINILM, AUTO, NONE):
         return value
     files = files_of(value)
     return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value

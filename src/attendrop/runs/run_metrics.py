@@ -78,7 +78,7 @@ def set_scores(
         found = row_scores(task, outputs, references, run.parts.report[name])
         by_row = None if found is None else found.as_dict()
         predictions = head.decode(head.checked(outputs))
-        report = error_analysis(task, outputs, references, run.parts.report[name], run.parts.train)
+        report = error_analysis(task, outputs, references, run.parts.report[name], run.parts.real.train)
     constant = None if train_references is None else constant_scores(task, train_references, references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     scores, predicted = compute_scores(task, outputs, references), head.predicted_counts(outputs)
@@ -119,11 +119,18 @@ def scored_run(
             "classes": list(task.label_names),
             "selected_on": selected_on,
             "rows": dict(rows) | {name: len(part) for name, part in run.parts.report.items()},
+            **({"names_left_out": list(run.parts.names_left_out)} if run.parts.names_left_out else {}),
         },
         "config": run.given.as_dict(),
         "output_dir": config.output_dir,
         "versions": versions(),
     }
+
+
+def training_rows(train: Dataset, parts: Parts) -> dict[str, Any]:
+    """Count training rows for ``metrics.json``: of the data, and if there are any, names of classes."""
+    found: dict[str, Any] = {"train": len(train) - parts.names}
+    return found | ({"label_names": parts.names} if parts.names else {})
 
 
 def score_model(
@@ -136,7 +143,8 @@ def score_model(
     if not encoded.report and selected is not None:
         return {"selection": SetScores(**selected["scores"])}
     sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
-    return {name: _score(run, trainer, encoded.train, rows, name) for name, rows in sets.items()}
+    train = encoded.real.train
+    return {name: _score(run, trainer, train, rows, name) for name, rows in sets.items()}
 
 
 def _score(run: ResolvedRun, trainer: RunTrainer, train: Dataset, rows: Dataset, name: str) -> SetScores:
@@ -171,7 +179,7 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
         "planned_steps": trainer.state.max_steps,
         "epoch": ended[int(steps)],
         "score": _selection_score(run, trainer),
-        "scores": asdict(_score(run, trainer, encoded.train, encoded.selection, "selection")),
+        "scores": asdict(_score(run, trainer, encoded.real.train, encoded.selection, "selection")),
         "history": _history(log, run.method, run.data),
         "seconds": round(trainer.meter.seconds_so_far, 3),
     } | ({"temperature": held_out_temperature(run, trainer, encoded.selection)} if run.config.calibrate else {})
@@ -238,7 +246,8 @@ def run_metrics(
         if selected is None and run.chooses_epoch and entry["step"] == trainer.state.best_global_step
     ]
     held_out = parts.selection if config.protocol == "honest" else None
-    rows = {"train": len(final.parts.train)} | ({"selection": len(held_out)} if held_out is not None else {})
+    rows = training_rows(final.parts.train, final.parts)
+    rows |= {"selection": len(held_out)} if held_out is not None else {}
     set_aside = config.rewarded_on == "split"
     if set_aside and final.parts.reward is not None:
         rows["reward"] = len(final.parts.reward)

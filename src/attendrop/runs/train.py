@@ -60,6 +60,7 @@ from attendrop.runs.run_metrics import (
 from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.training_args import num_epochs
+from attendrop.tasks.class_names import names_told
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
@@ -133,7 +134,7 @@ def _train(
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
-    report = data_report(run.data, run.parts, encoded, loaded.tokenizer, config.max_length)
+    report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
     announce_data(report, run.task.head)
     if not begun and is_main_process():
         clear_unfinished(place)
@@ -150,8 +151,8 @@ def _train(
             seconds_before = float(selected["seconds"])
         final = run.on_all_rows(selected["planned_steps"])
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
-        steps = counted(selected["steps"], "step")
-        logger.info("Training again on all %d rows, for %s.", len(final.parts.train), steps)
+        trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
+        logger.info("Training again on all %s, for %s.", trained_on, steps)
     # Train again from the start, if the method asks for it because of what it found.
     stop_after, explored = (selected or {}).get("steps"), begun.get("explored")
     if explored is None:
@@ -309,7 +310,7 @@ def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files:
 def announce_run(run: ResolvedRun, rows: int) -> None:
     """Log the data, of ``rows`` encoded training rows, and when the method acts; warn of optimistic scores."""
     config, parts = run.config, run.parts
-    counts = [f"{counted(len(parts.train), 'row')} to train on"]
+    counts = [f"{parts.trained_on(config.label_names)} to train on"]
     if parts.selection is not None and config.protocol == "honest":
         purpose = "choose the best epoch" if run.chooses_epoch else "score on"
         counts.append(f"{len(parts.selection)} more to {purpose}")
@@ -317,6 +318,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
+    for told in names_told(parts.names, parts.names_left_out, config.label_names):
+        logger.info("%s", told)
     if config.protocol == "paper":
         logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
     if config.rewarded_on == "eval":

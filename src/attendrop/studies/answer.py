@@ -26,6 +26,7 @@ from attendrop.studies.method_rows import (
 from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
+from attendrop.tasks.class_names import names_told
 from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
 from attendrop.wording import counted
 
@@ -296,6 +297,11 @@ def _notes(
             decisions.setdefault(method_label(run), decision)
     for label, decision in decisions.items():
         yield f"Here {label} means {decision}: there are many classes with few rows each."
+    if named := next((run for run in runs if run.get("data", {}).get("rows", {}).get("label_names")), None):
+        data = named["data"]
+        yield from names_told(
+            data["rows"]["label_names"], data.get("names_left_out", ()), named["config"]["label_names"]
+        )
     # A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:

@@ -35,9 +35,9 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import scored_run, set_scores
+from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.studies.units import BASELINES, FROZEN, SETFIT
+from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import document_means
@@ -117,6 +117,8 @@ def defined_for(task: Task) -> tuple[str, ...]:
 
 def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
     """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
+    if name == MAJORITY:  # whose answer says what the data have most of
+        run = replace(run, parts=run.parts.real)
     task, parts, fits = run.task, run.parts, _Fits(run, name)
     own, selection_score = parts.train, None
     if parts.selection is not None and run.config.protocol != "paper":
@@ -130,7 +132,7 @@ def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | No
     if parts.selection is not None:
         outputs = fits.named(parts.train).predict(parts.selection)
         selection_score = compute_scores(task, outputs, fits.references(parts.selection))[task.metric]
-    metrics = scored_run(run, name, {}, scores, {"train": len(own)}, selection_score=selection_score)
+    metrics = scored_run(run, name, {}, scores, training_rows(own, parts), selection_score=selection_score)
     predictions = scores["dev"].predictions if "dev" in scores else None
     return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
 

@@ -166,8 +166,9 @@ def run_comparison(
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
     unlike = f", {len(parts.report['shifted'])} for those on unlike rows" if "shifted" in parts.report else ""
     logger.info(
-        "%s: %s, %d rows to train on, %d for the final scores%s.",
-        run.data.source, run.task.head.labels_are, len(parts.train), len(parts.report["dev"]), unlike,
+        "%s: %s, %s to train on, %d for the final scores%s.",
+        run.data.source, run.task.head.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
+        unlike,
     )  # fmt: skip
     comparison = comparison.of_baselines(defined_for(run.task))
     with open_runner(folder, workers=workers, backend=backend) as runner:

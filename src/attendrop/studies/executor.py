@@ -113,7 +113,8 @@ class Runner:
                 f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
                 "this one, workers=0, or declare an entry point in its package."
             )
-        of = (config.task, config.data_dir, config.train_file, config.eval_file, config.label_map, config.model)
+        files = (config.train_file, config.eval_file, config.label_map, config.label_names)
+        of = (config.task, config.data_dir, *files, config.model)
         digest = data_sha256(config) + model_sha256(config.model)
         if self._digests.setdefault(source := json.dumps(of), digest) != digest:
             changed = config.train_file or config.task

@@ -40,6 +40,7 @@ from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, with_evaluation
+from attendrop.tasks.class_names import AUTO, NONE
 from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
@@ -47,7 +48,7 @@ _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
-_PATHS = ("train_file", "eval_file", "label_map", "data_dir")
+_PATHS = ("train_file", "eval_file", "label_map", "label_names", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class _Reader:
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
         found = convert_option(self.path, name, value)
-        if name not in _PATHS or found is None:
+        if name not in _PATHS or found in (None, AUTO, NONE):
             return found
         return ",".join(str(file.absolute()) for file in files_of(self.expanded(name, found)))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
+from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, check_classes, in_words, telling_names, why_no_rows
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
@@ -23,7 +24,6 @@ from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
     are_numbers,
-    check_classes,
     class_name,
     count_words,
     is_answer,

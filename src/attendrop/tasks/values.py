@@ -8,7 +8,7 @@ import math
 import re
 import unicodedata
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from string import ascii_uppercase
@@ -30,7 +30,6 @@ _MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\
 _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 # What may be between the labels of a row that has several.
 LABEL_SEPARATORS = re.compile(r"[;|,]")
-_MANY_CLASSES = 30
 _TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 _SHOWN = 3
 # An array of texts, as NumPy prints one: without commas between them.
@@ -116,23 +115,6 @@ def number_form(label: str) -> str:
     if _DECIMAL.fullmatch(label):
         return "decimal"
     return "notation" if _NOTATION.fullmatch(label) else "text"
-
-
-def check_classes(table: Table, column: str, names: Collection[str]) -> None:
-    """Raise AttendropError if it is unclear whether labels, the different ones of a table, are classes."""
-    where = f"{table.path}, column {column!r}"
-    if len(names) <= _MANY_CLASSES:
-        return
-    if all(number_form(name) == "whole" for name in names):
-        raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
-            "--label-type class or --label-type number, or give another label column."
-        )
-    if len(names) > len(table.rows) / 2:
-        raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(table.rows)} rows look like ids; give another label "
-            "column, or set --label-type class if they are classes."
-        )
 
 
 def are_numbers(tables: Mapping[str, Table], column: str) -> bool:

@@ -24,13 +24,14 @@ from transformers import PreTrainedConfig
 
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
+from attendrop.tasks.class_names import check_classes
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression
 from attendrop.tasks.heads.model_classes import mean_pooling_class
 from attendrop.tasks.heads.named_labels import NamedLabels
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import check_classes, class_name, joined_labels, number_form, plain, pointed, written
+from attendrop.tasks.values import class_name, joined_labels, number_form, plain, pointed, written
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 
@@ -153,7 +154,7 @@ class Classification(NamedLabels, SequenceHead):
 
         Raises:
             AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
-                classes: more than 30 whole numbers, or more than 30 texts of which most occur in one row.
+                classes, see :func:`attendrop.tasks.class_names.check_classes`.
         """
         source = tables["train"]
         names = sorted({class_name(value) for value in source.column(column)}, key=_class_order)

@@ -1,0 +1,165 @@
+"""Names of classes: whether labels are classes or ids, whether their names are words, and names as training rows."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attendrop.argument_checks import did_you_mean
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.builtin import ONE_CLASS, SEVERAL_CLASSES
+from attendrop.tasks.table import Table
+from attendrop.tasks.table_files import read_table
+from attendrop.tasks.values import UNSPACED, count_words, number_form, plain, text_problem, value_problem
+from attendrop.wording import counted, names_of
+
+if TYPE_CHECKING:
+    from attendrop.tasks.heads.base import Head
+
+# Values of the option ``label_names`` that are no file.
+AUTO, NONE = "auto", "none"
+# Names are rows where a class has no more rows than this, on average.
+MOST_ROWS_PER_CLASS = 10
+# Share of the names that may say nothing, such as "w2" among 150 intents; these are no rows.
+_WITHOUT_WORDS = 0.1
+_LONGEST = 10  # words: longer ones are texts
+_MANY_CLASSES = 30
+_SHOWN = 5
+
+
+def in_words(name: str) -> str:
+    """Return the name of a class in words, as a text: ``lost_card`` and ``lostCard`` as "lost card".
+
+    It is split at ``_``, ``-``, ``/``, ``:``, white space and before words in camel case. Letters and digits are kept.
+    """
+
+    def begins(at: int) -> bool:
+        # After two small letters, or after a capital and before two small ones, so that "eBay" and "URLs" are whole.
+        before, after = name[max(0, at - 2) : at], name[at + 1 : at + 3]
+        small = len(before) == 2 and before.isalpha() and before.islower()
+        capitals = before[-1:].isupper() and len(after) == 2 and after.isalpha() and after.islower()
+        return name[at].isupper() and (small or capitals)
+
+    def spaced(at: int) -> str:
+        letter = name[at].lower() if name[at + 1 : at + 2].islower() else name[at]
+        return f" {letter}" if begins(at) else name[at]
+
+    return " ".join(re.split(r"[\s_\-/:]+", "".join(map(spaced, range(len(name)))))).strip()
+
+
+def telling_names(names: Collection[str]) -> list[str]:
+    """Return the names that are words, and that tell a class from the others by words.
+
+    A word has two letters or more, four in a name with digits: "C17" and "AB-12" are codes. Names that differ only in
+    digits or single letters, such as "label_3" and "label_4", tell nothing; addresses, and names of more than ten
+    words, are none.
+    """
+
+    def words(name: str) -> tuple[str, ...]:
+        text = in_words(name)
+        if re.search(r"@|://", name) or count_words(text) > _LONGEST:
+            return ()
+        # Without marks, which scripts such as Devanagari have between the letters of a word.
+        letters = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.category(c).startswith("M"))
+        least = 4 if re.search(r"\d", letters) else 2
+        word = re.compile(rf"[^\W\d_]{{{least},}}|[{UNSPACED}]+")
+        return tuple(part.casefold() for part in re.findall(r"[^\W_]+", letters) if word.fullmatch(part))
+
+    found = {name: words(name) for name in names}
+    alike = Counter(found.values())
+    return [name for name in names if found[name] and alike[found[name]] == 1]
+
+
+def why_no_rows(names: Collection[str], rows: int = 0) -> str:
+    """Return why ``label_names="auto"`` makes no training rows of the names of classes with so many rows in all.
+
+    This is the rule: nine in ten names tell their class in words (:func:`telling_names`), and there are at most
+    ``MOST_ROWS_PER_CLASS`` rows a class, on average. An empty text: they are rows.
+    """
+    telling = set(telling_names(names))
+    if len(telling) < (1 - _WITHOUT_WORDS) * len(names):
+        return f"{next(name for name in names if name not in telling)!r} says nothing in words"
+    if rows > MOST_ROWS_PER_CLASS * len(names):
+        return f"there are more than {MOST_ROWS_PER_CLASS} rows a class"
+    return ""
+
+
+def why_no_names(task: str | None, label_type: str, texts: int) -> str:
+    """Return why data of a kind have no names that could be rows; empty if they may have."""
+    if task is not None:
+        return f"and not for task {task!r}"
+    if label_type not in ("auto", *ONE_CLASS, *SEVERAL_CLASSES):
+        return f"and not for labels of type {label_type!r}"
+    return "" if texts == 1 else f"and these have {texts}"
+
+
+def check_label_names(given: str, reason: str) -> None:
+    """Raise AttendropError if a file of label names is given where :func:`why_no_names` says that there are none."""
+    if reason and given not in (AUTO, NONE):
+        raise AttendropError(
+            f"label-names '{given}' is for classes, or labels, of rows of one text in files, {reason}; omit it."
+        )
+
+
+def same_text(text: str) -> str:
+    """Return a text without differences of case, punctuation, spaces and Unicode forms."""
+    return " ".join(re.findall(r"[^\W_]+", plain(text))) or plain(text)
+
+
+def read_label_names(file: str, head: Head) -> list[tuple[str, str]]:
+    """Read texts of classes, which may have several, each with its class, from a file with columns label and text.
+
+    Raises:
+        AttendropError: The file cannot be read or lacks a column, a text is empty, or a label is not one of training.
+    """
+    table = read_table(file)
+    found = table.values(("text", "label"))
+    for place, (text, label) in zip(table.places, found, strict=True):
+        problem = text_problem(text) or value_problem(label)
+        if not problem and (unknown := head.unknown_labels(label)):
+            hint = did_you_mean(unknown[0], head.label_names).removesuffix(".")
+            problem = f"the label {unknown[0]!r} is not one of the training rows{hint}"
+        if problem:
+            raise AttendropError(f"{file}, {place}: {problem}; correct it.")
+    return found
+
+
+def counted_names(rows: int, given: str) -> str:
+    """Count training rows that the option ``label_names``, as it was given, makes: "77 names of classes"."""
+    if given == AUTO:
+        return f"{counted(rows, 'name')} of classes"
+    return f"{counted(rows, 'text')} of {Path(given).name}"
+
+
+def names_told(rows: int, left_out: Sequence[str], given: str) -> Iterator[str]:
+    """Yield a sentence on names that are training rows, and one on texts that are left out, if there are any."""
+    if rows:
+        yield f"{counted_names(rows, given)} {'is a training row' if rows == 1 else 'are training rows'}, too."
+    if left_out:
+        number, verb = counted_names(len(left_out), given), "is" if len(left_out) == 1 else "are"
+        texts = names_of(left_out[:_SHOWN]) + (", ..." if len(left_out) > _SHOWN else "")
+        yield f"{number} {verb} left out, because rows to score on have the same text: {texts}."
+
+
+def check_classes(table: Table, column: str, names: Collection[str]) -> None:
+    """Raise AttendropError if it is unclear whether labels, the different ones of a table, are classes.
+
+    Labels that are words are classes, even if each has a single row.
+    """
+    where = f"{table.path}, column {column!r}"
+    if len(names) <= _MANY_CLASSES:
+        return
+    if all(number_form(name) == "whole" for name in names):
+        raise AttendropError(
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
+            "--label-type class or --label-type number, or give another label column."
+        )
+    if len(names) > len(table.rows) / 2 and why_no_rows(names):
+        raise AttendropError(
+            f"{where}: {len(names)} different labels in {len(table.rows)} rows look like ids; give another label "
+            "column, or set --label-type class if they are classes."
+        )
