@@ -25,6 +25,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "text_columns": ("text",),
         "label_column": "category",
         "shots": 5,
+        "label_names": "none",
     },
 }
 

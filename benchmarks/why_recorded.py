@@ -142,6 +142,7 @@ def main() -> None:
         eval_file=str(test),
         text_columns=["message"],
         label_column="topic",
+        label_names="none",
         epochs=10,
         bf16=True,
         methods=methods,

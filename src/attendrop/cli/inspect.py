@@ -119,7 +119,12 @@ def _labels(found: Inspection) -> list[str]:
         return []
     shown = aligned([[f"  {label}", str(count)] for label, count in list(found.labels.items())[:_MOST_LABELS]], "lr")
     more = len(found.labels) - len(shown)
-    return [f"Labels of {found.label_column!r}: {len(found.labels)}", *shown, *([f"  and {more} more"] if more else [])]
+    lines = [
+        f"Labels of {found.label_column!r}: {len(found.labels)}",
+        *shown,
+        *([f"  and {more} more"] if more else []),
+    ]
+    return [*lines, *([f"Their names as training rows: {found.label_names}."] if found.label_names else [])]
 
 
 def _rows(found: Inspection, model: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
-from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, check_classes, in_words, telling_names, why_no_rows
+from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
@@ -118,6 +118,15 @@ class Inspection:
         """Groups of labels that may be the same."""
         return label_variants(self.labels)
 
+    @property
+    def label_names(self) -> str:
+        """Whether the names of the classes are training rows by default, and why not; empty where they cannot be."""
+        if not self.labels or why_no_names(None, self.label_type, len(self.text_columns)):
+            return ""
+        if reason := why_no_rows(self.labels, len(self.table.rows)):
+            return f"no, since {reason}"
+        return f"yes, such as {in_words(telling_names(self.labels)[0])!r}"
+
     def written_labels(self) -> list[str]:
         """Return the label of each row as it is written; empty where it is missing."""
         values = [None] * len(self.table.rows) if self.label_column is None else self.table.column(self.label_column)
@@ -145,7 +154,16 @@ class Inspection:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""
-        named = ("written_as", "text_columns", "label_column", "label_type", "labels", "variants", "notes")
+        named = (
+            "written_as",
+            "text_columns",
+            "label_column",
+            "label_type",
+            "labels",
+            "label_names",
+            "variants",
+            "notes",
+        )
         found = {"file": str(self.table.path), "rows": len(self.table.rows)}
         found |= {name: getattr(self, name) for name in named}
         return found | {"columns": [asdict(column) for column in self.columns], "doubts": self.doubts()}
