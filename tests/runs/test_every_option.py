@@ -79,6 +79,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_column", "size", labels, 3, {"eval_file": None}),
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
+    ("label_names", "names.csv", rows, 43, {"text_columns": "sentence1"}),
     ("task_options", "pack=true", lambda trainer: trainer.head.pack, True, MLM),
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
@@ -152,6 +153,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     train.write_text("\n".join([f"{lines[0]},size", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))
     (folder / "unknown.csv").write_text(f"{dev.read_text()}a cat,a dog,maybe\n")
     (folder / "map.csv").write_text("label,meaning\n2,1\n")
+    (folder / "names.csv").write_text("label,text\nyes,all is well\nyes,good\nno,bad\n")
     (folder / "bad.csv").write_text("\n".join([*lines, ",,yes"]))
     for place, sst2, cola in (("glue", "a dog", "a cat"), ("other", "a bird", "")):
         for part in ("train", "dev"):

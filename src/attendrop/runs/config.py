@@ -408,7 +408,8 @@ class RunConfig:
     @property
     def label_names_file(self) -> str | None:
         """The file of ``label_names``; None if it is no file."""
-        return None if self.label_names in (AUTO, NONE) else self.label_names
+        given = self.label_names
+        return given if given not in (AUTO, NONE) else None
 
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,9 @@ def fit_logistic_regression(
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
         model = GridSearchCV(model, {"C": _CS}, cv=folds, scoring="neg_log_loss").fit(scaled, labels).best_estimator_
     else:
-        model.fit(scaled, labels)
+        with warnings.catch_warnings():  # with a row or two of each, scikit-learn doubts that these are classes
+            warnings.filterwarnings("ignore", message="The number of unique classes")
+            model.fit(scaled, labels)
     weight, bias = model.coef_, model.intercept_
     if len(weight) == 1:  # of two classes, scikit-learn gives the difference
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
