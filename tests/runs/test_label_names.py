@@ -1,0 +1,209 @@
+"""Names of classes as training rows: of which runs, of which models, and what they do not change."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
+from attendrop.runs.data import sampled_rows as sampled
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.train import train
+from attendrop.studies.answer import answer
+from attendrop.studies.baselines import run_baseline
+from attendrop.studies.executor import open_runner
+from attendrop.studies.units import Unit
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+NAMES = ("good_cat", "badDog", "red")
+IN_WORDS = ["bad dog", "good cat", "red"]  # in the order of the classes
+
+
+def write(path: Path, labels: Any, first: int = 0) -> str:
+    rows = [f"{tiny.sentence(number)},{label}" for number, label in enumerate(labels, first)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def named(files: Path) -> Path:
+    """A folder with a model, and texts of three classes, eight rows of each, whose names are words."""
+    (files / "train.csv").unlink()
+    (files / "dev.csv").unlink()
+    write(files / "train.csv", NAMES * 8)
+    write(files / "dev.csv", NAMES * 2, 24)
+    return files
+
+
+def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
+    given = {"text_columns": ("text",), "method": "finetune", "selection_fraction": 0.0, "refit": None}
+    return tiny.config(folder, output, **(given | options))
+
+
+def parts(folder: Path, **options: Any) -> Parts:
+    return resolve_run(config(folder, **options)).parts
+
+
+def test_each_class_has_its_name_as_the_last_training_rows(named: Path) -> None:
+    found = parts(named)
+    assert (len(found.train), found.names) == (27, 3)
+    assert found.train["text"][-3:] == IN_WORDS and found.train["label"][-3:] == [0, 1, 2]
+    assert found.real.train["text"] == parts(named, label_names="none").train["text"]
+
+
+DRAWN = [
+    {"shots": 3},
+    {"max_train_samples": 10},
+    {"selection_fraction": 0.25},
+    {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
+    {"eval_file": None, "shift": True, "test_fraction": 0.25},
+    {"method": "attendout", "options": {"reward_data": "split", "learner": "policy_gradient"}},
+    {"protocol": "paper", "selection_fraction": None},
+]
+
+
+@pytest.mark.parametrize("options", DRAWN, ids=str)
+def test_names_change_neither_what_is_drawn_nor_what_is_held_out(options: dict[str, Any], named: Path) -> None:
+    found, without = parts(named, **options), parts(named, label_names="none", **options)
+    assert found.names == 3 and sampled(found) == sampled(without)
+    for part in (found.selection, found.reward, *found.report.values()):
+        assert part is None or not {*IN_WORDS} & {*part["text"]}
+    assert [*map(len, found.report.values())] == [*map(len, without.report.values())]
+
+
+def test_a_name_that_is_a_text_to_score_on_is_left_out_and_told(named: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = named / "dev.csv"
+    file.write_text(f"{file.read_text()}Good  Cat!,red\n")
+    run = config(named, max_steps=1)
+    with caplog.at_level(logging.INFO, logger="attendrop"):
+        metrics = train(run)
+    assert metrics["data"]["rows"] == {"train": 24, "label_names": 2, "dev": 7}
+    assert metrics["data"]["names_left_out"] == ["good cat"]
+    assert "24 rows and 2 names of classes to train on" in caplog.text
+    assert "2 names of classes are training rows, too." in caplog.messages
+    left_out = "1 name of classes is left out, because rows to score on have the same text: 'good cat'."
+    assert left_out in caplog.messages
+    (note, *_) = answer([metrics]).notes
+    assert note == "2 names of classes are training rows, too." and left_out in answer([metrics]).notes
+
+
+def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
+    write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
+    found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)
+    assert found.train["text"][-3:] == IN_WORDS and found.train["label"][-3:] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+NEVER = {
+    "numbers": (["0.5", "1.5"] * 12, {"label_type": "number"}),
+    "whole numbers": (["0", "1", "2"] * 8, {}),
+    "codes": (["C1", "C2", "C3"] * 8, {}),
+    "numbered": (["label_1", "label_2", "label_3"] * 8, {}),
+    "many rows": (NAMES * 11, {}),
+    "none": (NAMES * 8, {"label_names": "none"}),
+}
+
+
+@pytest.mark.parametrize(("labels", "options"), NEVER.values(), ids=NEVER)
+def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named: Path) -> None:
+    write(named / "train.csv", labels)
+    found = parts(named, eval_file=None, test_fraction=0.0, **options)
+    assert (len(found.train), found.names) == (len(labels), 0)
+
+
+@pytest.mark.parametrize("labels", [["C1", "C2"] * 10, ["3", "4"] * 10], ids=["codes", "numbers"])
+def test_codes_and_numbers_give_what_they_gave_before_bit_for_bit(labels: list[str], named: Path) -> None:
+    write(named / "train.csv", labels)
+    write(named / "dev.csv", labels[:6], 24)
+    options = {"method": "ad-drop", "max_steps": 2, "epochs": None}
+    found = {given: train(config(named, given, label_names=given, **options)) for given in ("auto", "none")}
+    assert tiny.weights_of(named / "auto") == tiny.weights_of(named / "none")
+    assert tiny.scores_of(found["auto"]) == tiny.scores_of(found["none"])
+    assert found["auto"]["data"] == found["none"]["data"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
+        {"head_start": "frozen", "max_steps": 0, "pooling": "mean"},
+        {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
+    ],
+    ids=["recorded", "linear", "refit"],
+)
+def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
+    found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
+    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 24
+    assert found["data"]["rows"]["label_names"] == 3 and "label_names" not in without["data"]["rows"]
+    assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
+    assert found["baseline"] == without["baseline"]
+    assert tiny.weights_of(named / "auto") != tiny.weights_of(named / "none")
+
+
+@pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])
+def test_they_are_rows_of_baselines_but_of_the_constant_answer(name: str, rows: int | None, named: Path) -> None:
+    write(named / "train.csv", ["red", "red", *NAMES * 7, "red"])
+    (named / "names.csv").write_text("label,text\n" + "".join(f"badDog,a dog {n}\n" for n in range(40)))
+    found = run_baseline(config(named, selection_fraction=0.25), name)
+    assert found["data"]["rows"]["train"] == 24 and found["data"]["rows"].get("label_names") == rows
+    if name == "majority":
+        told = run_baseline(config(named, "told", label_names=str(named / "names.csv")), name)
+        assert told["predicted"] == found["predicted"] == {"dev": {"red": 6}}
+
+
+FILE = "label,text\ngood_cat,a cat that is good\nred,the colour\ngood_cat,what a cat\n"
+
+
+def test_a_file_has_several_texts_of_a_class_whatever_its_name_and_rows(named: Path) -> None:
+    (named / "names.csv").write_text(FILE)
+    write(named / "train.csv", NAMES * 12)
+    found = parts(named, label_names=str(named / "names.csv"))
+    assert found.train["text"][-3:] == ["a cat that is good", "the colour", "what a cat"]
+    assert found.train["label"][-3:] == [1, 2, 1]
+    assert found.trained_on("names.csv") == "36 rows and 3 texts of names.csv"
+
+
+BAD_FILES = [
+    ("label,text\nbad_dog,no\n", {}, "names.csv, line 2: the label 'bad_dog' is not one of the training rows; did"),
+    ("label,text\nred,\n", {}, "names.csv, line 2: the text is empty; correct it."),
+    ("label,text\n,red\n", {}, "names.csv, line 2: the label is empty; correct it."),
+    ("name,text\nred,no\n", {}, "names.csv has no column 'label'"),
+    (FILE, {"text_columns": ("text", "other")}, "of rows of one text in files, and these have 2; omit it."),
+    (FILE, {"label_type": "number"}, "and not for labels of type 'number'; omit it."),
+    (FILE, {"label_column": "number"}, "and not for labels of type 'number'; omit it."),
+    (FILE, {"task": "cola", "train_file": None, "eval_file": None, "text_columns": (), "label_column": None},
+     "and not for task 'cola'; omit it."),
+    (None, {}, "names.csv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "options", "message"), BAD_FILES)
+def test_a_file_that_cannot_be_used_is_refused(
+    content: str | None, options: dict[str, Any], message: str, named: Path
+) -> None:
+    file = named / "train.csv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([f"{lines[0]},other,number", *(f"{line},a,{n}.5" for n, line in enumerate(lines[1:]))]))
+    if content is not None:
+        (named / "names.csv").write_text(content)
+    with pytest.raises(AttendropError) as caught:
+        parts(named, **({"eval_file": None, "label_names": str(named / "names.csv")} | options))
+    assert message in str(caught.value)
+
+
+def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have_their_own(named: Path) -> None:
+    (named / "names.csv").write_text(FILE)
+    (named / "others.csv").write_text("label,text\nred,green\n")
+    given = ("none", "auto", str(named / "names.csv"), str(named / "others.csv"))
+    units = [Unit(config(named, label_names=each)) for each in given]
+    with open_runner(named / "study", workers=0) as runner:
+        assert len({runner.place(unit).folder for unit in units}) == len(given)
+    for unit in (units[0], Unit(config(named, label_type="number"))):
+        assert unit.config.label_names == "none"
+        assert unit.key() == Unit(unit.config.filled(label_names=None)).key()  # as before there was the option
