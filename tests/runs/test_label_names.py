@@ -14,6 +14,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
 from attendrop.runs.data import sampled_rows as sampled
 from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
@@ -204,6 +205,15 @@ def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have
     units = [Unit(config(named, label_names=each)) for each in given]
     with open_runner(named / "study", workers=0) as runner:
         assert len({runner.place(unit).folder for unit in units}) == len(given)
-    for unit in (units[0], Unit(config(named, label_type="number"))):
-        assert unit.config.label_names == "none"
-        assert unit.key() == Unit(unit.config.filled(label_names=None)).key()  # as before there was the option
+    assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
+    for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
+        assert config(named, **elsewhere).label_names is None
+
+
+def test_options_of_a_run_are_read_back_as_they_were_given(named: Path) -> None:
+    (named / "names.csv").write_text(FILE)
+    for given in ("none", None, "auto", str(named / "names.csv")):
+        run = config(named, label_names=given)
+        (named / "run.yaml").write_text(run_file(run))
+        again = read_run_file(str(named / "run.yaml"))
+        assert RunConfig(**again | {"seed": 0, "output_dir": run.output_dir}) == run

@@ -112,4 +112,4 @@ def test_inspect_says_whether_names_are_rows(told: str, labels: list[str], tmp_p
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "".join(f"some text {place},{name}\n" for place, name in enumerate(labels)))
     found = inspect_files(file)
-    assert found.label_names == found.as_dict()["label_names"] == told
+    assert found.names_as_rows == found.as_dict()["names_as_rows"] == told

@@ -124,7 +124,7 @@ def _labels(found: Inspection) -> list[str]:
         *shown,
         *([f"  and {more} more"] if more else []),
     ]
-    return [*lines, *([f"Their names as training rows: {found.label_names}."] if found.label_names else [])]
+    return [*lines, *([f"Their names as training rows: {found.names_as_rows}."] if found.names_as_rows else [])]
 
 
 def _rows(found: Inspection, model: str) -> list[str]:

@@ -22,7 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import choice, read_options
 from attendrop.runs.declared_options import FRACTION, PATH, at_least, check_fields, number, option
-from attendrop.tasks.class_names import AUTO, NONE, check_label_names, why_no_names
+from attendrop.tasks.class_names import AUTO, check_label_names, why_no_names
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -85,12 +85,12 @@ class RunConfig:
     )
     """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
-    label_names: str = option(
+    label_names: str | None = option(
         AUTO, "columns", "Names of classes as training rows: auto, none, or a file with columns label and text.", PATH
     )
     """With "auto", each class adds one training row, its name in words, if rows are few and the names are words, see
     :func:`attendrop.tasks.class_names.why_no_rows`; with a file, its texts are rows. For files with one text a row, of
-    one class or several; "none" elsewhere. They are training rows of all models and baselines, beside those that
+    one class or several; None elsewhere. They are training rows of all models and baselines, beside those that
     ``shots`` and fractions count, and never held out, rewarded or scored."""
     task_options: Mapping[str, Any] = option(
         {},
@@ -334,8 +334,8 @@ class RunConfig:
     def _settle_label_names(self) -> None:
         reason = why_no_names(self.task, self.label_type, len(self.text_columns))
         check_label_names(self.label_names, reason)
-        if reason:  # known without reading the data, so that all such runs have the same options
-            object.__setattr__(self, "label_names", NONE)
+        if reason:  # known without reading the data
+            object.__setattr__(self, "label_names", None)
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):
@@ -409,7 +409,7 @@ class RunConfig:
     def label_names_file(self) -> str | None:
         """The file of ``label_names``; None if it is no file."""
         given = self.label_names
-        return given if given not in (AUTO, NONE) else None
+        return given if given != AUTO else None
 
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""

@@ -18,7 +18,6 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.class_names import (
-    NONE,
     check_label_names,
     counted_names,
     in_words,
@@ -79,7 +78,7 @@ class Parts:
         texts = texts_of(self.train)
         return replace(self, train=self.train.select(chain(*texts[: len(texts) - self.names])), names=0)
 
-    def trained_on(self, label_names: str) -> str:
+    def trained_on(self, label_names: str | None) -> str:
         """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
         rows = counted(len(self.train) - self.names, "row")
         return f"{rows} and {counted_names(self.names, label_names)}" if self.names else rows
@@ -177,7 +176,7 @@ def _names(
     if not reason and config.regularizer.columns:
         reason = f"and not with {config.regularizer.name}, which reads columns that they lack"
     check_label_names(config.label_names, reason)
-    if reason or config.label_names == NONE or (file is None and why_no_rows(head.label_names, rows)):
+    if reason or config.label_names is None or (file is None and why_no_rows(head.label_names, rows)):
         return [], ()
     if file is None:
         found = [(in_words(name), name) for name in telling_names(head.label_names)]

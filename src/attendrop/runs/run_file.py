@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, declared
-from attendrop.tasks.class_names import AUTO, NONE
+from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.file_formats import files_of
 
 
@@ -70,6 +70,8 @@ def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
     """Write the options of a run with one or several seeds, except its folder; paths are made absolute."""
     given = {name: value for name, value in config.as_dict().items() if name != "output_dir"}
     options = {name: value for name, value in located(given).items() if value is not None}
+    if config.label_names is None:
+        options["label_names"] = "none"  # which is not the default
     if seeds:
         options["seed"] = list(seeds)
     text: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
@@ -92,7 +94,7 @@ def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _absolute(value: str) -> str:
     """Make the paths of files and folders that exist absolute; a hub id, and words for no file, stay as they are."""
-    if value in (MINILM, AUTO, NONE):
+    if value in (MINILM, AUTO):
         return value
     files = files_of(value)
     return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value

@@ -40,7 +40,7 @@ from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, with_evaluation
-from attendrop.tasks.class_names import AUTO, NONE
+from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
@@ -181,7 +181,7 @@ class _Reader:
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
         found = convert_option(self.path, name, value)
-        if name not in _PATHS or found in (None, AUTO, NONE):
+        if name not in _PATHS or found in (None, AUTO):
             return found
         return ",".join(str(file.absolute()) for file in files_of(self.expanded(name, found)))
 

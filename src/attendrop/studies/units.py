@@ -13,7 +13,6 @@ from typing import Any, Literal
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
-from attendrop.tasks.class_names import NONE
 
 RUNS = "runs"
 # What an answer calls a run, beside the entries of its ``metrics.json``.
@@ -70,9 +69,8 @@ class Unit:
     def key(self, data_sha256: str = "") -> str:
         """Hash all options, and the data, see :func:`data_sha256`: SHA-256, in hexadecimal.
 
-        Options that are None are left out, so that a new option of the library changes no older hash, as is "none" of
-        ``label_names``; so are, where the data's hash is given, the folders of data, and that of a local model, whose
-        content is in it.
+        Options that are None are left out, so that a new option of the library changes no older hash; so are, where
+        the data's hash is given, the folders of data, and that of a local model, whose content is in it.
         """
         content = self.as_dict() | {"data": data_sha256}
         if data_sha256:
@@ -80,8 +78,6 @@ class Unit:
             if Path(self.config.model).is_dir():
                 content["config"]["model"] = Path(self.config.model).name
         content["config"] = {name: value for name, value in content["config"].items() if value is not None}
-        if self.config.label_names == NONE:
-            del content["config"]["label_names"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def folder_name(self, data_sha256: str) -> str:

@@ -20,8 +20,8 @@ from attendrop.wording import counted, names_of
 if TYPE_CHECKING:
     from attendrop.tasks.heads.base import Head
 
-# Values of the option ``label_names`` that are no file.
-AUTO, NONE = "auto", "none"
+# Value of the option ``label_names`` that is no file.
+AUTO = "auto"
 # Names are rows where a class has no more rows than this, on average.
 MOST_ROWS_PER_CLASS = 10
 # Share of the names that may say nothing, such as "w2" among 150 intents; these are no rows.
@@ -97,9 +97,9 @@ def why_no_names(task: str | None, label_type: str, texts: int) -> str:
     return "" if texts == 1 else f"and these have {texts}"
 
 
-def check_label_names(given: str, reason: str) -> None:
+def check_label_names(given: str | None, reason: str) -> None:
     """Raise AttendropError if a file of label names is given where :func:`why_no_names` says that there are none."""
-    if reason and given not in (AUTO, NONE):
+    if reason and given not in (None, AUTO):
         raise AttendropError(
             f"label-names '{given}' is for classes, or labels, of rows of one text in files, {reason}; omit it."
         )
@@ -128,14 +128,14 @@ def read_label_names(file: str, head: Head) -> list[tuple[str, str]]:
     return found
 
 
-def counted_names(rows: int, given: str) -> str:
+def counted_names(rows: int, given: str | None) -> str:
     """Count training rows that the option ``label_names``, as it was given, makes: "77 names of classes"."""
-    if given == AUTO:
+    if given in (None, AUTO):
         return f"{counted(rows, 'name')} of classes"
-    return f"{counted(rows, 'text')} of {Path(given).name}"
+    return f"{counted(rows, 'text')} of {Path(str(given)).name}"
 
 
-def names_told(rows: int, left_out: Sequence[str], given: str) -> Iterator[str]:
+def names_told(rows: int, left_out: Sequence[str], given: str | None) -> Iterator[str]:
     """Yield a sentence on names that are training rows, and one on texts that are left out, if there are any."""
     if rows:
         yield f"{counted_names(rows, given)} {'is a training row' if rows == 1 else 'are training rows'}, too."

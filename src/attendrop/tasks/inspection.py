@@ -119,7 +119,7 @@ class Inspection:
         return label_variants(self.labels)
 
     @property
-    def label_names(self) -> str:
+    def names_as_rows(self) -> str:
         """Whether the names of the classes are training rows by default, and why not; empty where they cannot be."""
         if not self.labels or why_no_names(None, self.label_type, len(self.text_columns)):
             return ""
@@ -160,7 +160,7 @@ class Inspection:
             "label_column",
             "label_type",
             "labels",
-            "label_names",
+            "names_as_rows",
             "variants",
             "notes",
         )
