@@ -99,6 +99,9 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
     found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)
     assert found.train["text"][-3:] == IN_WORDS and found.train["label"][-3:] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    (named / "names.csv").write_text("label,text\nred;badDog,a red dog\n")
+    options = {"label_type": "labels", "eval_file": None, "test_fraction": 0.25}
+    assert parts(named, label_names=str(named / "names.csv"), **options).train["label"][-1] == [1, 0, 1]
 
 
 NEVER = {

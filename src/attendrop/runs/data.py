@@ -178,15 +178,16 @@ def _names(
     check_label_names(config.label_names, reason)
     if reason or config.label_names is None or (file is None and why_no_rows(head.label_names, rows)):
         return [], ()
+    found: list[tuple[str, Any]]
     if file is None:
-        found = [(in_words(name), name) for name in telling_names(head.label_names)]
+        several = head.label_type in SEVERAL_CLASSES  # whose labels are lists
+        found = [(in_words(name), [name] if several else name) for name in telling_names(head.label_names)]
     else:
         found = read_label_names(file, replace(head, unknown_names=()))
     scored = {same_text(text) for part in held_out for (text,) in head.texts(part)}
-    kept = [(text, name) for text, name in found if same_text(text) not in scored]
-    several = head.label_type in SEVERAL_CLASSES
-    labels = head.read_labels([[name] if several else name for _, name in kept])
+    kept = [(text, label) for text, label in found if same_text(text) not in scored]
     left_out = tuple(text for text, _ in found if same_text(text) in scored)
+    labels = head.read_labels([label for _, label in kept])
     return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
 
 

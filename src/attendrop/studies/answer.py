@@ -297,7 +297,7 @@ def _notes(
             decisions.setdefault(method_label(run), decision)
     for label, decision in decisions.items():
         yield f"Here {label} means {decision}: there are many classes with few rows each."
-    if named := next((run for run in runs if run.get("data", {}).get("rows", {}).get("label_names")), None):
+    if named := next((run for run in runs if "label_names" in run.get("data", {}).get("rows", {})), None):
         data = named["data"]
         yield from names_told(
             data["rows"]["label_names"], data.get("names_left_out", ()), named["config"]["label_names"]
