@@ -95,6 +95,15 @@ def test_a_name_that_is_a_text_to_score_on_is_left_out_and_told(named: Path, cap
     assert note == "2 names of classes are training rows, too." and left_out in answer([metrics]).notes
 
 
+def test_the_rows_that_are_given_decide_and_not_those_that_are_left(named: Path) -> None:
+    """So the model that a comparison keeps, of all rows, has names if those that were compared have."""
+    write(named / "train.csv", NAMES * 11)
+    held = {"eval_file": None, "test_fraction": 0.5}
+    assert parts(named, **held).names == parts(named, eval_file=None).names == 0
+    drawn = {"max_train_samples": 30}
+    assert parts(named, **held, **drawn).names == parts(named, eval_file=None, **drawn).names == 3
+
+
 def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
     found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)

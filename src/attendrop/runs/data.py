@@ -129,8 +129,8 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
     Names of classes are added to the training rows last, so that they change none of these.
     """
-    rows = data.splits["train"]
-    shifted = {}
+    rows, shifted = data.splits["train"], {}
+    given = len(rows)
     if config.shift or config.shift_column is not None:
         rows, shifted["shifted"] = _shifted(config, rows, data.task)
     if config.test_fraction:
@@ -142,8 +142,10 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     report |= shifted
     if config.shots is not None:
         rows = few_shot(rows, data.task, config.shots, config.seed)
+        given = len(rows)
     if config.max_train_samples is not None:
         rows = subset(rows, config.max_train_samples, config.seed)
+        given = min(given, config.max_train_samples)
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
@@ -158,7 +160,8 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         case _:
             reward = None
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
-    texts, left_out = _names(config, data.task, len(rows), held_out)
+    # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
+    texts, left_out = _names(config, data.task, given, held_out)
     if not texts:
         return Parts(kept, selection, report, reward, 0, left_out)
     columns = {name: [""] * len(texts) for name in kept.column_names}
