@@ -166,8 +166,11 @@ def test_they_are_rows_of_baselines_but_of_the_constant_answer(name: str, rows: 
     found = run_baseline(config(named, selection_fraction=0.25), name)
     assert found["data"]["rows"]["train"] == 24 and found["data"]["rows"].get("label_names") == rows
     if name == "majority":
-        told = run_baseline(config(named, "told", label_names=str(named / "names.csv")), name)
-        assert told["predicted"] == found["predicted"] == {"dev": {"red": 6}}
+        told = {"label_names": str(named / "names.csv"), "max_steps": 1}
+        assert (
+            run_baseline(config(named, "told", **told), name)["predicted"] == found["predicted"] == {"dev": {"red": 6}}
+        )
+        assert train(config(named, "trained", **told))["baseline"]["dev"]["answer"] == "red"
 
 
 FILE = "label,text\ngood_cat,a cat that is good\nred,the colour\ngood_cat,what a cat\n"

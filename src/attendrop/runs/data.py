@@ -129,8 +129,9 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
     Names of classes are added to the training rows last, so that they change none of these.
     """
-    rows, shifted = data.splits["train"], {}
+    rows = data.splits["train"]
     given = len(rows)
+    shifted = {}
     if config.shift or config.shift_column is not None:
         rows, shifted["shifted"] = _shifted(config, rows, data.task)
     if config.test_fraction:
@@ -164,7 +165,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     texts, left_out = _names(config, data.task, given, held_out)
     if not texts:
         return Parts(kept, selection, report, reward, 0, left_out)
-    columns = {name: [""] * len(texts) for name in kept.column_names}
+    columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
     columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts], "index": [-1] * len(texts)}
     names = Dataset.from_dict(columns, features=kept.features)
     return Parts(concatenate_datasets([kept, names]), selection, report, reward, len(texts), left_out)
