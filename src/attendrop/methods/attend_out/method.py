@@ -111,9 +111,11 @@ class AttendOut(AttendOutOptions):
         "learns from rewards which layers' attention to drop",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
         evidence=(
-            "with its defaults the model is that of plain fine-tuning, bit for bit, unless dropping a layer is shown "
-            "to help, in about twice the time; on CoLA, STS-B and Banking77 no layer was, in 18 runs (the project's "
-            "docs/attendout.md)."
+            (
+                {},
+                "the model is that of plain fine-tuning, bit for bit, unless dropping a layer is shown to help; with "
+                "MiniLM, on CoLA, STS-B and Banking77, none was in 18 runs (the project's docs/attendout.md).",
+            ),
         ),
         acts_on=("scores",),
         forward="2 + scoring",
