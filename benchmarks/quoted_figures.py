@@ -36,7 +36,7 @@ QUOTED_ON = {
     "recorded on Banking77, p = 0.3": (_HELP, _RECORDED),
     "recorded on Banking77, p = 0.5": (_HELP, _RECORDED, _CHOOSE),
     "recorded on ten rows of Banking77, p = 0.5": (_HELP, _RECORDED, _CHOOSE),
-    "separate pass in all layers on Banking77": (_HELP, _RECORDED),
+    "separate pass in all layers on Banking77": (_HELP, _RECORDED, "ad-drop"),
 }
 
 

@@ -130,7 +130,7 @@ class ADDrop(Method):
             (
                 {"p": 0.3, "layers": "all"},
                 "with MiniLM, harm on CoLA and MRPC, -0.017 to -0.051; on STS-B -0.02 (one seed); on Banking77 with "
-                "five rows per class +0.005 [-0.001, +0.010]; on generated messages with new phrases +0.017 [+0.007, "
+                "five rows per class +0.005 [+0.003, +0.008]; on generated messages with new phrases +0.017 [+0.007, "
                 "+0.027] (the project's docs/does-it-help.md).",
             ),
         ),
