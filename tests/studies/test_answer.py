@@ -547,6 +547,30 @@ def test_what_is_practically_nothing_depends_on_the_metric(metric: str, scale: f
 
 
 @pytest.mark.parametrize(
+    ("metric", "best", "limit"),
+    [
+        ("accuracy", 1.0, "at best"), ("accuracy", 0.9, ""), ("f1", 1.0, "at best"), ("pearson", 1.0, "at best"),
+        ("neg_mean_squared_error", 0.0, "at best"), ("neg_log_loss", 0.0, "at best"),
+        ("neg_mean_squared_error", -0.1, ""),
+    ],
+)  # fmt: skip
+def test_scores_at_the_best_possible_one_leave_nothing_to_settle(metric: str, best: float, limit: str) -> None:
+    """That of an error is 0, of which the score is the negative."""
+    around = (0.79, 0.74, 0.77, 0.77, 0.77), PLAIN
+    found = answer(
+        [
+            run
+            for method, scores in zip(("r-drop", "finetune"), around, strict=True)
+            for run in runs(method, [best + (score - 1) / 100 for score in scores], metric=metric)
+        ],
+        margin=0.005,
+    )
+    assert found.verdict.limit == limit
+    at_best = f"are within 0.005 of {best:.3f}, the best possible score"
+    assert (at_best in found.sentences[0]) is (limit == "at best")
+
+
+@pytest.mark.parametrize(
     ("more", "says"),
     [
         (runs("finetune", PLAIN[:1]), "Two runs of 'finetune' have seed 0: 'runs/finetune-0'"),

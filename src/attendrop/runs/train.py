@@ -333,8 +333,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
             logger.info("Method %s: nothing is regularised.", part.name)
         elif epochs:  # if there are none, the trainer warns
             logger.info("Method %s will regularise %s.", part.name, _listed(epochs, total))
-        if part.info.evidence:
-            logger.info("Measured for %s: %s", part.name, part.info.evidence)
+    if run.method.evidence:
+        logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
 def _training(run: ResolvedRun) -> str:
