@@ -29,7 +29,7 @@ def test_labels_and_doubts_are_as_a_run_reads_them(tmp_path: Path) -> None:
 def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("question,a,b,c,label\nwho is it,x,y,z,A\nwhat is it,x,y,,B\n")
-    found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label")
+    found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label", label_type="choice")
     assert "without_text" not in found.doubts()
 
 

@@ -307,7 +307,7 @@ class RunConfig:
         if self.label_type in guessed:
             from attendrop.tasks.inspection import candidate_columns
 
-            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column)
+            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)
             object.__setattr__(self, "text_columns", texts[0] if len(texts) == 1 else ())
             object.__setattr__(self, "label_column", labels[0] if len(labels) == 1 else None)
             labelled = labelled or self.label_column is not None

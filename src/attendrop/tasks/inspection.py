@@ -18,6 +18,7 @@ from attendrop.files.model_files import MINILM
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
+from attendrop.tasks.label_forms import check_form
 from attendrop.tasks.label_map import as_meant, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
@@ -198,6 +199,7 @@ def inspect_files(
     meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
     quoted = _is_quoted(table)  # labels as they are meant may have separators that the file does not have
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
+    _check_form(table, texts, label_column, label_type, given=not candidates)
     labels = _labels(table, label_column, kind)
     read = next(iter(evaluated), None)
     is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
@@ -210,21 +212,29 @@ def inspect_files(
 
 
 def candidate_columns(
-    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None
+    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None, label_type: str = "auto"
 ) -> tuple[list[tuple[str, ...]], list[str], str]:
     """Return what may be the text columns of a file, and its label column: those given, or all that look like it.
 
     The last part of the result is a hint where several may hold the labels, a sentence with a space before it.
 
     Raises:
-        AttendropError: The file cannot be read.
+        AttendropError: The file cannot be read, or :func:`check_form` refuses its labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the reader of the run warns
         table = read_table(file, BadRows(skip=True), MOST_ROWS)
     labels = [label_column] if label_column is not None else _label_columns(table, text_columns)
     texts = [tuple(text_columns)] if text_columns else _text_columns(table, next(iter(labels), None))
+    _check_form(table, next(iter(texts), ()), next(iter(labels), None), label_type, given=label_column is not None)
     return texts, labels, f" The labels may be in {_choice_of(table, labels)}." if len(labels) > 1 else ""
+
+
+def _check_form(table: Table, texts: Sequence[str], label: str | None, label_type: str, *, given: bool) -> None:
+    """Check the labels; all columns if their own is a guess, for which its name is no reason."""
+    known = label is not None and (given or _named(label, LABEL))
+    columns = [label] if known else table.columns
+    check_form(table, texts, [name for name in columns if name in table.columns], label_type, guessed=not known)
 
 
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
