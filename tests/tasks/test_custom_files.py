@@ -217,6 +217,12 @@ def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_suggestion_ends_with_a_question_mark_alone(folder: Path) -> None:
+    write("dev.csv", "text,label\na,yess\n")
+    with pytest.raises(AttendropError, match=r"did you mean 'yes'\? Correct it, or add"):
+        load_train(write("a.csv", GOOD), eval_file="dev.csv")
+
+
 SWALLOWED = {
     # Row n is in line n + 2; a quote begins the text of the first row, and ends that of the last.
     "rows": ('"so, row 5"', [(3, 8), (20, 21), (40, 55)], "lines 5-10, 22-23, 42-57"),

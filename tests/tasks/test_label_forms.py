@@ -125,7 +125,7 @@ def test_a_multiple_choice_is_never_guessed(columns: str, label: str, tmp_path: 
     rows = [{name: texts[name] for name in columns.split(",")} | {"label": label[n % 2]} for n in range(9)]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    message = "may be a question with its choices, or parts of a text to classify, which is not guessed; add --label-type choice"
+    message = "may be a question with its choices, or parts of a text to classify; add --label-type choice"
     refusals(str(file), message, text_columns=columns.split(","), label_column="label")
     named = [str(file), "--text-columns", columns, "--label-column", "label"]
     for command in ("inspect", "train", "compare"):

@@ -282,7 +282,10 @@ class RunConfig:
                 "lists."
             )
         if self.task is not None and self.train_file is not None:
-            raise AttendropError("Give a task or a train-file, and not both.")
+            raise AttendropError(
+                f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+                f"{self.task!r}; give one of these, or omit one of the two."
+            )
         if self.task is not None:
             refuse_options_of_files(self)
         if self.train_file is not None and self.data_dir is not None:

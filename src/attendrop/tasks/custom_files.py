@@ -14,7 +14,7 @@ from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.label_forms import check_form
-from attendrop.tasks.label_map import as_meant, read_label_map
+from attendrop.tasks.label_map import as_meant, check_map, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
@@ -59,16 +59,18 @@ def load_files(
         shift_column: Column of the training file whose values "train" keeps as text, as :data:`SHIFT_VALUES`.
 
     Raises:
-        AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or label is empty or NaN;
-            numbers are mixed with text; a label does not occur in training; it is unclear whether labels are classes;
-            the training data have a single class; or a token column is not of its kind. The message names the file,
-            the line and the column.
+        AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
+            is empty or NaN; numbers are mixed with text; a label does not occur in training; it is unclear whether labels
+            are classes; the training data have a single class; or a token column is not of its kind. The message names
+            the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(token_columns)
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     tables = {split: read_table(path, bad) for split, path in paths.items()}
+    if label_map is not None:
+        check_map(label_map, rows.meanings, tables["train"], label_column)
     tables = {split: as_meant(table, label_column, rows.meanings, label_type, bad) for split, table in tables.items()}
     check_form(tables["train"], text_columns, [] if label_column is None else [label_column], label_type)
     kinds = rows.kinds(tables["train"], label_type)

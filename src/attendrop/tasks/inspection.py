@@ -19,7 +19,7 @@ from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
 from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
 from attendrop.tasks.label_forms import check_form
-from attendrop.tasks.label_map import as_meant, label_columns, label_counts, label_variants, read_label_map
+from attendrop.tasks.label_map import as_meant, check_map, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
@@ -197,6 +197,8 @@ def inspect_files(
     if label_column is not None and kind == "auto":
         kind = _label_type(table, texts, label_column, meanings)
     meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
+    if label_map is not None:
+        check_map(label_map, meanings, table, label_column)
     quoted = _is_quoted(table)  # labels as they are meant may have separators that the file does not have
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
     _check_form(table, texts, label_column, label_type, given=not candidates)

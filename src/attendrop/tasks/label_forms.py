@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import listed, may_be_missing, number_form, read_list, written, yes_or_no
 from attendrop.wording import names_of
@@ -59,14 +60,14 @@ def check_form(
     lists = [any(listed(value) is not None for value in _some(table, name)[:1]) for name in text_columns]
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
         raise AttendropError(
-            f"{table.path}: {names_of(text_columns)} may be a question with its choices, or parts of a text to classify, "
-            "which is not guessed; add --label-type choice, or give one or two text columns, with others joined into them."
+            f"{table.path}: {names_of(text_columns)} may be a question with its choices, or parts of a text to "
+            "classify; add --label-type choice, or give one or two text columns, with the others joined into them."
         )
-    if label_type in ("auto", "class", "labels", "number", "tags"):
+    if label_type in ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER, *OF_WORDS):
         _check_decisions(table, columns, guessed=guessed)
-    if label_type not in ("auto", "labels", "tags"):  # classes that are asked for have any names, and numbers none
+    if label_type not in ("auto", *SEVERAL_CLASSES, *OF_WORDS):  # classes that are asked for have any names
         return
-    of_words = any(lists) or label_type == "tags"
+    of_words = any(lists) or label_type in OF_WORDS
     for name in columns:
         values, where = _some(table, name), f"{table.path}, column {name!r}"
         if not values or "answer_start" in (first if isinstance(first := _parsed(values[0]), dict) else ()):
