@@ -59,8 +59,8 @@ class RunConfig:
     train_file: str | None = option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .xlsx, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder "
-        "of images.",
+        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a "
+        "folder of images.",
         PATH,
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)

@@ -60,9 +60,9 @@ def load_files(
 
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
-            is empty or NaN; numbers are mixed with text; a label does not occur in training; it is unclear whether labels
-            are classes; the training data have a single class; or a token column is not of its kind. The message names
-            the file, the line and the column.
+            is empty or NaN; numbers are mixed with text; a label does not occur in training; it is not clear whether
+            labels are classes; the training data have a single class; or a token column is not of its kind. The message
+            names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
