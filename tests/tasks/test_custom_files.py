@@ -247,16 +247,18 @@ SWALLOWED = {
 
 
 @pytest.mark.parametrize(("quoted", "pairs", "places"), SWALLOWED.values(), ids=SWALLOWED)
+@pytest.mark.parametrize("label_first", [False, True])
 def test_rows_between_stray_quotes_are_warned_of(
-    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str
+    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str, label_first: bool
 ) -> None:
     """Such a file is legal CSV, with a field that has line breaks, but the rows are gone."""
     texts = [f"row {n}" for n in range(80)] + [quoted]
     for first, last in pairs:
         texts[first], texts[last] = f'"well,{texts[first]}' if first == last else f'"{texts[first]}', f'{texts[last]}"'
-    rows = [f"{text},{'no' if n % 2 else 'yes'}" for n, text in enumerate(texts)]
+    cells = [("text", "label"), *((text, "no" if n % 2 else "yes") for n, text in enumerate(texts))]
+    rows = [",".join(reversed(row) if label_first else row) for row in cells]
     with pytest.warns(UserWarning) as caught:
-        data = load_train(write("a.csv", "\r\n".join(["text,label", *rows])))
+        data = load_train(write("a.csv", "\r\n".join(rows)))
     assert len(data.splits["train"]) == 81 - sum(last - first for first, last in pairs)
     (message,) = (str(warning.message) for warning in caught)
     assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")

@@ -122,17 +122,17 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
 
 def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
     """Warn of rows with a field that seems to hold whole rows, between two quotes that are part of texts."""
-    labels = {label for label, count in Counter(row[-1] for row in table.rows).items() if count > 1}
-    numbers = not labels and all(number_form(row[-1]) != "text" for row in table.rows[:_SNIFFED])
+    begins, ends = (
+        {value for value, count in Counter(row[place] for row in table.rows).items() if value and count > 1}
+        for place in (0, -1)
+    )
+    numbers = not ends and all(number_form(row[-1]) != "text" for row in table.rows[:_SNIFFED])
     joined = []
     for row, place in zip(table.rows, table.places, strict=True):
         if not any("\n" in field or "\r" in field for field in row):
             continue  # nearly all; splitting takes longer
         fields = [_LINE_END.split(field) for field in row]
-        if any(
-            _holds_rows(lines, column, len(row), delimiter, labels, numbers=numbers)
-            for column, lines in enumerate(fields)
-        ):
+        if any(_holds_rows(*field, len(row), delimiter, begins, ends, numbers) for field in enumerate(fields)):
             first = int(place.removeprefix("line "))
             joined.append(f"{first}-{first + sum(len(lines) - 1 for lines in fields)}")
     if joined:
@@ -144,17 +144,19 @@ def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
         )
 
 
-def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, labels: set[str], *, numbers: bool) -> bool:
-    """Return whether a line of a field ends as a row does, with a label or after as many separators as no prose has."""
+def _holds_rows(
+    column: int, lines: list[str], width: int, delimiter: str, begins: set[str], ends: set[str], numbers: bool
+) -> bool:
+    """Return whether a line of a field begins or ends as rows do, or has more separators than prose, and no spaces."""
     for number, line in enumerate(lines if len(lines) > 1 else []):
         last = number == len(lines) - 1
         others = (column if number == 0 else 0) + (width - 1 - column if last else 0)  # outside of the field
-        _, separator, end = line.rpartition(delimiter)
-        if separator and end and end in labels and not last:
-            return True
         count = line.count(delimiter)
-        is_label = end in labels if count > 1 else numbers and number_form(end) != "text"
-        if separator and count == width - 1 - others and delimiter + " " not in line and (count > 2 or is_label):
+        begin, end = line.partition(delimiter)[0], line.rpartition(delimiter)[2]
+        if count and ((number and begin in begins) or (not last and end in ends)):
+            return True
+        is_row = count > 2 or (numbers and number_form(end) != "text")
+        if count and count == width - 1 - others and delimiter + " " not in line and is_row:
             return True
     return False
 
