@@ -144,6 +144,7 @@ WORDS = [("Anna", "B-PER", "NNP"), ("lives", "O", "VBZ"), ("here", "O", "RB"), (
         (",word,ner", 1, lambda n: ""),
         ("sid,token,label", 2, str),  # parts of speech
         ("Satz-Nr,Wort,Tag", 2, str),
+        ("doc,word,pos", 2, lambda n: f"a{n // 4}"),
     ],
 )
 @pytest.mark.parametrize("label_type", ["auto", "tags"])
@@ -153,7 +154,8 @@ def test_a_word_in_each_row(header: str, tag: int, number: Any, label_type: str,
     lines = [f"{sentence},{word[0]},{word[tag]}" for word, sentence in rows]
     (tmp_path / "a.csv").write_text("\n".join([header, *lines]))
     name, (_, words, label) = str(tmp_path / "a.csv"), header.split(",")
-    message = f"has a word in each row, and its tag in '{label}'; write a sentence in each row"
+    where = f", and its tag in '{label}'" if tag == 1 else ""
+    message = f"has a word in each row{where}; write a sentence in each row"
     refusals(name, message, text_columns=[words], label_column=label, label_type=label_type)
     with pytest.raises(AttendropError, match=message):
         inspect_files(name)
@@ -230,11 +232,14 @@ ORDINARY: dict[str, list[Any]] = {
     "joined names": ["art;sport", "art", "sport"],
     "ranges": ["1-2 days", "3-5 days"],
     "sizes": ["2 3 4", "4 5"],
+    "times": ["9:30 am", "1:15 pm"],
+    "results": ["1:2", "0:1"],
     "blood groups": ["O", "A", "B", "AB"],
     "in brackets": ["(late)", "[new]"],
     "phrases": ["very late", "on time"],
     "decisions": ["accept", "reject"],
     "numbers": ["0.5", "1.25"],
+    "deep": ["[" * 700 + "]" * 700 + "a", "b"],
 }
 
 
@@ -243,6 +248,17 @@ def test_ordinary_labels_are_read(labels: list[Any], tmp_path: Path) -> None:
     file = write(tmp_path, labels)
     assert check_files(file, None) is not None
     assert len(load_files(train_file=file, text_columns=["text"], label_column="label").splits["train"]) == 12
+
+
+def test_rows_of_documents_are_no_words(tmp_path: Path) -> None:
+    rows = [f"{n // 4},en,{TEXTS[n % 3]},{'xy'[n % 2]}" for n in range(12)]
+    (tmp_path / "a.csv").write_text("\n".join(["doc_id,lang,text,label", *rows]))
+    found = check_files(str(tmp_path / "a.csv"), None)
+    assert found is not None and (found.text_columns, found.label_column) == (("text",), "label")
+    (tmp_path / "b.csv").write_text(
+        "\n".join(["shop_id,product,label", *(f"{n // 4},milk{n},{n % 2}" for n in range(12))])
+    )
+    assert check_files(str(tmp_path / "b.csv"), None, text_columns=["product"], label_column="label")
 
 
 def test_classes_that_are_asked_for_have_any_name(tmp_path: Path) -> None:

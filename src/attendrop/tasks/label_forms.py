@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from attendrop.errors import AttendropError
@@ -25,12 +25,15 @@ _MOST_VALUES, _MOST = 1000, 0.8
 _SHOWN = 60
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
 _ITEM, _AROUND = re.compile(r"[^\s,;|\[\](){}'\"]+"), re.compile(r"(\w+\.)?(array|tensor)\(|dtype=[\w.]+")
-_SPAN = re.compile(r"(\d+)[\s:,;|]+(\d+)[\s:,;|]+[^\W\d]\w*")
+# A span in a text, such as 0:4:PER, but no time of day.
+_SPAN = re.compile(r"(\d+) ?([ :,;|]) ?(\d+) ?\2 ?(?![ap]m\b)[^\W\d]\w*", re.I)
 # Tags of entities: B-PER is read; BILUO and BMES have further prefixes, and some write them otherwise, such as PER_B.
 _READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {"O", "o", "-", "_", "*"}
 _PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.].+", re.I), re.compile(r".+[-_:.]([BIESLUMW])", re.I)
-# What numbers the sentences of a table with a word in each row, and the longest word there.
-_NUMBER = re.compile(r".*(sent|satz|phrase|utter|doc).*|(.*[\W_])?(s?id|nr|no|num|number|idx|index|#)", re.I)
+_TAG = re.compile(rf"O|{_PREFIXED.pattern}|{_SUFFIXED.pattern}", re.I)
+# Columns that number the sentences of a table with a word in each row, or may do so, and the longest word there.
+_SENTENCE = re.compile(r".*(sent|satz|phrase|utter|doc).*", re.I)
+_NUMBER = re.compile(r"(.*[\W_])?(s?id|nr|no|num|number|idx|index|#)", re.I)
 _LONGEST_WORD = 40
 # What an annotator decides on a row, and columns that a tool writes beside it.
 _DECISION = re.compile(r"(accept|reject|ignor|skip)(e|ed|ped)?", re.I)
@@ -68,14 +71,14 @@ def check_form(
     if label_type not in ("auto", *SEVERAL_CLASSES, *OF_WORDS):  # classes that are asked for have any names
         return
     of_words = any(lists) or label_type in OF_WORDS
+    if columns and not any(lists):
+        _check_one_word(table, columns)
     for name in columns:
         values, where = _some(table, name), f"{table.path}, column {name!r}"
         if not values or "answer_start" in (first if isinstance(first := _parsed(values[0]), dict) else ()):
             continue  # answers as in SQuAD
-        if not any(lists):
-            _check_one_word(table, name, values)
-        tags = {tag for value in table.column(name) for tag in read_list(value) or ()} if of_words else ()
-        if scheme := tag_scheme(tags):
+        tags = (read_list(value) or () for value in (values if guessed else table.column(name)))
+        if of_words and (scheme := tag_scheme(set(chain.from_iterable(tags)))):
             raise AttendropError(
                 f"{where}: the tags are {scheme}, which are not read; write IOB2, that is B-PER for the first word of "
                 "an entity, I-PER for its other words, and O for words that are in none."
@@ -103,13 +106,9 @@ def tag_scheme(tags: Collection[str]) -> str:
 
 def _some(table: Table, name: str) -> list[Any]:
     """Return the first values of a column that are not empty."""
-    there = (value for value in table.column(name) if not may_be_missing(str(value)) and not _is_empty(_parsed(value)))
-    return list(islice(there, _MOST_VALUES))
-
-
-def _is_empty(value: Any) -> bool:
-    """Tell whether a value is a list or an object that holds nothing but empty ones."""
-    return isinstance(value, list | dict) and all(map(_is_empty, value.values() if isinstance(value, dict) else value))
+    there = (value for value in table.column(name) if not may_be_missing(str(value)))
+    held = (value for value in there if not all(isinstance(part, dict | list) for part in _parts(value)))
+    return list(islice(held, _MOST_VALUES))
 
 
 def _parsed(value: Any) -> Any:
@@ -123,6 +122,15 @@ def _parsed(value: Any) -> Any:
     return value
 
 
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a value, and all that it holds at any depth; texts of lists and objects as these."""
+    parts = [value]
+    while parts:
+        part = _parsed(parts.pop())
+        yield part
+        parts.extend(part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple) else ())
+
+
 def _items(value: Any) -> list[str]:
     """Return the items of a list, or of a text with brackets, spaces, commas, semicolons or bars around them."""
     found = _parsed(value)
@@ -132,23 +140,27 @@ def _items(value: Any) -> list[str]:
 
 
 def _is_span(value: Any) -> bool:
-    """Tell whether a value has spans of characters: two numbers and a name each, by key or not, at any depth."""
-    found = _parsed(value)
-    if isinstance(found, str):
-        spans = _SPAN.findall(found)
-        return bool(spans) and not _ITEM.search(_SPAN.sub("", found)) and all(int(a) < int(b) for a, b in spans)
-    if isinstance(found, dict):
-        named = {re.sub(r"[^a-z]", "", str(key).lower()): item for key, item in found.items()}
-        numbers = [key for key, item in named.items() if number_form(written(item)) == "whole"]
-        starts = any(key.startswith(("start", "begin", "from", "offset")) for key in numbers)
-        ends = any(key.startswith(("end", "stop", "to", "len")) for key in numbers)
-        is_named = any(isinstance(item, str | list) for key, item in named.items() if key not in ("text", *numbers))
-        return (starts and ends and is_named) or any(map(_is_span, found.values()))
-    if not isinstance(found, list | tuple):
-        return False
-    places = [item for item in found if isinstance(item, int) and not isinstance(item, bool)]
-    is_one = len(places) == 2 and 0 <= places[0] < places[1] and any(isinstance(item, str) for item in found)
-    return is_one or any(map(_is_span, found))
+    """Tell whether a value holds spans of characters: two numbers and a name each, by key or not."""
+    for part in _parts(value):
+        if isinstance(part, str):
+            spans = _SPAN.findall(part)
+            is_span = spans and not _ITEM.search(_SPAN.sub("", part)) and all(int(a) < int(b) for a, _, b in spans)
+        elif isinstance(part, dict):
+            named = {re.sub(r"[^a-z]", "", str(key).lower()): item for key, item in part.items()}
+            numbers = [key for key, item in named.items() if number_form(written(item)) == "whole"]
+            starts = any(key.startswith(("start", "begin", "from", "offset")) for key in numbers)
+            ends = any(key.startswith(("end", "stop", "to", "len")) for key in numbers)
+            names = [
+                item for key, item in named.items() if key not in ("text", *numbers) and isinstance(item, str | list)
+            ]
+            is_span = starts and ends and names
+        else:
+            items = part if isinstance(part, list | tuple) else ()
+            places = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+            is_span = len(places) == 2 and 0 <= places[0] < places[1] and any(isinstance(item, str) for item in items)
+        if is_span:
+            return True
+    return False
 
 
 def _is_vector(value: Any) -> bool:
@@ -166,7 +178,7 @@ def _is_of_fractions(value: Any) -> bool:
 def _is_of_tags(value: Any) -> bool:
     """Tell whether a value has tags of entities for several words."""
     items = listed(value) or written(value).split()
-    return len(items) > 1 and "O" in items and all(item == "O" or _PREFIXED.fullmatch(written(item)) for item in items)
+    return len(items) > 1 and "O" in items and all(_TAG.fullmatch(written(item)) for item in items)
 
 
 def _is_nested(value: Any) -> bool:
@@ -193,27 +205,28 @@ _FORMS = (
 )
 
 
-def _check_one_word(table: Table, label: str, values: Sequence[Any]) -> None:
+def _check_one_word(table: Table, columns: Sequence[str]) -> None:
     """Refuse a table with a word in each row, and its tag: each word would be a sentence."""
-    tags = {written(value) for value in values}
-    of_entities = "O" in tags and all(
-        tag == "O" or _PREFIXED.fullmatch(tag) or _SUFFIXED.fullmatch(tag) for tag in tags
-    )
-    columns = {
-        name: [str(value or "").strip() for value in table.column(name)] for name in table.columns if name != label
-    }
-    words = numbers = False
-    for name, texts in columns.items():
-        # Words, of which some are signs of punctuation, and sentences in one piece, each of which may be named once.
-        single = all(len(text.split()) == 1 and len(text) <= _LONGEST_WORD for text in texts)
-        words |= single and any(not any(map(str.isalnum, text)) for text in texts)
+    where = ""
+    for label in columns:
+        tags = {written(value) for value in _some(table, label)}
+        if "O" in tags and tags != {"O"} and all(map(_TAG.fullmatch, tags)):
+            where = f", and its tag in {label!r}"
+    sentences = numbers = signs = False
+    words = True
+    for name in table.columns:
+        texts = [str(value or "").strip() for value in table.column(name)[:_MOST_VALUES]]
         begun = [text for text, before in zip(texts, ["", *texts], strict=False) if text not in ("", before)]
-        once = 1 < len(set(begun)) == len(begun) <= len(texts) / 2
-        numbers |= once and _NUMBER.fullmatch(name) is not None
-    if (of_entities and len(tags) > 1) or (words and numbers):
+        if 1 < len(set(begun)) == len(begun) <= len(texts) / 2:  # each in one piece, and perhaps named only once there
+            sentences |= _SENTENCE.fullmatch(name) is not None
+            numbers |= _NUMBER.fullmatch(name) is not None
+        else:
+            words &= all(len(text.split()) <= 1 and len(text) <= _LONGEST_WORD for text in texts)
+            signs |= any(text and not any(map(str.isalnum, text)) for text in texts)  # punctuation
+    if where or (words and (sentences or (numbers and signs))):
         raise AttendropError(
-            f"{table.path} has a word in each row, and its tag in {label!r}; write a sentence in each row, {_WORDS}, "
-            "or a .conll file, with a word and its tag on a line, and an empty line after each sentence."
+            f"{table.path} has a word in each row{where}; write a sentence in each row, {_WORDS}, or a .conll file: a "
+            "word and its tag on each line, and an empty line after each sentence."
         )
 
 
@@ -226,7 +239,8 @@ def _check_decisions(table: Table, columns: Sequence[str], *, guessed: bool) -> 
             continue
         for other in table.columns:
             of_tool = _BESIDE_DECISION.fullmatch(other) or (name == "answer" and other in ("label", "labels"))
-            objects = guessed and any(isinstance(_parsed(value), dict | list) for value in _some(table, other)[:1])
+            first = next(iter(_some(table, other)), None)
+            objects = guessed and isinstance(items := _parsed(first), list) and isinstance(items[0], dict)
             if other != name and (of_tool or objects):
                 raise AttendropError(
                     f"{table.path} is an export of annotations: {name!r} says which rows an annotator accepted, and "
