@@ -174,6 +174,7 @@ SCHEMES = {
     "BMEWO": ("O B-PER M-PER E-PER W-LOC", "with prefixes, such as 'M-PER', 'W-LOC'"),
     "suffixes": ("O PER-B PER-I LOC-B", "with prefixes as suffixes, such as 'LOC-B', 'PER-B', 'PER-I'"),
     "suffixes with _": ("O PER_B PER_I", "with prefixes as suffixes, such as 'PER_B'"),
+    "IOB1 as suffixes": ("O PER-I LOC-I", "with prefixes as suffixes, such as 'LOC-I', 'PER-I'"),
     "IOB1": ("O I-PER B-PER", ""),
     "IOB2": ("O B-PER I-PER B-LOC", ""),
     "IOBES": ("O B-PER I-PER E-PER S-LOC", ""),

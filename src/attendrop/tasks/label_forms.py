@@ -98,7 +98,7 @@ def tag_scheme(tags: Collection[str]) -> str:
     for form, what in ((_PREFIXED, "with prefixes"), (_SUFFIXED, "with prefixes as suffixes")):
         found = [form.fullmatch(tag) for tag in others]
         letters = {each[1].upper() for each in found if each}
-        if outside and unread and all(found) and letters & set("BSUW"):
+        if outside and unread and all(found) and letters & set("BISUW"):
             what = "BILUO" if letters & set("LU") and form is _PREFIXED else what
             return f"of entities, {what}, such as {names_of(unread[:3])}"
     return ""
