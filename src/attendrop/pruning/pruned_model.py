@@ -38,6 +38,7 @@ from attendrop.pruning.serialization import (
     without_pooler,
     without_shared,
 )
+from attendrop.tasks.heads.model_classes import MeanPoolingConfig, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -206,9 +207,15 @@ def load(folder: str | Path) -> Any:
         return load_adapter(folder)
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
-        cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+        config = None  # that of the folder
         try:
-            model, info = cls.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+            if saved.get("model_type") == MeanPoolingConfig.model_type:
+                config = read_config(str(folder))
+                saved = config.to_dict()
+            cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+            model, info = cls.from_pretrained(folder, config=config, use_safetensors=True, output_loading_info=True)
+        except AttendropError:
+            raise
         except Exception as error:  # safetensors raises its own exception class
             raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
         if missing := without_pooler(model, info["missing_keys"]):

@@ -24,6 +24,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
 from attendrop.runs.prediction_passes import frozen_features
 from attendrop.tasks.heads.base import Array, Head, row_array
+from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import document_means
 
@@ -101,7 +102,8 @@ class BaselineModel:
         self.tokenizer.save_pretrained(folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
-            (folder / "config.json").unlink()
+            for name in ("config.json", MODELING_FILE.name):  # for transformers, which is to load no such folder
+                (folder / name).unlink(missing_ok=True)
         arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})
         arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)

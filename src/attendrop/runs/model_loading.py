@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
@@ -22,7 +22,7 @@ from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
@@ -70,7 +70,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     place = resolve_model(name)
     _check_weights(Path(place))
     with _load_errors(name), without_report():
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = read_config(place)
         head = head_of_model(config) if task is None else task.head
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
@@ -151,8 +151,7 @@ def load_config(name: str) -> PreTrainedConfig:
     with _load_errors(name):
         if is_adapter(name):
             return saved_config(Path(name))
-        config: PreTrainedConfig = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
-        return config
+        return read_config(resolve_model(name))
 
 
 def _check_folder(name: str) -> None:
