@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrunedModel(nn.Module):
-    """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
+    """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by ``load``.
 
     Inputs and outputs are those of the original model. Families in ``FAMILIES`` have a fast form: pruned layers keep
     one matrix, applied to one vector for each sequence (in local attention, for each token); padding is not computed,
@@ -149,13 +149,13 @@ class PrunedModel(nn.Module):
         return mask_layers(stock, self.layers).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
+        """Save to a folder that ``load`` reads. The queries and keys of pruned layers are not in it.
 
         transformers alone refuses to load the folder of a fast model, because it lacks weights, and of one whose
         attention is held constant. Other models are saved as ordinary models.
 
         Raises:
-            AttendropError: The folder holds another model, or parts were replaced, which :func:`load` would not know.
+            AttendropError: The folder holds another model, or parts were replaced, which ``load`` would not know.
         """
         folder, stock = Path(folder), not self.fast and not self.held
         folder.mkdir(parents=True, exist_ok=True)
@@ -189,19 +189,8 @@ class PrunedModel(nn.Module):
         return found
 
 
-def load(folder: str | Path) -> Any:
-    """Load a model that was saved: pruned, as an adapter, or an ordinary one.
-
-    Args:
-        folder: A folder written by :meth:`PrunedModel.save_pretrained`, ``attendrop prune`` or ``attendrop train``.
-
-    Returns:
-        A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode. An
-        adapter is merged into its model. A base model that was saved without a pooler has none.
-
-    Raises:
-        AttendropError: The folder holds no model, or an incomplete one.
-    """
+def load_model(folder: str | Path) -> Any:
+    """Load a model as :func:`attendrop.load` does, without a check of its files, and without ``predict``."""
     folder = Path(folder)
     if is_adapter(folder):
         return load_adapter(folder)

@@ -16,7 +16,7 @@ from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.model_support.models import freeze_unsaved
-from attendrop.pruning.pruned_model import load
+from attendrop.pruning.pruned_model import load_model
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
@@ -136,7 +136,7 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
     if task is not None:
         refuse_untrainable(name)
     with _load_errors(name), without_report():
-        model = load(name)
+        model = load_model(name)
         model = model.model if is_pruned(name) else model
         head = head_of_model(model.config)
         tokenizer = head.load_preprocessor(name)
