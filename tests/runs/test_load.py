@@ -70,9 +70,9 @@ def test_a_copy_of_a_model_predicts_with_its_own_weights(runs: Path) -> None:
         ("the cat", "predict reads a list of texts, not the text 'the cat'; write [text]."),
         (
             [PAIRS[0], "the cat"],
-            "Text 1 cannot be predicted: it has 1 text, and the model reads 2 texts together, as a",
+            "Text 1 has 1 text; the model reads 2 texts together, as a tuple.",
         ),
-        ([("a", "b", "c")], "Text 0 cannot be predicted: it has 3 texts, and the model reads 2 texts together, as a"),
+        ([("a", "b", "c")], "Text 0 has 3 texts; the model reads 2 texts together, as a tuple."),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
     ],
@@ -80,6 +80,11 @@ def test_a_copy_of_a_model_predicts_with_its_own_weights(runs: Path) -> None:
 def test_texts_that_the_model_cannot_read_are_refused(runs: Path, texts: Any, problem: str) -> None:
     with pytest.raises(AttendropError, match=re.escape(problem)):
         attendrop.load(runs / "run").predict(texts)
+
+
+def test_a_model_without_a_head_predicts_nothing(runs: Path) -> None:
+    with pytest.raises(AttendropError, match="has no trained head: fine-tune it first"):
+        attendrop.load(runs / "model").predict(PAIRS)
 
 
 def test_a_number_has_no_probabilities(runs: Path) -> None:

@@ -38,7 +38,8 @@ from attendrop.pruning.serialization import (
     without_pooler,
     without_shared,
 )
-from attendrop.tasks.heads.model_classes import MeanPoolingConfig, read_config
+from attendrop.tasks.heads.model_classes import read_config
+from attendrop.tasks.heads.modeling_mean_pooling import MeanPoolingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -196,13 +197,13 @@ def load_model(folder: str | Path) -> Any:
         return load_adapter(folder)
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
-        config = None  # that of the folder
+        own = None  # the configuration, if transformers is not to read the file
         try:
             if saved.get("model_type") == MeanPoolingConfig.model_type:
-                config = read_config(str(folder))
-                saved = config.to_dict()
+                own = read_config(str(folder))
+                saved = own.to_dict()
             cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
-            model, info = cls.from_pretrained(folder, config=config, use_safetensors=True, output_loading_info=True)
+            model, info = cls.from_pretrained(folder, config=own, use_safetensors=True, output_loading_info=True)
         except AttendropError:
             raise
         except Exception as error:  # safetensors raises its own exception class

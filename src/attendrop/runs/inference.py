@@ -240,16 +240,15 @@ class RunModel:
             self.head.check_probabilities()
         rows = [text if isinstance(text, tuple) else (text,) for text in texts]
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
+        names, least, most = self.head.inputs_of(trained_on), self.head.least_inputs, self.head.most_inputs
         for number, row in enumerate(rows):
-            if len(row) > self.head.most_inputs or self.head.inputs_of(len(row)) != self.head.inputs_of(trained_on):
-                wanted = counted(trained_on, "text")
-                problem = f"it has {counted(len(row), 'text')}, and the model reads {wanted} together, as a tuple"
-            else:
-                problems = (self.head.text_problem(text, column) for column, text in enumerate(row))
-                problem = next(filter(None, problems), None) or self.head.texts_problem(row)
+            if not least <= len(row) <= most or self.head.inputs_of(len(row)) != names:
+                given, wanted = counted(len(row), "text"), counted(trained_on, "text")
+                raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
+            problems = (self.head.text_problem(text, column) for column, text in enumerate(row))
+            problem = next(filter(None, problems), None) or self.head.texts_problem(row)
             if problem is not None:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
-        names = self.head.inputs_of(trained_on)
         task = files_task(names, self.head).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
@@ -279,6 +278,8 @@ def open_model(
         return RunModel(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
     if model is None:
         model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    elif model.base_model is model:
+        raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
         tokenizer = head_of_model(model.config).load_preprocessor(run_dir)
         head_of_model(model.config).fit_preprocessor(run_dir, model, tokenizer)

@@ -88,7 +88,7 @@ def pools_mean(model: Any) -> bool:
 def read_config(place: str) -> PreTrainedConfig:
     """Load the configuration of a model, given its folder or hub id; of a classifier of the mean, its family's."""
     config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    return config.encoder if isinstance(config, MeanPoolingConfig) else config  # type: ignore[no-any-return]
+    return config.encoder if isinstance(config, MeanPoolingConfig) else config
 
 
 def pooling_of(config: PreTrainedConfig) -> str:

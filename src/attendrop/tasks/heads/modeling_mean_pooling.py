@@ -16,7 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 
-class MeanPoolingConfig(PreTrainedConfig):
+class MeanPoolingConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """Configuration of a classifier on the mean of an encoder's last hidden states.
 
     Args:
@@ -79,7 +79,7 @@ class MeanPooling:
         )
 
 
-class MeanPoolingForSequenceClassification(MeanPooling, PreTrainedModel):
+class MeanPoolingForSequenceClassification(MeanPooling, PreTrainedModel):  # type: ignore[no-untyped-call]
     """Classifier on the mean of the last hidden states of any encoder of transformers."""
 
     config_class = MeanPoolingConfig
@@ -90,7 +90,7 @@ class MeanPoolingForSequenceClassification(MeanPooling, PreTrainedModel):
         super().__init__(config)
         self.add_encoder(config.encoder)
 
-    forward = can_return_tuple(MeanPooling.forward)
+    forward = can_return_tuple(MeanPooling.forward)  # type: ignore[no-untyped-call]
 
 
 def mean_of_valid(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
