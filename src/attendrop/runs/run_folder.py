@@ -151,7 +151,7 @@ def check_whole(folder: Path) -> None:
     if damaged := [name for name in kept if known_sha256(folder / name) != written[name]]:
         raise AttendropError(
             f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
-            f"its {RUN}; copy the whole folder again, or train it again."
+            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
         )
 
 
