@@ -265,7 +265,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
 
 
 def test_options_go_over_those_of_training(runs: Path) -> None:
-    model, columns = inference._load(f"{runs}/single", {}), {"text": ["the cat sees a dog near a bird"]}
+    model, columns = inference.open_model(f"{runs}/single"), {"text": ["the cat sees a dog near a bird"]}
     task = files_task(["text"], YES_NO)
     lengths = [model.encode(columns, task, given)["length"] for given in (None, 5, 7)]
     assert lengths == [[10], [5], [7]]
