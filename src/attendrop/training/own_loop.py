@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from attendrop.attention.model_outputs import loss_and_outputs
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
@@ -85,8 +86,8 @@ def regularize(
         )
     device = next(model.parameters()).device
 
-    def evaluate(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        return loss_and_outputs(model(**batch))
+    def evaluate(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+        return loss_and_outputs(model(**batch, **({} if plan is None else {PLAN_KEYWORD: plan})))
 
     training = TrainingContext(
         model=model,
