@@ -93,8 +93,8 @@ def head_importance(
 ) -> dict[str, Tensor]:
     """Compute the importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``.
 
-    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss: a mean over the batch, so values
-    compare within a sequence only. Takes one forward and one backward pass.
+    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss. This is a mean over the batch,
+    so values compare within a sequence only. Takes one forward and one backward pass.
 
     Args:
         adapter: The attached and traced model.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import aligned_labels, answer_positions
 from attendrop.attribution.predictions import (
     LABELS,
@@ -20,7 +21,6 @@ from attendrop.attribution.predictions import (
     output_kind,
     predicted_tokens,
 )
-from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
 

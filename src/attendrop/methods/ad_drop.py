@@ -74,10 +74,10 @@ class ADDrop(Method):
             cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; but if ``p`` and ``layers``
             are not given either, ``attendrop train``, ``compare`` and studies choose by the data, see
             :meth:`for_data`.
-        target: ``"pseudo_label"``, the model's prediction; ``"gold_label"``; or ``"loss"`` (ours), the negative training
-            loss, also one that a trainer computes without labels (trl's DPO). Regression always uses the gold value,
-            and without labels (reward models) the predicted score. Does not apply to recorded attributions, which
-            attribute the loss.
+        target: ``"pseudo_label"``, the model's prediction; ``"gold_label"``; or ``"loss"`` (ours), the negative loss,
+            also one that a trainer computes from batches without labels (trl's DPO). Regression uses the gold value,
+            whichever label is named, or the predicted score where a batch has no labels (reward models). Does not apply
+            to recorded attributions, which attribute the loss.
         layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
             the first or all, chosen as ``attribution``.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
@@ -251,8 +251,8 @@ class ADDrop(Method):
             options["forward"] = context.run_loss
         elif "labels" in context.inputs and "labels" not in context.batch and self.attribution != "attention":
             raise AttendropError(
-                f"The trainer makes the labels itself, from a batch without, so target={self.target!r} has none to read: "
-                "set target='loss', which attributes the trainer's own loss."
+                f"The trainer makes the labels itself, from a batch without, so target={self.target!r} has none to "
+                "read: set target='loss', which attributes the trainer's own loss."
             )
         match self.attribution:
             case "gradient":

@@ -37,8 +37,8 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
         raise AttendropError(
-            f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...) here, so its predictions "
-            "cannot be compared; use a method that compares none."
+            f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...) here, so its "
+            "predictions cannot be compared; use a method that compares none."
         )
     views = _by_copy(wide(logits), copies)
     if kind != TOKENS:
