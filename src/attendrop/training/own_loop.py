@@ -20,6 +20,9 @@ from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
 
+# The names of the model in the wrappers of torch.compile and of Lightning Fabric.
+_WRAPPED = ("_orig_mod", "_forward_module")
+
 
 @contextmanager
 def regularize(
@@ -55,7 +58,8 @@ def regularize(
 
     Args:
         model: A transformers model, or a class of your own whose forward pass hands ``**kwargs`` on to one in it;
-            compiled or not; without wrappers such as DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
+            compiled or not, set up by Lightning Fabric for one device or not; without wrappers such as
+            DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
             divided among processes is trained by all of them: each passes its own part of a batch, with the same number
             of rows, and calls the same functions of the regularised model, including :meth:`Regularization.logs`.
         method: The method, such as ``ADDrop()``.
@@ -77,7 +81,11 @@ def regularize(
             with that of another block around the same model.
     """
     check_method(method)
-    run, model = model, getattr(model, "_orig_mod", model)
+    run = model
+    # Methods act on the model in the wrappers of torch.compile and of Lightning Fabric, which run the training pass: the
+    # names of its parameters, which key random masks, are then the same with and without.
+    while inner := next((model._modules[name] for name in _WRAPPED if name in model._modules), None):
+        model = inner
     _refuse_wrapper(model)
     if isinstance(optimizer, Sequence):
         raise AttendropError(
