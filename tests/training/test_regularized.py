@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import tiny
-from helpers.training import history
+from helpers.training import examples, history, trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from attendrop import (
@@ -19,6 +19,7 @@ from attendrop import (
     AttendropError,
     ChildTuning,
     DropAttention,
+    FineTune,
     RDrop,
     RegularizedTrainer,
     UniDrop,
@@ -29,13 +30,29 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ARGUMENTS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
 
 
-def test_which_class_it_is() -> None:
+def test_which_class_it_is(tmp_path: Path) -> None:
     class Own(Trainer):
         pass
 
     assert regularized(Trainer) is RegularizedTrainer and regularized(RegularizedTrainer) is RegularizedTrainer
     found = regularized(Own)
     assert issubclass(found, Own) and found.__name__ == "RegularizedOwn" and regularized(found) is found
+
+    class Strict(RegularizedTrainer):
+        def __init__(self, model: Any, args: Any, train_dataset: Any, data_collator: Any) -> None:
+            super().__init__(model=model, args=args, train_dataset=train_dataset, data_collator=data_collator)
+
+    class Open(RegularizedTrainer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    found = regularized(Strict)
+    assert issubclass(found, Strict) and found.__name__ == "RegularizedStrict" and regularized(found) is found
+    assert regularized(Open) is Open
+    for kind in (found, Open, regularized(Own)):
+        trainer = trainer_of(tmp_path, RDrop(alpha=0.5), kind=kind, reward_dataset=examples(count=2))
+        assert trainer.regularizer == RDrop(alpha=0.5) and len(trainer.reward_dataset) == 2
+    assert trainer_of(tmp_path, None, kind=found).regularizer == FineTune()
     with pytest.raises(AttendropError, match="not a subclass"):
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
