@@ -143,5 +143,5 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Ray and playwright are large, and no other target needs them.
 $(STAMP_SLOW): $(STAMP)
-	$(PIP) -e '.[browser,ray]'
+	$(PIP) -e '.[browser,ray,trainers]'
 	touch $@

@@ -19,9 +19,9 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop.extend import Batch, Method, MethodInfo, StepContext
 from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
-from attendrop.extend import Batch, Method, MethodInfo, StepContext
 from attendrop.methods.core.context import Processes
 from attendrop.methods.r_drop import repeat_rows
 

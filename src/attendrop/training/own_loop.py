@@ -82,8 +82,8 @@ def regularize(
     """
     check_method(method)
     run = model
-    # Methods act on the model in the wrappers of torch.compile and of Lightning Fabric, which run the training pass: the
-    # names of its parameters, which key random masks, are then the same with and without.
+    # The wrappers of torch.compile and of Lightning Fabric run the training pass, and methods act on the model in them:
+    # the names of its parameters, which key random masks, are then the same with and without.
     while inner := next((model._modules[name] for name in _WRAPPED if name in model._modules), None):
         model = inner
     _refuse_wrapper(model)

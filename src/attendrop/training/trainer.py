@@ -91,8 +91,9 @@ class RegularizedTrainer(TrainerHooks):
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
-            wrapped; reentrant activation checkpointing with a method that acts within the model; or, when training starts, a model that the method cannot act
-            on, or a ``compute_loss`` or ``training_step`` of a subclass that leaves it no call of the model to act on.
+            wrapped; reentrant activation checkpointing with a method that acts within the model; or, when training
+            starts, a model that the method cannot act on, or a ``compute_loss`` or ``training_step`` of a subclass that
+            leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -481,8 +482,8 @@ class RegularizedTrainer(TrainerHooks):
         reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
         if reentrant and within:
             raise AttendropError(
-                f"Method '{within[0]}' acts within the model, where reentrant activation checkpointing is not supported; "
-                f"set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
+                f"Method '{within[0]}' acts within the model, where reentrant activation checkpointing is not "
+                f"supported; set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
             )
 
 
@@ -493,9 +494,11 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
 
     Everything else about the trainer is unchanged. Its loss must come from one call of a transformers model, unless the
-    method acts on weights or gradients only. Tested with ``trl.SFTTrainer``, whose loss builds no logits, so that
-    methods that compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
-    calls its model once for each text of a row, so that only methods on weights and gradients work.
+    method acts on weights or gradients only. Tested with ``trl.SFTTrainer`` and ``trl.DPOTrainer``, whose losses build
+    no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
+    with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
+    once for each text of a row, so that only methods on weights and gradients work. A subclass of
+    :class:`RegularizedTrainer` is returned as it is, unless its ``__init__`` takes no ``regularizer``.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
