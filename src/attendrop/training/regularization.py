@@ -263,7 +263,7 @@ class Regularization:
             / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
-            evaluate=self._evaluate,
+            evaluate=self._additional_pass,
             extra=extra,
             adapter_if_any=self.adapter,
         )
@@ -409,7 +409,7 @@ class Regularization:
         with in_precision_of(self.model, model):
             return loss_and_outputs(model(**batch, **keywords))
 
-    def _evaluate(self, batch: Batch, plan: Plan) -> tuple[Tensor, Any]:
+    def _additional_pass(self, batch: Batch, plan: Plan) -> tuple[Tensor, Any]:
         assert self.adapter is not None
         return self.training.evaluate(self.model, batch, self.adapter.bind(plan))
 

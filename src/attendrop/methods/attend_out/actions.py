@@ -118,7 +118,7 @@ class Micro:
     def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
         """Restore a :meth:`state_dict` on a device."""
         masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
-        own = {name: to_device(state[name], device) for name in ("batch", "inputs")}
+        own: dict[str, Any] = {name: to_device(state[name], device) for name in ("batch", "inputs")}
         own |= {"key": SampleKey(**state["key"]), "masks": masks}
         return cls(**{**state, **own})
 
