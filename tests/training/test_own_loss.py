@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpointing_arguments
 from helpers.training import ALWAYS, Gradients, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
@@ -72,6 +73,17 @@ class OtherNames(RegularizedTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         return model(inputs["text"].clone(), inputs["mask"], labels=inputs["labels"]).loss
+
+
+class WithReference(RegularizedTrainer):
+    """Runs the model again without gradients, and then unfreezes it, as trl's DPOTrainer does to an adapter."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        outputs = model(**inputs)
+        with torch.no_grad():
+            reference = model(**inputs).logits
+        model.requires_grad_(True)
+        return outputs.loss + (outputs.logits - reference + 1).square().mean()
 
 
 class SeveralLabels(RegularizedTrainer):
@@ -222,6 +234,18 @@ def test_what_the_loss_makes_for_the_model_is_as_if_the_batch_held_it(
     plain = made(RegularizedTrainer, tmp_path, None, **options)
     plain.train()
     assert any(not torch.equal(value, found[0][name]) for name, value in weights(plain).items())
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient"])
+def test_a_loss_with_a_reference_is_attributed(attribution: str, tmp_path: Path) -> None:
+    """Also where blocks run again in the backward pass of the attribution."""
+    found = []
+    for arguments in ({}, checkpointing_arguments(use_reentrant=False)):
+        trainer = made(WithReference, tmp_path, ADDrop(target="loss", attribution=attribution), **arguments)
+        trainer.train()
+        assert history(trainer, "ad_drop/dropped")[0] > 0
+        found.append(weights(trainer))
+    zoo.assert_same(*found, 1e-6)
 
 
 def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: Path) -> None:

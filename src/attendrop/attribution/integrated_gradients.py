@@ -88,7 +88,7 @@ def integrated_gradient_attribution(
         recorded[call.layer.key], calls[call.layer.key] = found, call
 
     with isolated_pass(adapter.model), evaluating(adapter.model):
-        with torch.no_grad():
+        with torch.set_grad_enabled(forward is not None):  # which may run another model as well, without gradients
             outputs = run(RecordPlan(attention_layers, record, units))
             score = fix_target(adapter.model, outputs, batch, target)
         ran = [layer for layer in attention_layers if layer.key in recorded]

@@ -79,8 +79,12 @@ class TrainerLoss:
 
     def evaluate(self, model: nn.Module, inputs: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
         """Compute the mean loss of a model on a batch beside training, and its outputs."""
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         with unrecorded(self.trainer):
-            return self._loss_and_outputs(model, inputs, plan, self._number_of_items(inputs))
+            found = self._loss_and_outputs(model, inputs, plan, self._number_of_items(inputs))
+        for parameter in frozen:  # PEFT unfreezes an adapter that a loss switched off and on, as trl's DPO does
+            parameter.requires_grad_(False)
+        return found
 
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
