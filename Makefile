@@ -145,7 +145,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	touch $@
 
-# Ray and playwright are large, and no other target needs them.
+# Ray and playwright are large, and no other target needs any of these.
 $(STAMP_SLOW): $(STAMP)
-	$(PIP) -e '.[browser,ray]'
+	$(PIP) -e '.[browser,ray,trainers]'
 	touch $@

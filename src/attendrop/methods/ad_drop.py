@@ -74,14 +74,16 @@ class ADDrop(Method):
             cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; but if ``p`` and ``layers``
             are not given either, ``attendrop train``, ``compare`` and studies choose by the data, see
             :meth:`for_data`.
-        target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
-            Does not apply to recorded attributions, which attribute the loss.
+        target: ``"pseudo_label"``, the model's prediction; ``"gold_label"``; or ``"loss"`` (ours), the negative loss,
+            also one that a trainer computes from batches without labels (trl's DPO). Regression uses the gold value,
+            whichever label is named, or the predicted score where a batch has no labels (reward models). Does not apply
+            to recorded attributions, which attribute the loss.
         layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
             the first or all, chosen as ``attribution``.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
             gold value, which changes sign with the sign of an example's error; magnitudes rank the influence on the
-            prediction, regardless of the gold value. None: magnitude in regression, otherwise high.
+            prediction, regardless of the gold value. None: magnitude in regression and for scores, otherwise high.
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0). False: AD-DROP in all epochs.
         start_epoch: Number of epochs of plain fine-tuning before AD-DROP first acts. Not in the paper: the attribution
@@ -149,7 +151,7 @@ class ADDrop(Method):
     attribution: str | None = option(
         None, optional(choice("gradient", "integrated_gradient", "attention", "random", "recorded"))
     )
-    target: str = option("pseudo_label", choice("pseudo_label", "gold_label"))
+    target: str = option("pseudo_label", choice("pseudo_label", "gold_label", "loss"))
     layers: str | int | Sequence[int] | None = option(None, optional(LAYERS), search=("all",))
     direction: str | None = option(None, optional(choice("high", "low", "magnitude")))
     cross_tuning: bool = option(False, SWITCH, search=(True,))
@@ -261,6 +263,13 @@ class ADDrop(Method):
     ) -> dict[str, Candidates]:
         options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
         options |= {"keep": self.candidates}
+        if self.target == "loss":
+            options["forward"] = context.run_loss
+        elif "labels" in context.inputs and "labels" not in context.batch and self.attribution != "attention":
+            raise AttendropError(
+                f"The trainer makes the labels itself, from a batch without, so target={self.target!r} has none to "
+                "read: set target='loss', which attributes the trainer's own loss."
+            )
         match self.attribution:
             case "gradient":
                 return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
