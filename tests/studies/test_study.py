@@ -313,7 +313,7 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     (first.folder / "metrics.json").write_text(written)
     shutil.rmtree(second.folder)
     second.folder.mkdir()
-    write(second.folder / ".failed.json.partial", {})  # of a unit that failed at once
+    write(second.folder / ".failed.json.0a1b2c3d.partial", {})  # of a unit that failed at once
     assert run_units(units, tmp_path, workers=0)[1].error is None
     assert [path.name for path in tmp_path.glob("runs/*/*failed.json*")] == []
 

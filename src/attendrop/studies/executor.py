@@ -253,11 +253,10 @@ def read_failure(folder: Path) -> dict[str, Any] | None:
 
 
 def _clear_failure(folder: Path) -> int:
-    """Delete ``failed.json``, also what a kill left of its writing; return how often the unit had failed."""
+    """Delete ``failed.json``; return how often the unit had failed."""
     failure = read_failure(folder)
-    for name in (FAILED, f".{FAILED}.partial"):
-        with suppress(OSError):
-            (folder / name).unlink()
+    with suppress(OSError):
+        (folder / FAILED).unlink()
     return failure["attempts"] if failure else 0
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
-from uuid import uuid4
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite
+from attendrop.files.output_files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
@@ -72,8 +72,6 @@ class PredictionWriter:
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
-        # A unique name, so that two programs that write the same file do not mix their rows.
-        self._unfinished = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
         self._lines = 0
@@ -131,9 +129,9 @@ class PredictionWriter:
         try:
             self._file.close()
             if error is None:
-                self._unfinished.replace(self.path)
+                os.replace(self._file.name, self.path)
         finally:
-            self._unfinished.unlink(missing_ok=True)
+            Path(self._file.name).unlink(missing_ok=True)
 
     def _begin(self, columns: list[str]) -> TextIO:
         self._columns = columns
@@ -143,7 +141,7 @@ class PredictionWriter:
                 file.reconfigure(encoding="utf-8", newline="")
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._unfinished.open("w", encoding="utf-8", newline="")
+            file = new_file(self.path, "x", encoding="utf-8", newline="")
         self._file = file
         if self.format in _DELIMITERS:
             self._delimited(file).writeheader()

@@ -11,7 +11,7 @@ from typing import Any
 
 from attendrop.argument_checks import check_choice, check_known
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite
+from attendrop.files.output_files import finite, write_bytes
 from attendrop.wording import names_of
 
 # What is done with labels of evaluation data that training lacks.
@@ -61,7 +61,7 @@ class BadRows:
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
     lines = [json.dumps(finite(asdict(row)), ensure_ascii=False, default=str) + "\n" for row in _in_order(skipped)]
-    Path(path).write_text("".join(lines), encoding="utf-8", errors="backslashreplace", newline="")
+    write_bytes(Path(path), "".join(lines).encode(errors="backslashreplace"))
 
 
 def skipped_places(skipped: Sequence[SkippedRow]) -> str:
