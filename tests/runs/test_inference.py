@@ -59,7 +59,11 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open(newline="")))
+    return list(csv.DictReader(path.open(newline=""), delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, path.read_text().splitlines())) if path.suffix == ".jsonl" else read_csv(path)
 
 
 def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
@@ -205,7 +209,8 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     skip = [*arguments, "--skip-bad-rows"]
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
     assert f"Skipped 1 invalid row ({file}: line 3); {output}.skipped.jsonl lists them" in capsys.readouterr().err
-    assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
+    rows = [(row["index"], row["skipped"]) for row in read_csv(output)]
+    assert rows == [("0", ""), ("1", "column 'text': the text is empty"), ("2", ""), ("3", "")]
     (tmp_path / "good.csv").write_text("text\nthe cat\n")
     again = ["--predict-file", f"{tmp_path}/good.csv", "--output", str(output), *skip, "--overwrite"]
     assert cli.main(["predict", f"{runs}/single", *again]) == 0
@@ -219,6 +224,69 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["skipped"]) == (2, 2)
     assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+
+
+INPUTS = {
+    "bad.csv": (  # among others: of too few fields, too many, and none
+        "text,id\n,a\nthe cat,b\nthe dog\n,c\na dog,d,e\n,\ngood,f\n,g\n,\n",
+        [None, "the cat", None, None, None, None, "good", None, None],
+        ["a", "b", "", "c", "d", "", "f", "g", ""],
+    ),
+    "bad.jsonl": (
+        '{"text": ""}\n{"text": "the cat", "id": "b"}\nnot JSON\n[1]\n{"text": "good", "id": "f"}\n{"text": null}\n',
+        [None, "the cat", None, None, "good", None],
+        ["", "b", "", "", "f", ""],
+    ),
+    "bad.txt": ("\nthe cat\n\ngood\n\n", [None, "the cat", None, "good", None], None),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "txt"])
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
+) -> None:
+    """Rows are counted as by pandas: blank lines of a table are none."""
+    monkeypatch.setattr("attendrop.runs.inference.CHUNK_ROWS", chunk)
+    content, texts, ids = INPUTS[name]
+    file, output = tmp_path / name, tmp_path / f"out.{suffix}"
+    file.write_text(content)
+    source = Source(file=str(file), text_columns=["text"], device="cpu", skip_bad_rows=True)
+    found = predict(str(runs / "single"), source, str(output))
+    assert found["rows"] == sum(text is not None for text in texts)
+    if suffix == "txt":
+        assert [bool(line) for line in output.read_text().split("\n")[:-1]] == [text is not None for text in texts]
+        return
+    rows = read_rows(output)
+    assert [int(row["index"]) for row in rows] == [*range(len(texts))]
+    for row, text in zip(rows, texts, strict=True):
+        assert (text is None) == bool(row["skipped"]) == (not row["label"]) == (not row["probability"])
+    if ids is not None:
+        predict(str(runs / "single"), source, str(tmp_path / f"kept.{suffix}"), keep_columns=True)
+        rows = read_rows(tmp_path / f"kept.{suffix}")
+        assert [row["id"] or "" for row in rows] == ids
+        assert [bool(row["predicted_label"]) for row in rows] == [text is not None for text in texts]
+
+
+def test_an_empty_row_has_an_empty_answer_without_being_asked_for(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,id\nthe cat,1\n,\n\na dog,2\n,\n")
+    predict(str(runs / "single"), Source(file=f"{tmp_path}/in.csv", text_columns=["text"]), f"{tmp_path}/out.csv")
+    rows = read_csv(tmp_path / "out.csv")
+    assert [(row["index"], bool(row["label"])) for row in rows] == [
+        ("0", True),
+        ("1", False),
+        ("2", True),
+        ("3", False),
+    ]
+    assert list(rows[0]) == ["index", "label", "probability"]
+
+
+def test_a_column_of_the_name_of_the_reasons_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,skipped\nthe cat,1\n")
+    source = Source(file=f"{tmp_path}/in.csv", text_columns=["text"], skip_bad_rows=True)
+    with pytest.raises(AttendropError, match="has a column 'skipped', a name that the predictions use"):
+        predict(str(runs / "single"), source, f"{tmp_path}/out.csv", keep_columns=True)
 
 
 def test_labels_that_training_lacks_count_as_wrong_where_asked(

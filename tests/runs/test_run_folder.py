@@ -26,7 +26,7 @@ from attendrop.cli.train import _read_run
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import check_keeps_model
+from attendrop.runs.finished_run import check_keeps_model, load_finished_run
 from attendrop.runs.folder_lock import locked, new_folder
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
@@ -612,6 +612,50 @@ def test_interrupted_runs_of_several_seeds_can_be_repeated(
         with pytest.raises(AttendropError, match=r"run.yaml \(changed since\)' was not written by attendrop"):
             train_seeds(config, [2, 0], **more)
     assert (tmp_path / "runs" / "run.yaml").read_text() == "mine: 1"
+
+
+def test_the_options_of_a_run_resume_that_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a new one in the default folder, below the current one."""
+    monkeypatch.chdir(tmp_path)
+    (run / "metrics.json").unlink()
+    asked = ["train", "--config", "run/run.yaml", "--resume", "--quiet"]
+    assert cli.main(asked) == 0 and os.listdir(tmp_path) == ["run"]
+    assert tiny.read_metrics(run)["steps"] == 5
+    called: list[tuple[str, bool]] = []
+    for name in ("train.train", "seeds.train_seeds"):
+        monkeypatch.setattr(
+            f"attendrop.runs.{name}",
+            lambda config, *_, resume, **__: called.append((config.output_dir, resume)) or tiny.read_metrics(run),
+        )
+    monkeypatch.setattr("attendrop.cli.training_summary.seeds_summary", lambda found: "")
+    (run / "run.json").rename(run / "seeds.json")
+    for more in ([], ["--seed", "0,1"], ["--output-dir", "other"]):
+        assert cli.main([*asked, *more]) == 0
+    (run / "seeds.json").unlink()
+    assert cli.main(asked) == 0
+    *own, named, default = called
+    assert own == [("run", True)] * 2 and named == ("other", True) and default[0].startswith("runs/train-")
+
+
+def test_the_files_of_a_run_are_found_from_every_folder(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that it was given relative to the folder in which it began."""
+    for name in ("train.csv", "dev.csv", "model"):
+        (tmp_path / name).symlink_to(shared / name)
+    (tmp_path / "map.csv").write_text("label,meaning\nno,negative\nyes,positive\n")
+    relative = {"train_file": "train.csv", "eval_file": "dev.csv", "model": "model", "label_map": "map.csv"}
+    config = dataclasses.replace(tiny.config(tmp_path, **PLAIN, label_map="map.csv"), output_dir="run", **relative)
+    monkeypatch.chdir(tmp_path)
+    metrics = train(config)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate("../run", Source(device="cpu"))["all_scores"] == metrics["all_scores"]["dev"]
+    assert evaluate("../run", Source(file="../dev.csv", device="cpu"))["all_scores"] == metrics["all_scores"]["dev"]
+    assert load_finished_run("../run").metrics == metrics
+    assert {Path(file).name for file in input_files(Path("../run")) if Path(file).exists()} >= {"train.csv", "map.csv"}
+    given = {name: f"../{path}" for name, path in relative.items()}
+    assert train(dataclasses.replace(config, output_dir="../run", **given), resume=True) == metrics
 
 
 def test_a_command_of_a_folder_with_spaces_can_be_pasted() -> None:

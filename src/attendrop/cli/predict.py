@@ -62,5 +62,6 @@ def predict(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
             on_progress=progress,
         )  # fmt: skip
-    shown = f"Wrote {counted(found['rows'], 'prediction')} to {output}."
+    empty = f", and an empty one for {counted(found['skipped'], 'skipped row')}," if found["skipped"] else ""
+    shown = f"Wrote {counted(found['rows'], 'prediction')}{empty} to {output}."
     show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)

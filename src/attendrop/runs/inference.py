@@ -139,7 +139,7 @@ def predict(
     keep_columns: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a prediction for every row, by default of the task's test split.
+    """Write a prediction for every row, by default of the task's test split; an empty one for a skipped row.
 
     Args:
         run_dir: The folder of a finished run.
@@ -162,13 +162,13 @@ def predict(
         model = _load(run_dir, source.task_options)
         rows = _open_rows(model, source, "test", on_progress)
         with PredictionWriter(
-            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns, bad=rows.bad
         ) as writer:
             for chunk in rows.chunks:
                 encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
                 writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)
             rows.check_known()
-            writer.leave_out(rows.done + len(rows.bad.skipped))
+            writer.write_left_out()
         rows.write_skipped()
         return rows.found() | {"output": output}
 

@@ -80,7 +80,18 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     if found.get("task") is not None and not found.get("data_dir"):
         found["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
-    return found | {name: _absolute(found[name]) for name in PATHS if found.get(name) is not None}
+    return found | absolute_paths(found)
+
+
+def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too."""
+    return {name: _absolute(options[name]) for name in PATHS if options.get(name) is not None}
+
+
+def folder_of_run(config: str) -> str | None:
+    """Return the folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    folder = Path(config).parent
+    return str(folder) if any((folder / name).is_file() for name in ("run.json", "seeds.json")) else None
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +105,7 @@ def _absolute(value: str) -> str:
     if value == MINILM:
         return value
     files = files_of(value)
-    return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value
+    return ",".join(map(os.path.abspath, files)) if all(file.exists() for file in files) else value
 
 
 def convert_option(path: str, name: str, value: Any) -> Any:

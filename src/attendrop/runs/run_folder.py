@@ -32,7 +32,7 @@ from attendrop.files.output_files import (
 )
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_held, check_writable, locked, refuse_if_locked
-from attendrop.runs.run_file import PATHS, RUN_FILE, by_content, located, run_file
+from attendrop.runs.run_file import PATHS, RUN_FILE, absolute_paths, by_content, located, run_file
 from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"
@@ -407,7 +407,9 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) 
     refuse_foreign(place, {}, files)
     place.mkdir(parents=True, exist_ok=True)
     recorded = {"files": {name: digest(content) for name, content in files.items()}}
-    began = {"config": _comparable(config), "data_sha256": data_sha256, "model_sha256": model_sha256(config.model)}
+    options = _comparable(config)
+    began = {"config": options | absolute_paths(options), "data_sha256": data_sha256}
+    began |= {"model_sha256": model_sha256(config.model)}
     write_json(place / RUN, began | recorded | entries)
     for name, content in files.items():
         write_text(place / name, content)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -18,11 +19,13 @@ from attendrop.files.output_files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+# Column of the reason why a row has no prediction, where invalid rows are skipped.
+SKIPPED = "skipped"
 
 
 class PredictionWriter:
@@ -33,7 +36,10 @@ class PredictionWriter:
     the file, from 0) and those of the head, such as ``label`` and ``probability`` (softmax of the predicted class).
     Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line for each
     word: the words, and the prediction last. A .txt file has a line for each row of the input, with the prediction
-    alone; rows that were skipped have an empty line. The file is created when the block ends without an error.
+    alone. The file is created when the block ends without an error.
+
+    There is an answer to each row of the input, in their order. One that was left out has an empty one, in a .conll
+    file a sentence of the word "_"; where invalid rows are skipped, the column ``skipped`` of tables says why.
 
     Args:
         path: The file; "-" is standard output.
@@ -42,6 +48,7 @@ class PredictionWriter:
         probabilities: Also write ``probability_CLASS`` for every class; of choices, a list of ``probabilities``.
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
+        bad: What was left out of the input so far, whenever a prediction is written.
 
     Raises:
         AttendropError: The format is unknown, or cannot hold what is requested; an output is NaN; or an input column
@@ -56,6 +63,7 @@ class PredictionWriter:
         format: str | None = None,
         probabilities: bool = False,
         keep_columns: bool = False,
+        bad: BadRows | None = None,
     ) -> None:
         self.path, self.task = Path(path), task
         self.probabilities, self.keep_columns = probabilities, keep_columns
@@ -74,7 +82,8 @@ class PredictionWriter:
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
         self._file: TextIO | None = None
         self._columns: list[str] = []
-        self._lines = 0
+        self._bad = bad or BadRows()
+        self._gives_reasons = self._bad.skip and self.format not in ("txt", "conll")
 
     def __enter__(self) -> PredictionWriter:
         return self
@@ -91,6 +100,41 @@ class PredictionWriter:
         else:
             name, ids = head.row_ids(columns)
             rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
+        if self._gives_reasons and SKIPPED in rows[0]:
+            raise AttendropError(
+                f"The input has a column {SKIPPED!r}, a name that the predictions use for skipped rows; rename it."
+            )
+        rows = [row | {SKIPPED: None} for row in rows] if self._gives_reasons else rows
+        names = [] if table is None else table.columns
+        numbers: list[int] = columns["index"][:]
+        if empty := [(number, self._empty(number, rows[0], names)) for number in self._left_out(numbers[-1])]:
+            in_order = sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))
+            rows = [row for _, row in in_order]
+        self._write(rows)
+
+    def write_left_out(self) -> None:
+        """Write the empty answers to what was left out of the input after the last row that has an answer."""
+        columns = dict.fromkeys(self._columns)
+        self._write([self._empty(number, columns, self._columns) for number in self._left_out(None)])
+
+    def _left_out(self, before: int | None) -> list[int]:
+        return sorted(number for number in self._bad.left_out if before is None or number < before)
+
+    def _empty(self, number: int, like: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Make the empty answer to a row that was left out, with what could be read of its columns, ``names``."""
+        left_out, empty = self._bad.left_out.pop(number), dict.fromkeys(like)
+        if self.keep_columns:
+            read = left_out.row if isinstance(left_out.row, dict) else {}
+            if isinstance(left_out.row, list):
+                read = dict(zip(names, left_out.row, strict=False))
+            empty |= {name: value for name, value in read.items() if name in names}
+        elif self.format != "conll":
+            empty[next(iter(empty))] = number
+        return empty | ({SKIPPED: left_out.reason} if self._gives_reasons else {})
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
         file = self._file or self._begin(list(rows[0]))
         if self.format == "jsonl":
             file.writelines(json.dumps(finite(row), ensure_ascii=False, default=str) + "\n" for row in rows)
@@ -99,10 +143,8 @@ class PredictionWriter:
             file.writelines(map(_sentence, rows))
             return
         if self.format == "txt":
-            for number, row in zip(columns["index"][:], rows, strict=True):
-                self.leave_out(number)
-                file.write(" ".join(str(_cell(row[self._answer])).split()) + "\n")
-                self._lines += 1
+            answers = ("" if row[self._answer] is None else str(_cell(row[self._answer])) for row in rows)
+            file.writelines(" ".join(answer.split()) + "\n" for answer in answers)
             return
         unknown = [name for row in rows for name in row if name not in self._columns]
         if unknown:
@@ -111,12 +153,6 @@ class PredictionWriter:
                 f".{self.format} file is already written; write .jsonl."
             )
         self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-
-    def leave_out(self, row: int) -> None:
-        """Skip the rows before a row number of the input; a .txt file has an empty line for each."""
-        if self.format == "txt" and self._file is not None:
-            self._file.write("\n" * (row - self._lines))
-            self._lines = max(self._lines, row)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -188,7 +224,7 @@ def _cell(value: Any) -> Any:
 
 def _sentence(row: Mapping[str, Any]) -> str:
     """Write a row of a column file; nothing is "_"."""
-    values = list(row.values())
+    values = [["_"] if value is None else value for value in row.values()]
     if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
         raise AttendropError(
             f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."

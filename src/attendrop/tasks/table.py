@@ -37,6 +37,10 @@ class BadRows:
     Args:
         skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
         unknown_labels: Whether labels that training lacks are invalid, ``"error"`` (default), or count as ``"wrong"``.
+
+    Attributes:
+        skipped: The invalid rows.
+        left_out: These, and rows without any value, by their number in the file, from 0: they have no answer.
     """
 
     def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:
@@ -44,8 +48,9 @@ class BadRows:
         self.skip = skip
         self.keeps_unknown = unknown_labels == WRONG
         self.skipped: list[SkippedRow] = []
+        self.left_out: dict[int, SkippedRow] = {}
 
-    def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:
+    def add(self, path: Path, place: str, index: int, problem: str, row: Any, column: str | None = None) -> None:
         """Report an invalid row, see :class:`SkippedRow`; a problem is a sentence without its full stop.
 
         Raises:
@@ -55,7 +60,12 @@ class BadRows:
         if not self.skip:
             separator = ", " if column is not None else ": "
             raise AttendropError(f"{path}, {place}{separator}{reason}. Correct it, or add --skip-bad-rows.")
-        self.skipped.append(SkippedRow(str(path), place, reason, row))
+        self.left_out[index] = SkippedRow(str(path), place, reason, row)
+        self.skipped.append(self.left_out[index])
+
+    def add_empty(self, path: Path, place: str, index: int) -> None:
+        """Report a row without any value, such as a line of separators, which is not invalid."""
+        self.left_out[index] = SkippedRow(str(path), place, "the row has no value", {})
 
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
@@ -136,7 +146,7 @@ class Table:
         for row, problem in enumerate(problems):
             if problem is not None:
                 content = dict(zip(self.columns, self.rows[row], strict=True))
-                bad.add(self.path, self.places[row], problem, content, column)
+                bad.add(self.path, self.places[row], self.index[row], problem, content, column)
         good = [row for row, problem in enumerate(problems) if problem is None]
         return self if len(good) == len(problems) else self.only(good)
 

@@ -171,7 +171,9 @@ def _fitting(
     index = 0
     for line, record in records:
         if not any(record) and len(header) > 1:
-            index += bool(record)  # blank lines are not rows to pandas, either
+            if record:  # blank lines are not rows to pandas, either
+                bad.add_empty(path, f"line {line}", index)
+                index += 1
             continue
         values = record or [""]
         if len(values) == len(header):
@@ -179,7 +181,7 @@ def _fitting(
         else:
             problem = f"{counted(len(values), 'field')} where the header has {len(header)}"
             problem += f"; {hint}"
-            bad.add(path, f"line {line}", problem, values)
+            bad.add(path, f"line {line}", index, problem, values)
         index += 1
 
 
@@ -307,15 +309,15 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
         try:
             row = json.loads(line, object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:
-            bad.add(path, place, f"not valid JSON ({error})", line)
+            bad.add(path, place, index, f"not valid JSON ({error})", line)
             continue
         half = _lone_surrogate(line, row)
         if half is not None:
-            bad.add(path, place, f"{half!r} is half of a surrogate pair, not a character", line)
+            bad.add(path, place, index, f"{half!r} is half of a surrogate pair, not a character", line)
         elif isinstance(row, dict):
             yield index, place, row
         else:
-            bad.add(path, place, 'every line must be an object such as {"text": ...}', line)
+            bad.add(path, place, index, 'every line must be an object such as {"text": ...}', line)
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:
