@@ -82,6 +82,7 @@ class PredictionWriter:
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
         self._file: TextIO | None = None
         self._columns: list[str] = []
+        self._delimited_columns: list[str] = []  # of a table of fields, which a row may have too few or too many of
         self._bad = bad or BadRows()
         self._gives_reasons = self._bad.skip and self.format not in ("txt", "conll")
 
@@ -105,31 +106,31 @@ class PredictionWriter:
                 f"The input has a column {SKIPPED!r}, a name that the predictions use for skipped rows; rename it."
             )
         rows = [row | {SKIPPED: None} for row in rows] if self._gives_reasons else rows
-        names = [] if table is None else table.columns
+        self._delimited_columns = table.columns if table is not None and table.delimiter else []
         numbers: list[int] = columns["index"][:]
-        if empty := [(number, self._empty(number, rows[0], names)) for number in self._left_out(numbers[-1])]:
+        if empty := [(number, self._empty(number, rows[0])) for number in self._left_out(numbers[-1])]:
             in_order = sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))
             rows = [row for _, row in in_order]
         self._write(rows)
 
     def write_left_out(self) -> None:
         """Write the empty answers to what was left out of the input after the last row that has an answer."""
-        columns = dict.fromkeys(self._columns)
-        self._write([self._empty(number, columns, self._columns) for number in self._left_out(None)])
+        self._write([self._empty(number, self._columns) for number in self._left_out(None)])
 
     def _left_out(self, before: int | None) -> list[int]:
         return sorted(number for number in self._bad.left_out if before is None or number < before)
 
-    def _empty(self, number: int, like: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """Make the empty answer to a row that was left out, with what could be read of its columns, ``names``."""
-        left_out, empty = self._bad.left_out.pop(number), dict.fromkeys(like)
-        if self.keep_columns:
-            read = left_out.row if isinstance(left_out.row, dict) else {}
-            if isinstance(left_out.row, list):
-                read = dict(zip(names, left_out.row, strict=False))
-            empty |= {name: value for name, value in read.items() if name in names}
-        elif self.format != "conll":
+    def _empty(self, number: int, columns: Iterable[str]) -> dict[str, Any]:
+        """Make the empty answer to a row that was left out, with what could be read of the columns that are kept."""
+        left_out, empty = self._bad.left_out.pop(number), dict.fromkeys(columns)
+        if self.format == "conll":
+            return empty
+        if not self.keep_columns:
             empty[next(iter(empty))] = number
+        elif isinstance(left_out.row, dict):
+            empty |= {name: value for name, value in left_out.row.items() if name in empty}
+        elif isinstance(left_out.row, list):  # of too few or too many fields
+            empty |= dict(zip(self._delimited_columns, left_out.row, strict=False))
         return empty | ({SKIPPED: left_out.reason} if self._gives_reasons else {})
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
