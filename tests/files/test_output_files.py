@@ -10,8 +10,10 @@ from safetensors import SafetensorError
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import (
+    PARTIAL,
     check_output,
     disk_errors,
+    new_file,
     share_permissions,
     write_bytes,
     write_json,
@@ -83,6 +85,18 @@ def test_a_new_file_is_never_written_into_what_a_link_points_to(tmp_path: Path, 
     assert precious.read_text() == "the only copy"
     assert file.is_file() and not file.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".{file.name}.partial", "new.csv", "precious"]
+
+
+def test_a_file_that_is_being_written_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_file(tmp_path / "a.csv") as first, new_file(tmp_path / "a.csv") as second:
+        assert first.name != second.name
+        assert all(PARTIAL.fullmatch(Path(file.name).name) for file in (first, second))
+    (tmp_path / "precious").write_text("the only copy")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0a1b2c3d")  # as if it had been guessed
+    (tmp_path / ".a.csv.0a1b2c3d.partial").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "a.csv", "new")
+    assert (tmp_path / "precious").read_text() == "the only copy"
 
 
 def test_the_permissions_of_what_a_link_points_to_stay(tmp_path: Path) -> None:
