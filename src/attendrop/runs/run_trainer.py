@@ -253,7 +253,8 @@ class BestInMemoryTrainer(RunTrainer):
         if isinstance(resume_from_checkpoint, str) and (Path(resume_from_checkpoint) / _BEST).exists():
             with reading(resume_from_checkpoint, _BEST):
                 kept = load_file(Path(resume_from_checkpoint) / _BEST)
-                self.best_weights = {name: kept[name] for name in trained_tensors(self.model)}
+                model = self.accelerator.unwrap_model(self.model)
+                self.best_weights = {name: kept[name] for name in trained_tensors(model)}
         found = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.best_weights is not None:
             with torch.no_grad():

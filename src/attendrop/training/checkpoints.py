@@ -196,8 +196,8 @@ def refuse_pickled_weights(checkpoint: Path) -> None:
         )
 
 
-def trainer_state(checkpoint: Path) -> TrainerState:
-    """Read how far the trainer had come; raises AttendropError if that cannot be read."""
+def trainer_state(checkpoint: Path) -> Any:
+    """Read how far the trainer had come, a ``TrainerState``; raises AttendropError if that cannot be read."""
     with reading(checkpoint, TRAINER_STATE_NAME):
         return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
 
@@ -212,7 +212,8 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
         raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
     with reading(checkpoint, STATE):
         found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        found = {"method": str(found["method"]), "options": dict(found["options"]), "state": dict(found["state"])}
+        state: dict[str, Any] = dict(found["state"])
+        found = {"method": str(found["method"]), "options": dict(found["options"])}
     if found["method"] != method.name:
         raise AttendropError(
             f"The checkpoint '{checkpoint}' is from method '{found['method']}', not from '{method.name}'."
@@ -224,7 +225,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
             f"The checkpoint '{checkpoint}' was made with {name}={found['options'].get(name)!r}, not "
             f"{name}={method.options()[name]!r}; resume with the options that the run began with."
         )
-    return found["state"]
+    return state
 
 
 def _check_plain(value: Any, name: str) -> None:

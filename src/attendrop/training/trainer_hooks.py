@@ -234,7 +234,7 @@ class TrainerHooks(Trainer):
         unsaved: list[str] = getattr(model, "_keys_to_ignore_on_save", None) or []
         absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
         missing = [key for key in load_result.missing_keys if key not in absent]
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in model.named_parameters():
             if parameter.requires_grad and name in missing:
                 raise KeyError(name)  # which becomes a sentence, as all that is wrong with what a checkpoint holds
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
