@@ -417,6 +417,7 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) 
 
 def note_in_run(place: Path, **entries: Any) -> None:
     """Write entries into ``run.json``, for when the run is resumed."""
+    check_held(place.parent if place.name == NEW_RUN else place)
     write_json(place / RUN, (read_run(place) or {}) | entries)
 
 

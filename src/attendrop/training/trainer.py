@@ -129,7 +129,8 @@ class RegularizedTrainer(TrainerHooks):
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
 
         Raises:
-            AttendropError: The checkpoint is incomplete or belongs to another method, or the model is not supported.
+            AttendropError: The checkpoint is incomplete, belongs to another method, has pickled weights or state that
+                cannot be read; or the model is not supported.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
