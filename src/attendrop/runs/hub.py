@@ -24,6 +24,7 @@ from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_card import CARD
 from attendrop.runs.run_folder import check_whole, keeps_model
+from attendrop.tasks.heads.model_classes import MODELING_FILE
 
 # All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.
 _UPLOADED = (
@@ -35,7 +36,7 @@ _UPLOADED = (
     r"(tokenizer|spiece|spm|sentencepiece\.bpe)\.model", r"(source|target)\.spm", r"chat_template\.jinja",
     r"(preprocessor|processor)_config\.json",
     # The card, and the class of a model that transformers has no class for.
-    re.escape(CARD), r"modeling_mean_pooling\.py",
+    *map(re.escape, (CARD, MODELING_FILE.name)),
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from attendrop.files.output_files import (
     PARTIAL,
     check_output,
     disk_errors,
+    known_sha256,
     refuse_links,
     sha256,
     share_permissions,
@@ -135,17 +136,25 @@ def last_begun(folder: Path) -> int:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise AttendropError if a file of the run is missing without which another model might be loaded, or is a link.
+    """Raise AttendropError if a file of the run's model is missing, a link, or not as the run wrote it.
 
-    Files for readers only, such as its card and the options to repeat it, may be missing.
+    Files for readers only, such as its card and the options to repeat it, may be missing or changed; the configuration
+    of an adapter, which says where its model is, may be changed.
     """
     written = (read_run(folder) or {}).get("files", {})
     if written:
         refuse_links(folder)
-    lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
+    needed = [name for name in written if not name.endswith(_FOR_READERS)]
+    lost = [name for name in needed if not (folder / name).is_file()]
     if lost:
         raise AttendropError(
             f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
+        )
+    kept = [name for name in needed if name not in (METRICS, SAMPLED_ROWS, ADAPTER_CONFIG)]
+    if damaged := [name for name in kept if known_sha256(folder / name) != written[name]]:
+        raise AttendropError(
+            f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
+            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
         )
 
 

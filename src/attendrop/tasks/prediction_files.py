@@ -73,10 +73,8 @@ class PredictionWriter:
                 f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
                 "instead of the task."
             )
-        if probabilities and not task.head.has_probabilities:
-            raise AttendropError(
-                f"The model predicts {task.head.predicts}: it has no probabilities of classes; leave out the option."
-            )
+        if probabilities:
+            task.head.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
