@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ from attendrop import cli
 from attendrop.cli.console import MessageConsole
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
+from attendrop.methods.core.options import option_types
+from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import checked, declared
 from attendrop.runs.finished_run import list_runs
+from attendrop.runs.model_source import Source
+from attendrop.runs.run_file import read_run_file
 from attendrop.runs.train import train
+from attendrop.studies import units
+from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import InProcess, run_units
 from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
@@ -42,6 +49,10 @@ def content(folder: Path, **changed: Any) -> dict[str, Any]:
 def write(path: Path, found: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(found), encoding="utf-8")
     return str(path)
+
+
+def takes_numbers(kind: Any, name: str) -> bool:
+    return bool(option_types(kind)[name] & {int, float})
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -171,6 +182,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
     ({"seeds": "3"}, "has the text '3' as seeds: a number of them is without quotation marks."),
+    ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
+    ({"seeds": [True]}, "The study file '"),
+    ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
+    ({"run": {"epochs": True}}, "study.yaml': epochs=True is not a whole number."),
+    ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),
+    ({"seeds": 4000}, "has 12,000 runs, above the 10,000 that are allowed; divide it."),
+    ({"run": {name: list(range(1, 99)) for name in ("epochs", "batch_size", "patience")}}, "has 941,192 runs, above"),
+    (
+        {"methods": [{"name": "r-drop", "options": ["p"]}]},
+        "has ['p'] as options; write names with values, such as {p: ",
+    ),
+    ({"data": [3]}, "has 3 as data; write names with values, such as {task: rte}."),
+    ({"methods": [3]}, "has 3 as methods; write names with values, such as {name: "),
+    ({"run": ["epochs"]}, "has ['epochs'] as run; write names with values, such as {epochs: 4}."),
 ]
 
 
@@ -186,6 +211,70 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n")
     with pytest.raises(AttendropError, match=r"study.yaml' cannot be read, line 4: the key 'seeds' is given twice"):
         read_study(str(tmp_path / "study.yaml"))
+
+
+NESTED = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else 'lol'] * 10)}]" for i in range(9))
+MERGED = "x0: &x0 {k: v}\n" + "\n".join(f"x{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NESTED, r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        (MERGED, r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        ("x: &x [*x]", r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        ("x: " + "[" * 3000 + "]" * 3000, "its values are nested too deeply"),
+        ("x: 2024-13-45", r"\(month must be in 1..12\)"),
+        ("x: " + "9" * 5000, r"\(Exceeds the limit .*\)"),
+    ],
+    ids=["nested aliases", "nested merges", "an alias of itself", "deep", "no date", "long number"],
+)
+def test_yaml_that_explodes_is_refused_at_once(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    for read, what in ((read_study, "study"), (read_run_file, "config")):
+        with pytest.raises(
+            AttendropError, match=f"^The {what} file '.*study.yaml' cannot be read.* ?{told}\\.$"
+        ) as caught:
+            read(str(tmp_path / "study.yaml"))
+        assert len(str(caught.value)) < 400
+    (tmp_path / "run.yaml").write_text("epochs: &few 4\nbatch_size: *few\n")  # aliases are allowed
+    assert read_run_file(str(tmp_path / "run.yaml")) == {"epochs": 4, "batch_size": 4}
+
+
+NUMBERS = [
+    (kind, name) for kind in (RunConfig, Comparison, Source) for name in declared(kind) if takes_numbers(kind, name)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}-{name}" for kind, name in NUMBERS])
+def test_true_is_no_number(kind: Any, name: str) -> None:
+    for value in (True, False):
+        with pytest.raises(AttendropError, match=f"{name}={value} is not a .*number"):
+            checked(kind, name, value)
+
+
+def test_true_is_no_number_among_options_of_methods() -> None:
+    for name in method_names():
+        kind = get_method(name)
+        for option in (each.name for each in fields(kind) if takes_numbers(kind, each.name)):
+            with pytest.raises(AttendropError, match=f"{option}=True (is not a .*number|must name some)"):
+                build_method(name, {option: True})
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(-2, "workers=-2 must be a whole number, and at least 0."), (True, "workers=True must be a whole number"),
+     (10**6, "workers=1000000 are too many for 3 cores: each loads PyTorch and a model; give at most 16, or omit it.")],
+)  # fmt: skip
+def test_a_number_of_workers_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, count: int, told: str
+) -> None:
+    monkeypatch.setattr(units, "available_cores", lambda: 3)
+    with pytest.raises(AttendropError, match=told):
+        run_units([], tmp_path / "study", workers=count)
+    if count is not True:
+        for command in (["study", "missing.yaml"], ["compare", "missing.csv"]):
+            assert_refused([*command, "--workers", str(count)], tmp_path / "out", told, capsys)
 
 
 def test_a_unit_is_named_by_its_options_and_its_data(

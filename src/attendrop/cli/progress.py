@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True)
 
 
@@ -75,7 +75,7 @@ class TrainingProgress(TrainerCallback):
         if self.line and (score is not None or (args.eval_strategy == IntervalStrategy.NO and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
             selection = "" if score is None else f", selection {name} {score_text(score)}"
-            self.console.print(self.line + selection, markup=False)
+            self.console.print(self.line + selection)
             self.line = ""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -130,7 +130,7 @@ class StudyProgress:
         self.running: dict[Path, float] = {}
         self.ended: dict[Path, str] = {}  # how each run ended: a search asks again for those that it has
         self.start = time.monotonic()
-        columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}"))
+        columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}", markup=False))
         self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task("", total=units)
         self.bar.start()
@@ -187,4 +187,4 @@ class StudyProgress:
         if self.bar.disable and event.kind == "finished" and event.metrics is not None and not self.quiet:
             metrics = event.metrics
             score = "-" if metrics.get("score") is None else f"{metrics['metric']} {score_text(metrics['score'])}"
-            self.console.print(f"{self.state()}: {event.job.folder.name} {score}", markup=False)
+            self.console.print(f"{self.state()}: {event.job.folder.name} {score}")

@@ -14,9 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attendrop.errors import AttendropError
+from attendrop.errors import DISK_FULL, AttendropError
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Messages of PyTorch, which only reports a failed write.
 _TOLD_OF_FULL_DISK = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
 

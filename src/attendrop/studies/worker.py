@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, machine_failure, one_line
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import refuse_if_locked
 from attendrop.runs.train import train
@@ -113,7 +113,8 @@ def describe(error: Exception) -> dict[str, str]:
     if isinstance(error, AttendropError):
         return {"text": str(error), "details": ""}
     lines = str(error).strip().splitlines()
-    return {"text": f"{type(error).__name__}: {lines[0] if lines else ''}", "details": traceback.format_exc()}
+    text = machine_failure(error) or f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return {"text": one_line(text), "details": traceback.format_exc()}
 
 
 def _breaks_device(error: Exception) -> bool:
