@@ -183,7 +183,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
     ({"seeds": "3"}, "has the text '3' as seeds: a number of them is without quotation marks."),
     ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
-    ({"seeds": [True]}, "The study file '"),
     ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
     ({"run": {"epochs": True}}, "study.yaml': epochs=True is not a whole number."),
     ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),

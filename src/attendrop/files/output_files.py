@@ -75,8 +75,17 @@ def _disk_error(error: BaseException | None) -> int | None:
     if found := re.search(r"os error (\d+)", str(error)):  # in messages of safetensors
         return int(found[1])
     if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
-        return errno.ENOSPC
+        return errno.EFBIG if _files_are_limited() else errno.ENOSPC
     return _disk_error(error.__cause__ or error.__context__)
+
+
+def _files_are_limited() -> bool:
+    """Return whether this process may write files up to a size only; Windows has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
 
 
 def sha256(path: Path) -> str:

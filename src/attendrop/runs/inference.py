@@ -137,6 +137,7 @@ def predict(
     format: str | None = None,
     probabilities: bool = False,
     keep_columns: bool = False,
+    escape_formulas: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Write a prediction for every row, by default of the task's test split.
@@ -149,6 +150,7 @@ def predict(
         format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
+        escape_formulas: Write an apostrophe before cells that spreadsheets would compute.
         on_progress: Called after each batch.
 
     Returns:
@@ -162,8 +164,9 @@ def predict(
         model = _load(run_dir, source.task_options)
         rows = _open_rows(model, source, "test", on_progress)
         with PredictionWriter(
-            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
-        ) as writer:
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
+            escape_formulas=escape_formulas,
+        ) as writer:  # fmt: skip
             for chunk in rows.chunks:
                 encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
                 writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)

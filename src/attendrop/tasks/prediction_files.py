@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +20,14 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import Table
+from attendrop.wording import counted
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+# What a spreadsheet computes when it opens a file: a cell that begins so, and is not just a number.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20](?![\d.,]+%?$)")
+logger = logging.getLogger(__name__)
 
 
 class PredictionWriter:
@@ -42,6 +47,8 @@ class PredictionWriter:
         probabilities: Also write ``probability_CLASS`` for every class; of choices, a list of ``probabilities``.
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
+        escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
+            cells are otherwise written as they are, with a warning.
 
     Raises:
         AttendropError: The format is unknown, or cannot hold what is requested; an output is NaN; or an input column
@@ -56,6 +63,7 @@ class PredictionWriter:
         format: str | None = None,
         probabilities: bool = False,
         keep_columns: bool = False,
+        escape_formulas: bool = False,
     ) -> None:
         self.path, self.task = Path(path), task
         self.probabilities, self.keep_columns = probabilities, keep_columns
@@ -71,6 +79,9 @@ class PredictionWriter:
             )
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
+        if escape_formulas and self.format not in _DELIMITERS:
+            raise AttendropError(f"A .{self.format} file has no cells of spreadsheets; omit --escape-formulas.")
+        self._apostrophe, self._formulas = "'" * escape_formulas, 0
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
         # A unique name, so that two programs that write the same file do not mix their rows.
         self._unfinished = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
@@ -112,7 +123,8 @@ class PredictionWriter:
                 f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
                 f".{self.format} file is already written; write .jsonl."
             )
-        self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        cells = ({name: self._for_spreadsheets(_cell(value)) for name, value in row.items()} for row in rows)
+        self._delimited(file).writerows(cells)
 
     def leave_out(self, row: int) -> None:
         """Skip the rows before a row number of the input; a .txt file has an empty line for each."""
@@ -125,6 +137,12 @@ class PredictionWriter:
     ) -> None:
         if self._file is None:
             return
+        if self._formulas and not self._apostrophe and error is None:
+            logger.warning(
+                "%s of %s look like formulas (they begin with =, +, - or @), which spreadsheets compute when they open "
+                "it; --escape-formulas writes an apostrophe before them.",
+                *(counted(self._formulas, "cell"), self.path),
+            )
         if self._file is sys.stdout:
             self._file.flush()
             return
@@ -146,7 +164,7 @@ class PredictionWriter:
             file = self._unfinished.open("w", encoding="utf-8", newline="")
         self._file = file
         if self.format in _DELIMITERS:
-            self._delimited(file).writeheader()
+            self._delimited(file).writerow({name: self._for_spreadsheets(name) for name in columns})
         return file
 
     def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
@@ -154,6 +172,13 @@ class PredictionWriter:
         return csv.DictWriter(
             _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
         )
+
+    def _for_spreadsheets(self, cell: Any) -> Any:
+        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
+        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
+            return cell
+        self._formulas += 1
+        return self._apostrophe + cell
 
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
