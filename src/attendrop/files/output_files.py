@@ -119,7 +119,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
     Raises:
-        AttendropError: ``output`` is a folder, in a file or an input, or exists and may not be replaced.
+        AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
+            may not be replaced.
     """
     if os.path.isdir(output):
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
@@ -127,6 +128,10 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     if not above.is_dir():
         raise AttendropError(
             f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
+        )
+    if not os.access(above, os.W_OK):  # before a model is loaded
+        raise AttendropError(
+            f"The output '{output}' cannot be written: '{above}' does not allow it; name another folder."
         )
     if not os.path.lexists(output):
         return

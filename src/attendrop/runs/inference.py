@@ -18,12 +18,13 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
 from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.config import RunConfig, refuse_options_of_files
-from attendrop.runs.data import divide, load_data
+from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import check_whole, hold_run_folders, input_files, run_options
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.run_folder import check_whole, hold_run_folders, input_files, read_run, run_options
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     run_dir: str, source: Source, on_progress: OnProgress | None = None, *, report: bool = False
 ) -> dict[str, Any]:
-    """Score a model on labelled data, by default on the development set.
+    """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
     Args:
         run_dir: The folder of a finished run.
@@ -322,6 +323,8 @@ def _open_rows(model: _Model, source: Source, split: str, on_progress: OnProgres
         rows = _task_rows(model, source, task, source.split or split)
     elif file is not None:
         rows = _file_rows(model, source, file, split)
+    elif split == "dev" and model.options:
+        rows = _held_out_rows(model, source)
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
@@ -335,6 +338,29 @@ def _open_rows(model: _Model, source: Source, split: str, on_progress: OnProgres
         raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")
     rows.chunks = chain([first], rows.chunks)
     return rows
+
+
+def _held_out_rows(model: _Model, source: Source) -> _Rows:
+    """Find the rows of its own file that a run was scored on, or that it held out to choose its epoch."""
+    run = read_run(Path(model.folder)) or {}
+    own = resolve_run(RunConfig(**run["config"], output_dir=model.folder), run.get("decided"))
+    if fingerprint(own.parts) != run["data_sha256"]:
+        raise AttendropError(
+            f"The data changed since the run in '{model.folder}', and its held-out rows are no longer known; give "
+            "--eval-file."
+        )
+    split, rows = "dev", own.parts.report.get("dev")
+    if rows is None and not own.config.refit:
+        split, rows = "selection", own.parts.selection
+    if rows is None:
+        raise AttendropError(
+            f"The run in '{model.folder}' was trained on all rows of its file; give others with --eval-file, or --task."
+        )
+    if split == "selection" and own.chooses_epoch:
+        logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
+    task = replace(own.task, options=model.head.options())
+    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
+    return _Rows(model, source, task, split, own.data.source, chunks, len(rows), BadRows())
 
 
 def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
