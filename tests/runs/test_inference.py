@@ -26,6 +26,7 @@ from attendrop.runs.model_card import baseline_card, model_card, pruned_card
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.train import train
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
@@ -175,6 +176,40 @@ def test_line_ends_in_texts_do_not_end_a_row(runs: Path, tmp_path: Path, suffix:
     assert b"\r\n" not in output.read_bytes().replace(b"bird\r\nlikes", b"")
     again = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)
     assert [row["text"] for row in again] == texts
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "score"),
+    [
+        ({"test_fraction": 0.25}, "dev", "score"),
+        ({"selection_fraction": 0.25, "refit": False}, "selection", "selection_score"),
+        ({"selection_fraction": 0.25, "refit": True}, None, None),
+        ({"selection_fraction": 0.0}, None, None),
+    ],
+    ids=["test rows", "selection rows", "selection rows that were trained on in the end", "none"],
+)
+def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
+    files: Path, capsys: Captured, options: dict[str, Any], split: str | None, score: str | None
+) -> None:
+    (files / "train.csv").unlink()
+    tiny.write_data(files)
+    metrics = train(tiny.config(files, method="finetune", epochs=1, **({"eval_file": None} | options)))
+    asked = ["evaluate", f"{files}/run", "--report", "--json", "--device", "cpu"]
+    capsys.readouterr()
+    if score is None:
+        assert cli.main(asked) == 2
+        assert (
+            "was trained on all rows of its file; give others with --eval-file, or --task." in capsys.readouterr().err
+        )
+        return
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
+    assert found["rows"] == metrics["data"]["rows"][split] and found["report"]["classes"]
+    with (files / "train.csv").open("a") as file:
+        file.write("the cat,a dog,yes\n")
+    assert cli.main(asked) == 2
+    assert "its held-out rows are no longer known; give --eval-file." in capsys.readouterr().err
 
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]

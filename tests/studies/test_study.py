@@ -32,7 +32,7 @@ from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import InProcess, run_units
 from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
+from attendrop.studies.units import BASELINES, Event, Job, Result, Unit, data_sha256, duration
 
 
 def content(folder: Path, **changed: Any) -> dict[str, Any]:
@@ -535,22 +535,59 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
     jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
     console = MessageConsole(record=True, width=200)
-    progress = StudyProgress(console, 5)
+    progress = StudyProgress(console, [job.unit for job in jobs])
     assert progress.state() == "0 of 5"
     progress(Event("kept", jobs[0]))
     progress(Event("started", jobs[1]))
+    assert progress.state() == "1 of 5"
     now = 60.0
     progress(Event("progress", jobs[1], steps=5, planned_steps=10))
-    assert progress.state() == "1 of 5, about 7 min left"  # half a run a minute: 3.5 runs are left
-    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5}))
-    assert "2 of 5, about 3 min left: run1 accuracy 0.5000" in console.export_text()
+    assert progress.state() == "1 of 5, step 5 of 10, 7 min to 14 min left"  # twice, if it trains again on all rows
+    assert "1 of 5, step 5 of 10" in console.export_text()  # though no run has finished
+    now = 120.0
+    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5, "total_seconds": 90.0}))
+    assert "2 of 5, about 4 min left: run1 accuracy 0.5000" in console.export_text()
     progress(Event("kept", jobs[1]))  # a search asks again for a run that it has
-    assert progress.state() == "2 of 5, about 3 min left"
+    assert progress.state() == "2 of 5, about 4 min left"
     progress(Event("started", jobs[2]))
+    progress(Event("started", jobs[3]))
+    for job in jobs[2:4]:
+        progress(Event("progress", job, steps=6, planned_steps=12))
+    assert progress.state() == "2 of 5, step 12 of 24 of 2 runs, about 2 min left"  # two at a time
     progress(Event("lost", jobs[2]))
     progress(Event("failed", jobs[2]))
-    assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
+    assert progress.state() == "3 of 5, 1 failed, step 6 of 12, about 1 min left"
     for kind in ("started", "failed"):  # and it runs one again that failed
         progress(Event(kind, jobs[2]))
     assert progress.state().startswith("3 of 5, 1 failed")
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
+
+
+def test_the_time_that_is_left_is_within_what_was_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
+    takes = {"finetune": 60.0, "r-drop": 200.0, "mixout": 90.0, "majority": 1.0, "tfidf": 2.0, "frozen": 20.0}
+    tuned = {name: name for name in takes if name not in BASELINES}
+    units = [
+        Unit(tiny.config(folder, seed=seed, method=tuned.get(name, "finetune")), None if name in tuned else name)
+        for seed in range(5)
+        for name in takes
+    ]
+    whole = sum(takes[unit.method] for unit in units)
+    progress = StudyProgress(MessageConsole(quiet=True), quiet=True)
+    progress.plan(units)
+    for number, unit in enumerate(units):
+        job = Job(unit, Path(str(number)))
+        progress(Event("started", job))
+        for part in range(1, 5):
+            now += takes[unit.method] / 4
+            if unit.baseline is None:
+                progress(Event("progress", job, steps=part, planned_steps=4))
+            low, high = progress.left() or (0.0, whole)
+            assert low - 20 <= whole - now <= high + 20  # the part of a baseline that is done is not known
+            if number >= len(takes):  # each method was measured
+                assert high - low <= 1e-6
+        progress(
+            Event("finished", job, metrics={"metric": "accuracy", "score": 0.5, "total_seconds": takes[unit.method]})
+        )
+    assert progress.left() == (0.0, 0.0) and progress.state() == "30 of 30"

@@ -54,7 +54,7 @@ def study(
     check_study_file(folder, file, is_named=output_dir is not None)
     with (
         messages(quiet=quiet) as console,
-        closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
+        closing(StudyProgress(console, found.units, quiet=quiet)) as progress,
         continued_by(lambda: f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"

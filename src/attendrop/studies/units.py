@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +118,13 @@ class Unit:
         readable = f"{data}-{self.method}-seed{self.config.seed}"
         readable = re.sub(r"[^A-Za-z0-9+._-]", "_", readable)[-_LONGEST_NAME:]
         return f"{readable}-{self.key(data_sha256)[:8]}"
+
+    @cached_property
+    def kind(self) -> str:
+        """What the unit has in common with those of other seeds, which take as long."""
+        content = self.as_dict()
+        del content["config"]["seed"]
+        return json.dumps(content, sort_keys=True)
 
     def described(self) -> dict[str, Any]:
         """Return what distinguishes the unit from others in a comparison, by the names of ``metrics.json``."""

@@ -69,7 +69,7 @@ def perform(request: dict[str, Any], send: Send) -> Message:
     try:
         config = RunConfig(**request["config"], output_dir=request["folder"])
         job = Job(Unit(config, request["baseline"], request["keep_model"]), Path(request["folder"]))
-        run_unit(job, callbacks=[_StepReports(send)], checkpoint_seconds=request["checkpoint_seconds"])
+        run_unit(job, callbacks=[StepReports(send)], checkpoint_seconds=request["checkpoint_seconds"])
     except Exception as error:  # whatever it is, the next unit may succeed
         return {"kind": "failed", **({"unusable": True} if _breaks_device(error) else {}), **describe(error)}
     finally:
@@ -95,7 +95,7 @@ def forwarded_warnings(send: Send) -> Iterator[None]:
         warnings.showwarning = show
 
 
-class _StepReports(TrainerCallback):
+class StepReports(TrainerCallback):
     """Send the optimizer steps taken and planned, at most twice a second."""
 
     def __init__(self, send: Send) -> None:
