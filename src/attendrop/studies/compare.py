@@ -219,16 +219,17 @@ def _keep_best(
             with locked(place):
                 replace_run(place)
         same = holds_run(place, wanted.config, rows, wanted.baseline)
-        if same and read_metrics(place) is not None:
+        if finished := same and read_metrics(place) is not None:
             clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
+        else:
+            on_event(Event("started", job))
         overwrite = not same and read_run(place) is not None
-        on_event(Event("started", job))
         if wanted.baseline is None:
             reports = StepReports(lambda message: on_event(Event(job=job, **message)))
             metrics = train(wanted.config, resume=same, overwrite=overwrite, callbacks=[reports])
         else:
             metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
-        on_event(Event("finished", job, metrics=metrics))
+        on_event(Event("kept" if finished else "finished", job, metrics=metrics))
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error
