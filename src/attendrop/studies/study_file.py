@@ -45,8 +45,7 @@ from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
-_EXAMPLES = {"run": "{epochs: 4}", "data": "{task: rte}", "methods": "{name: mixout, options: {p: 0.9}}"}
-_EXAMPLES |= {"options": "{p: 0.3}"}
+_EXAMPLES = {"run": "{epochs: 4}", "data": "{task: rte}", "methods": "{name: METHOD}", "options": "{p: 0.3}"}
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
