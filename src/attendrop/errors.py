@@ -6,7 +6,7 @@ import errno
 import re
 
 # A longer message loses its middle: what was wrong stands at its beginning, what to do at its end.
-_MOST, _BEGINNING, _END = 1000, 650, 250
+_MOST, _BEGINNING, _END = 2000, 1300, 600
 # A terminal acts on control characters, and on those that write a line from right to left.
 _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a message as one printable line of at most 1,000 characters, whatever values of the user it holds."""
+    """Return a message as one printable line of at most 2,000 characters, whatever values of the user it holds."""
     text = printable(" ".join(text.split("\n")))
     if len(text) <= _MOST:
         return text
