@@ -136,7 +136,7 @@ class StudyProgress:
     def __init__(self, console: MessageConsole, units: Sequence[Unit] = (), *, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
         self.running: dict[Path, Event] = {}  # with the steps of each
-        self.ended: dict[Path, Event] = {}  # how each run ended: a search asks again for those that it has
+        self.ended: dict[Path, Event] = {}  # how each run ended
         self.began: dict[Path, float] = {}
         self.seconds: dict[str, list[float]] = {}  # of finished runs, by kind
         self.workers = 1
@@ -163,7 +163,7 @@ class StudyProgress:
         folder = event.job.folder
         if event.kind in ("finished", "failed", "lost"):
             self.running.pop(folder, None)
-        if event.kind in ("finished", "failed") or (event.kind == "kept" and folder not in self.ended):
+        if event.kind in ("finished", "failed", "kept"):
             self.ended[folder] = event
         if event.kind in ("finished", "kept") and event.metrics is not None:
             seconds = event.metrics.get("total_seconds", time.monotonic() - self.began.get(folder, time.monotonic()))
