@@ -226,7 +226,10 @@ def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
     asked += ["--text-columns", "text", "--device", "cpu"]
     assert cli.main(asked) == 0
     told = capsys.readouterr().err
-    assert "9 cells of" in told and "which spreadsheets compute when they open it; --escape-formulas" in told
+    assert (
+        "has 9 cells beginning with =, +, - or @, " in told
+        and "which spreadsheets compute when they open it; --escape-formulas" in told
+    )
 
     def notes(name: str) -> list[str]:
         with Path(output).open(newline="") as file:

@@ -139,9 +139,9 @@ class PredictionWriter:
             return
         if self._formulas and not self._apostrophe and error is None:
             logger.warning(
-                "%s of %s look like formulas (they begin with =, +, - or @), which spreadsheets compute when they open "
-                "it; --escape-formulas writes an apostrophe before them.",
-                *(counted(self._formulas, "cell"), self.path),
+                "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; --escape-formulas "
+                "writes an apostrophe there.",
+                *(self.path, counted(self._formulas, "cell")),
             )
         if self._file is sys.stdout:
             self._file.flush()
