@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -28,8 +29,10 @@ from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.train import train
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
 from attendrop.tasks.tokenization import encode_columns
 
 YES_NO = Classification(("no", "yes"))
@@ -272,6 +275,23 @@ def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
         assert front.keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_line_ends_in_labels_do_not_end_a_row(tmp_path: Path, suffix: str) -> None:
+    labels, output = ("O", "a\rb", "a\nb", "a\r\nb", "a\tb"), tmp_path / f"out.{suffix}"
+    head: Head = TokenClassification(labels) if suffix == "conll" else Classification(labels)
+    outputs, words = np.eye(5), {"index": range(5), "tokens": [["the"]] * 5}
+    with PredictionWriter(output, files_task(["tokens"], head)) as writer:
+        writer.write(words, row_array(list(outputs[:, None])) if suffix == "conll" else outputs)
+    if suffix in ("csv", "tsv"):
+        rows = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)
+        assert [row["label"] for row in rows] == [*labels]
+    elif suffix == "jsonl":
+        assert [json.loads(line)["label"] for line in output.read_bytes().splitlines()] == [*labels]
+    else:  # which have no quotes: a line end is a space
+        found = [line.split(b"\t")[-1].decode() for line in re.split(b"[\r\n]+", output.read_bytes().strip())]
+        assert [" ".join(label.split()) for label in found] == ["O", *["a b"] * 4]
+
+
 def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '{"text": "the cat", "id": 7}\n{"text": "a dog", "id": 8}\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -342,7 +362,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
 
 
 def test_options_go_over_those_of_training(runs: Path) -> None:
-    model, columns = inference._load(f"{runs}/single", {}), {"text": ["the cat sees a dog near a bird"]}
+    model, columns = inference.open_model(f"{runs}/single"), {"text": ["the cat sees a dog near a bird"]}
     task = files_task(["text"], YES_NO)
     lengths = [model.encode(columns, task, given)["length"] for given in (None, 5, 7)]
     assert lengths == [[10], [5], [7]]

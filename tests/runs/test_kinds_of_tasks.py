@@ -98,7 +98,7 @@ KINDS = {
         lambda number: "".join(answered(number)["label"]["text"]),
     ),
     "multiple-choice": Kind(
-        partial(write_rows, chosen), 60, f"{PAIR} --epochs 5", ["accuracy"], "accuracy", "label",
+        partial(write_rows, chosen), 60, f"{PAIR} --label-type choice --epochs 5", ["accuracy"], "accuracy", "label",
         lambda number: chosen(number)["label"],
     ),
     "multi-label-classification": Kind(

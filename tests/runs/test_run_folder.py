@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 from transformers import TrainerCallback
 
+import attendrop
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.interrupts import is_first_process
 from attendrop.cli.train import _read_run
@@ -66,6 +68,24 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+# What loads the model of a finished run.
+LOADING = {
+    "predict": ["predict", "RUN", "--predict-file", "FILES/dev.csv", "--output", "OUT.csv"],
+    "evaluate": ["evaluate", "RUN", "--eval-file", "FILES/dev.csv"],
+    "train": ["train", "--config", "FILES/run/run.yaml", "--model", "RUN", "--output-dir", "OUT"],
+    "attend": ["attend", "RUN", "the cat", "--text-pair", "a dog"],
+    "prune": ["prune", "RUN", "--output-dir", "OUT"],
+    "export": ["export", "RUN", "--output", "OUT", "--format", "torch"],
+    "patterns": ["patterns", "RUN", "--csv", "OUT.csv", "--probe"],
+    "push": ["push", "RUN", "user/model"],
+}
+
+
+def loading(command: str, files: Path, run: Path, out: Path) -> list[str]:
+    places = {"RUN": run, "FILES": files, "OUT": out}
+    return [re.sub("RUN|FILES|OUT", lambda found: str(places[found[0]]), part) for part in LOADING[command]]
+
+
 @pytest.mark.parametrize(
     ("command", "lost"),
     [
@@ -77,16 +97,36 @@ def test_a_model_that_lacks_a_file_of_its_run_is_not_used(
     folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, lost: str
 ) -> None:
     (run / lost).unlink()
-    arguments = ["predict", str(run), "--predict-file", f"{folder}/dev.csv", "--output", f"{tmp_path}/out.csv"]
-    if command == "train":
-        arguments = ["train", "--config", f"{folder}/run/run.yaml", "--model", str(run), "--output-dir"]
-        arguments.append(f"{tmp_path}/out")
-    if command in ("attend", "prune"):
-        more = ["--output-dir", f"{tmp_path}/out"] if command == "prune" else ["the cat", "--text-pair", "a dog"]
-        arguments = [command, str(run), *more]
     before = content(tmp_path)
+    arguments = loading(command, folder, run, tmp_path / "out")
     assert_refused(arguments, tmp_path / "out", f"lacks {lost}, which its run wrote", capsys)
     assert content(tmp_path) == before
+
+
+def flip_a_bit(file: Path) -> None:
+    found = bytearray(file.read_bytes())
+    found[len(found) // 2] ^= 1
+    file.write_bytes(found)
+
+
+@pytest.mark.parametrize(
+    ("command", "damaged"),
+    [
+        *((command, "model.safetensors") for command in LOADING),
+        ("predict", "tokenizer.json"),
+        ("evaluate", "config.json"),
+    ],
+)
+def test_a_damaged_model_is_not_used(
+    folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, damaged: str
+) -> None:
+    flip_a_bit(run / damaged)
+    before = content(tmp_path)
+    arguments = loading(command, folder, run, tmp_path / "out")
+    assert_refused(arguments, tmp_path / "out", f"the SHA-256 of {damaged} is not that in its run.json", capsys)
+    assert content(tmp_path) == before
+    with pytest.raises(AttendropError, match=f"damaged, or was changed: the SHA-256 of {damaged}"):
+        attendrop.load(run)
 
 
 def test_a_model_does_without_what_is_for_readers(folder: Path, run: Path) -> None:

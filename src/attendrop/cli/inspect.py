@@ -103,6 +103,8 @@ def _reading(found: Inspection) -> str:
         kind = f" ({counted(number, 'label')}, several of a row)"
     elif found.label_type in NUMBER:
         kind = " (numbers)"
+    elif found.tags:
+        kind = f" ({counted(len(found.tags), 'tag')} of words)"
     return f"{texts}, label {found.label_column!r}{kind}"
 
 
@@ -115,11 +117,12 @@ def _columns(found: Inspection) -> list[str]:
 
 
 def _labels(found: Inspection) -> list[str]:
-    if not found.labels:
+    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
+    if not counts:
         return []
-    shown = aligned([[f"  {label}", str(count)] for label, count in list(found.labels.items())[:_MOST_LABELS]], "lr")
-    more = len(found.labels) - len(shown)
-    return [f"Labels of {found.label_column!r}: {len(found.labels)}", *shown, *([f"  and {more} more"] if more else [])]
+    shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
+    more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
+    return [f"{what} {found.label_column!r}: {len(counts)}", *shown, *more]
 
 
 def _rows(found: Inspection, model: str) -> list[str]:

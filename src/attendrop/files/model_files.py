@@ -19,6 +19,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 ADAPTER_CONFIG = "adapter_config.json"
 # The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
 PRUNED_CONFIG = "pruned_config.json"
+# The file that replaces it for a baseline, which no class of transformers is.
+BASELINE_CONFIG = "baseline.json"
 _WEIGHTS = "model.safetensors"
 _OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 _MINILM_FILES = (

@@ -20,7 +20,15 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG, model_sha256
-from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
+from attendrop.files.output_files import (
+    check_output,
+    disk_errors,
+    known_sha256,
+    sha256,
+    share_permissions,
+    write_json,
+    write_text,
+)
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, by_content, located, run_file
@@ -127,15 +135,23 @@ def last_begun(folder: Path) -> int:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise AttendropError if a file of the run is missing without which another model might be loaded.
+    """Raise AttendropError if a file of the run's model is missing, or is not as the run wrote it.
 
-    Files for readers only, such as its card and the options to repeat it, may be missing.
+    Files for readers only, such as its card and the options to repeat it, may be missing or changed; the configuration
+    of an adapter, which says where its model is, may be changed.
     """
     written = (read_run(folder) or {}).get("files", {})
-    lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
+    needed = [name for name in written if not name.endswith(_FOR_READERS)]
+    lost = [name for name in needed if not (folder / name).is_file()]
     if lost:
         raise AttendropError(
             f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
+        )
+    kept = [name for name in needed if name not in (METRICS, SAMPLED_ROWS, ADAPTER_CONFIG)]
+    if damaged := [name for name in kept if known_sha256(folder / name) != written[name]]:
+        raise AttendropError(
+            f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
+            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
         )
 
 

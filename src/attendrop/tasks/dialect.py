@@ -40,6 +40,7 @@ _NO_TEXT = {
 }
 # NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
 _NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_FASTTEXT = re.compile(r"(?<!\S)__label__\S+")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _BEYOND_ASCII = re.compile("[^\0-\x7f]")
 _START, _BLOCK = 4096, 2**20  # bytes
@@ -81,6 +82,11 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
             for line in valid:
                 blank.append(line)
                 if line.strip():
+                    if marker := _FASTTEXT.search(line):
+                        raise AttendropError(
+                            f"{path} is a fastText file, with labels such as {marker[0]!r} in its texts; write a table "
+                            "with the columns text and label, as .csv or .jsonl."
+                        )
                     break
             else:
                 raise AttendropError(f"{path} is empty.")

@@ -73,10 +73,8 @@ class PredictionWriter:
                 f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
                 "instead of the task."
             )
-        if probabilities and not task.head.has_probabilities:
-            raise AttendropError(
-                f"The model predicts {task.head.predicts}: it has no probabilities of classes; leave out the option."
-            )
+        if probabilities:
+            task.head.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
         if escape_formulas and self.format not in _DELIMITERS:
@@ -139,8 +137,8 @@ class PredictionWriter:
             return
         if self._formulas and not self._apostrophe and error is None:
             logger.warning(
-                "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; --escape-formulas "
-                "writes an apostrophe there.",
+                "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
+                "--escape-formulas writes an apostrophe there.",
                 *(self.path, counted(self._formulas, "cell")),
             )
         if self._file is sys.stdout:

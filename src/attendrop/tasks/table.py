@@ -53,8 +53,9 @@ class BadRows:
         """
         reason = f"column {column!r}: {problem}" if column is not None else problem
         if not self.skip:
+            end = "" if reason.endswith("?") else "."  # after a suggestion
             separator = ", " if column is not None else ": "
-            raise AttendropError(f"{path}, {place}{separator}{reason}. Correct it, or add --skip-bad-rows.")
+            raise AttendropError(f"{path}, {place}{separator}{reason}{end} Correct it, or add --skip-bad-rows.")
         self.skipped.append(SkippedRow(str(path), place, reason, row))
 
 

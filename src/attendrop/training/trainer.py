@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,8 +91,9 @@ class RegularizedTrainer(TrainerHooks):
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
-            wrapped; reentrant activation checkpointing; or, when training starts, a model that the method cannot act
-            on, or a ``compute_loss`` or ``training_step`` of a subclass that leaves it no call of the model to act on.
+            wrapped; reentrant activation checkpointing with a method that acts within the model; or, when training
+            starts, a model that the method cannot act on, or a ``compute_loss`` or ``training_step`` of a subclass that
+            leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -102,6 +104,11 @@ class RegularizedTrainer(TrainerHooks):
         compute_reward_metrics: Callable[..., dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
+        # What `regularized` made a subclass take whose __init__ does not hand these on.
+        own = vars(self).pop("_own_arguments", {})
+        regularizer = own.get("regularizer", regularizer)
+        reward_dataset = own.get("reward_dataset", reward_dataset)
+        compute_reward_metrics = own.get("compute_reward_metrics", compute_reward_metrics)
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
         self.reward_dataset = reward_dataset
@@ -463,13 +470,20 @@ class RegularizedTrainer(TrainerHooks):
                 "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
                 "arguments, or compile it in place: model.compile()."
             )
+        # The second run of a block, in the backward pass, would not be that of the first with a method in it.
+        within = [
+            part.name
+            for part in self.regularizer.parts
+            if part.info.uses_attention or {*part.info.acts_on} - {"gradients", "inputs", "loss"}
+        ]
         given = vars(self.args)
         name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
         keywords = given[f"{name}_checkpointing_kwargs"]
-        if given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant"):
+        reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
+        if reentrant and within:
             raise AttendropError(
-                "Reentrant activation checkpointing is not supported; set "
-                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
+                f"Method '{within[0]}' acts within the model, where reentrant activation checkpointing is not "
+                f"supported; set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
             )
 
 
@@ -480,9 +494,11 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
 
     Everything else about the trainer is unchanged. Its loss must come from one call of a transformers model, unless the
-    method acts on weights or gradients only. Tested with ``trl.SFTTrainer``, whose loss builds no logits, so that
-    methods that compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
-    calls its model once for each text of a row, so that only methods on weights and gradients work.
+    method acts on weights or gradients only. Tested with ``trl.SFTTrainer`` and ``trl.DPOTrainer``, whose losses build
+    no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
+    with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
+    once for each text of a row, so that only methods on weights and gradients work. A subclass of
+    :class:`RegularizedTrainer` is returned as it is, unless its ``__init__`` takes no ``regularizer``.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
@@ -496,6 +512,17 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         )
     if issubclass(RegularizedTrainer, trainer):
         return RegularizedTrainer
-    if issubclass(trainer, RegularizedTrainer):
+    name, members = f"Regularized{trainer.__name__}", {"__doc__": trainer.__doc__}
+    if not issubclass(trainer, RegularizedTrainer):
+        return type(name, (RegularizedTrainer, trainer), members)
+    own = {"regularizer", "reward_dataset", "compute_reward_metrics"}
+    parameters = inspect.signature(trainer.__init__).parameters.values()
+    left = own - {each.name for each in parameters}
+    if not left or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return trainer
-    return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._own_arguments = {name: kwargs.pop(name) for name in left & kwargs.keys()}
+        trainer.__init__(self, *args, **kwargs)
+
+    return type(name, (trainer,), members | {"__init__": __init__})
