@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+import yaml
 from helpers import tiny
 from helpers.command_line import Captured
 
@@ -22,9 +23,11 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs import inference
 from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_card import baseline_card, model_card, pruned_card
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.train import train
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
@@ -180,6 +183,100 @@ def test_line_ends_in_texts_do_not_end_a_row(runs: Path, tmp_path: Path, suffix:
     assert b"\r\n" not in output.read_bytes().replace(b"bird\r\nlikes", b"")
     again = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)
     assert [row["text"] for row in again] == texts
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "score"),
+    [
+        ({"test_fraction": 0.25}, "dev", "score"),
+        ({"selection_fraction": 0.25, "refit": False}, "selection", "selection_score"),
+        ({"selection_fraction": 0.25, "refit": True}, None, None),
+        ({"selection_fraction": 0.0}, None, None),
+    ],
+    ids=["test rows", "selection rows", "selection rows that were trained on in the end", "none"],
+)
+def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
+    files: Path, capsys: Captured, options: dict[str, Any], split: str | None, score: str | None
+) -> None:
+    (files / "train.csv").unlink()
+    tiny.write_data(files)
+    metrics = train(tiny.config(files, method="finetune", epochs=1, **({"eval_file": None} | options)))
+    asked = ["evaluate", f"{files}/run", "--report", "--json", "--device", "cpu"]
+    capsys.readouterr()
+    if score is None:
+        assert cli.main(asked) == 2
+        assert (
+            "was trained on all rows of its file; give others with --eval-file, or --task." in capsys.readouterr().err
+        )
+        return
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
+    assert found["rows"] == metrics["data"]["rows"][split] and found["report"]["classes"]
+    with (files / "train.csv").open("a") as file:
+        file.write("the cat,a dog,yes\n")
+    assert cli.main(asked) == 2
+    assert "its held-out rows are no longer known; give --eval-file." in capsys.readouterr().err
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
+    runs: Path, tmp_path: Path, capsys: Captured, suffix: str
+) -> None:
+    rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "+20 %", "-", "a=b", "")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = f"{tmp_path}/out.{suffix}"
+    asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", output, "--keep-columns", "--overwrite"]
+    asked += ["--text-columns", "text", "--device", "cpu"]
+    assert cli.main(asked) == 0
+    told = capsys.readouterr().err
+    assert (
+        "has 9 cells beginning with =, +, - or @, " in told
+        and "which spreadsheets compute when they open it; --escape-formulas" in told
+    )
+
+    def notes(name: str) -> list[str]:
+        with Path(output).open(newline="") as file:
+            return [row[name] for row in csv.DictReader(file, delimiter={"csv": ",", "tsv": "\t"}[suffix])]
+
+    assert notes("=note") == [row["=note"] for row in rows]
+    assert cli.main([*asked, "--escape-formulas"]) == 0
+    assert "spreadsheets" not in capsys.readouterr().err
+    assert notes("'=note") == [*(f"'{text}" for text in FORMULAS), "-1.5", "'+20 %", "'-", "a=b", ""]
+
+
+def test_other_formats_have_no_cells_to_escape(runs: Path, tmp_path: Path) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 2)))
+    with pytest.raises(AttendropError, match=r"A .jsonl file has no cells of spreadsheets; omit --escape-formulas."):
+        predict(str(runs / "single"), source, str(tmp_path / "out.jsonl"), escape_formulas=True)
+
+
+HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
+
+
+def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
+    metrics = json.loads((shared / "plain" / "metrics.json").read_text())
+    config = metrics["config"] | {"train_file": f"x/{HOSTILE.replace('/', '')}.csv", "eval_file": None, "task": None}
+    constant = {"answer": HOSTILE, "scores": {metrics["metric"]: 0.5}}
+    metrics |= {"config": config, "model": HOSTILE, "baseline": {"dev": constant}, "task": HOSTILE}
+    metrics["all_scores"] = {"dev": {HOSTILE: 0.5, metrics["metric"]: 0.5}}
+    pruned = {"layers": [], "of": 2, "selection": None, "all_scores": {}, "unknown": HOSTILE, "speed": None}
+    pruned |= {"parameters": {"before": 1, "after": 1}, "chosen": False, "rows": 0, "chosen_on": "", "ranked_by": ""}
+    head = Classification(label_names=("no", HOSTILE))
+    for card in (
+        model_card(metrics, head),
+        baseline_card(metrics, head),
+        pruned_card(metrics | {"pruned": pruned}, head),
+    ):
+        assert "<img" not in card and "<script" not in card and "x](" not in card
+        assert "&lt;img src=x onerror" in card
+        tables = [line for line in card.splitlines() if line.startswith("| dev")]
+        assert all(line.replace(r"\|", "").count("|") == 3 for line in tables)
+        front = yaml.safe_load(card.split("---")[1])
+        assert front.keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -15,9 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from attendrop.errors import AttendropError
+from attendrop.errors import DISK_FULL, AttendropError
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Names of files that are being written, or were when their process was killed.
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 # Messages of PyTorch, which only reports a failed write.
@@ -100,8 +99,17 @@ def _disk_error(error: BaseException | None) -> int | None:
     if found := re.search(r"os error (\d+)", str(error)):  # in messages of safetensors
         return int(found[1])
     if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
-        return errno.ENOSPC
+        return errno.EFBIG if _files_are_limited() else errno.ENOSPC
     return _disk_error(error.__cause__ or error.__context__)
+
+
+def _files_are_limited() -> bool:
+    """Return whether this process may write files up to a size only; Windows has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
 
 
 def sha256(path: Path) -> str:
@@ -135,7 +143,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
     Raises:
-        AttendropError: ``output`` is a folder, in a file or an input, or exists and may not be replaced.
+        AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
+            may not be replaced.
     """
     if os.path.isdir(output):
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
@@ -143,6 +152,10 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     if not above.is_dir():
         raise AttendropError(
             f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
+        )
+    if not os.access(above, os.W_OK):  # before a model is loaded
+        raise AttendropError(
+            f"The output '{output}' cannot be written: '{above}' does not allow it; name another folder."
         )
     if not os.path.lexists(output):
         return

@@ -70,7 +70,7 @@ def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AttendropError(
             f"'{path}' is not valid JSON: it was damaged, or attendrop did not write it; restore it, or name another "
             "folder."

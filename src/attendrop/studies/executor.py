@@ -20,7 +20,7 @@ from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import delete_checkpoints, number_of_processes, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
-from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256
+from attendrop.studies.units import RUNS, Event, Job, Result, Unit, check_workers, data_sha256
 from attendrop.studies.worker import perform
 
 LOCAL = "local"
@@ -232,6 +232,7 @@ class InProcess:
 
 def _workers(backend: str, count: int | None) -> AbstractContextManager[Workers]:
     if backend == LOCAL:
+        check_workers(count)
         return InProcess() if count == 0 else LocalWorkers(count)
     if not backend.startswith(RAY):
         raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")

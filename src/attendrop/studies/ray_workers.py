@@ -21,8 +21,8 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_bytes
 from attendrop.runs.run_folder import METRICS
 from attendrop.runs.shared_results import share_results
-from attendrop.studies.local_workers import available_cores, threads_of_worker
-from attendrop.studies.units import Event, Job
+from attendrop.studies.local_workers import threads_of_worker
+from attendrop.studies.units import Event, Job, available_cores
 from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
 
 HERE = "local"

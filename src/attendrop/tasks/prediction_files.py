@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -20,12 +21,16 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import BadRows, Table
+from attendrop.wording import counted
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 # Column of the reason why a row has no prediction, where invalid rows are skipped.
 SKIPPED = "skipped"
+# What a spreadsheet computes when it opens a file: a cell that begins so, and is not just a number.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20](?![\d.,]+%?$)")
+logger = logging.getLogger(__name__)
 
 
 class PredictionWriter:
@@ -49,6 +54,8 @@ class PredictionWriter:
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
         bad: What was left out of the input so far, whenever a prediction is written.
+        escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
+            cells are otherwise written as they are, with a warning.
 
     Raises:
         AttendropError: The format is unknown, or cannot hold what is requested; an output is NaN; or an input column
@@ -64,6 +71,7 @@ class PredictionWriter:
         probabilities: bool = False,
         keep_columns: bool = False,
         bad: BadRows | None = None,
+        escape_formulas: bool = False,
     ) -> None:
         self.path, self.task = Path(path), task
         self.probabilities, self.keep_columns = probabilities, keep_columns
@@ -77,6 +85,9 @@ class PredictionWriter:
             task.head.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
+        if escape_formulas and self.format not in _DELIMITERS:
+            raise AttendropError(f"A .{self.format} file has no cells of spreadsheets; omit --escape-formulas.")
+        self._apostrophe, self._formulas = "'" * escape_formulas, 0
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
         self._file: TextIO | None = None
         self._columns: list[str] = []
@@ -151,13 +162,20 @@ class PredictionWriter:
                 f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
                 f".{self.format} file is already written; write .jsonl."
             )
-        self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        cells = ({name: self._for_spreadsheets(_cell(value)) for name, value in row.items()} for row in rows)
+        self._delimited(file).writerows(cells)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is None:
             return
+        if self._formulas and not self._apostrophe and error is None:
+            logger.warning(
+                "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
+                "--escape-formulas writes an apostrophe there.",
+                *(self.path, counted(self._formulas, "cell")),
+            )
         if self._file is sys.stdout:
             self._file.flush()
             return
@@ -179,7 +197,7 @@ class PredictionWriter:
             file = new_file(self.path, "x", encoding="utf-8", newline="")
         self._file = file
         if self.format in _DELIMITERS:
-            self._delimited(file).writeheader()
+            self._delimited(file).writerow({name: self._for_spreadsheets(name) for name in columns})
         return file
 
     def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
@@ -187,6 +205,13 @@ class PredictionWriter:
         return csv.DictWriter(
             _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
         )
+
+    def _for_spreadsheets(self, cell: Any) -> Any:
+        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
+        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
+            return cell
+        self._formulas += 1
+        return self._apostrophe + cell
 
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)

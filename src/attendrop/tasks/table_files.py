@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.dialect import STDIN, delimiter_of, text_lines
+from attendrop.tasks.dialect import LONGEST, STDIN, delimiter_of, text_lines
 from attendrop.tasks.file_formats import extension_of, files_of
 from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.tasks.text_files import read_conll, read_conllu, read_lines, read_parallel
@@ -106,7 +106,7 @@ def read_chunks(
 
 
 def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
-    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
+    csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
     with text_lines(path, "") as raw:
         lines = _joined_at_returns(path, raw)
         first = list(islice(lines, _SNIFFED))
