@@ -157,8 +157,8 @@ def test_own_predictions(tmp_path: Path) -> None:
     assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
     write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, [0, 1], np.array([[1.25], [-3.0]]))
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
-    write_predictions(tmp_path / "a.TXT", OWN_CLASSES, [0, 3], logits)
-    assert (tmp_path / "a.TXT").read_text() == "b, c\n\n\na\n"  # rows 1 and 2 of the input were skipped
+    write_predictions(tmp_path / "a.TXT", OWN_CLASSES, [0, 1], logits)
+    assert (tmp_path / "a.TXT").read_text() == "b, c\na\n"
 
 
 NUMBERS = np.random.default_rng(1).normal(size=(40, 3))

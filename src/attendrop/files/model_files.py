@@ -78,7 +78,9 @@ def lasting_name(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without its full stop."""
+    """Return the first line of an error's text, without its full stop; what a division by zero means of a model."""
+    if isinstance(error, ZeroDivisionError):
+        return "a size in its configuration is 0"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

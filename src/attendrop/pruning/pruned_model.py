@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attendrop.attention.isolation import in_full_precision
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import PRUNED_CONFIG, first_line
+from attendrop.files.output_files import write_json
 from attendrop.pruning.constant_attention import (
     HeldAttention,
     held_attention,
@@ -172,7 +173,7 @@ class PrunedModel(nn.Module):
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
-        (folder / PRUNED_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / PRUNED_CONFIG, config)
         tensors = {name: value.contiguous() for name, value in found.items()}
         save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
 

@@ -19,12 +19,13 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
 from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.config import RunConfig, refuse_options_of_files
-from attendrop.runs.data import divide, load_data
+from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import hold_run_folders, input_files, run_options
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.run_folder import hold_run_folders, input_files, read_run, run_options
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     run_dir: str, source: Source, on_progress: OnProgress | None = None, *, report: bool = False
 ) -> dict[str, Any]:
-    """Score a model on labelled data, by default on the development set.
+    """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
     Args:
         run_dir: The folder of a finished run.
@@ -138,9 +139,10 @@ def predict(
     format: str | None = None,
     probabilities: bool = False,
     keep_columns: bool = False,
+    escape_formulas: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a prediction for every row, by default of the task's test split.
+    """Write a prediction for every row, by default of the task's test split; an empty one for a skipped row.
 
     Args:
         run_dir: The folder of a finished run.
@@ -150,6 +152,7 @@ def predict(
         format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
+        escape_formulas: Write an apostrophe before cells that spreadsheets would compute.
         on_progress: Called after each batch.
 
     Returns:
@@ -163,13 +166,14 @@ def predict(
         model = open_model(run_dir, source.task_options)
         rows = _open_rows(model, source, "test", on_progress)
         with PredictionWriter(
-            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
-        ) as writer:
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
+            escape_formulas=escape_formulas, bad=rows.bad,
+        ) as writer:  # fmt: skip
             for chunk in rows.chunks:
                 encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
                 writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)
             rows.check_known()
-            writer.leave_out(rows.done + len(rows.bad.skipped))
+            writer.write_left_out()
         rows.write_skipped()
         return rows.found() | {"output": output}
 
@@ -364,6 +368,8 @@ def _open_rows(model: RunModel, source: Source, split: str, on_progress: OnProgr
         rows = _task_rows(model, source, task, source.split or split)
     elif file is not None:
         rows = _file_rows(model, source, file, split)
+    elif split == "dev" and model.options:
+        rows = _held_out_rows(model, source)
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
@@ -377,6 +383,29 @@ def _open_rows(model: RunModel, source: Source, split: str, on_progress: OnProgr
         raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")
     rows.chunks = chain([first], rows.chunks)
     return rows
+
+
+def _held_out_rows(model: RunModel, source: Source) -> _Rows:
+    """Find the rows of its own file that a run was scored on, or that it held out to choose its epoch."""
+    run = read_run(Path(model.folder)) or {}
+    own = resolve_run(RunConfig(**run["config"], output_dir=model.folder), run.get("decided"))
+    if fingerprint(own.parts) != run["data_sha256"]:
+        raise AttendropError(
+            f"The data changed since the run in '{model.folder}', and its held-out rows are no longer known; give "
+            "--eval-file."
+        )
+    split, rows = "dev", own.parts.report.get("dev")
+    if rows is None and not own.config.refit:
+        split, rows = "selection", own.parts.selection
+    if rows is None:
+        raise AttendropError(
+            f"The run in '{model.folder}' was trained on all rows of its file; give others with --eval-file, or --task."
+        )
+    if split == "selection" and own.chooses_epoch:
+        logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
+    task = replace(own.task, options=model.head.options())
+    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
+    return _Rows(model, source, task, split, own.data.source, chunks, len(rows), BadRows())
 
 
 def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
+from attendrop.text_tables import in_markdown
 from attendrop.wording import counted, interval_of, score_text
 
 CARD = "README.md"
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 # What code on a card calls inputs of heads.
 _SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words", "image": "path"}
 _PROTOCOLS = {
@@ -42,7 +45,8 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
     parts = build_method(metrics["method"], metrics["options"]).parts
     library = "peft" if _is_adapter(metrics, stock) else "transformers"
     base = lasting_name(metrics["model"])
-    front = _front_matter(library, head, metrics["method"], base=None if Path(base).exists() else base)
+    is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
+    front = _front_matter(library, head, metrics["method"], base=base if is_on_hub else None)
     return "\n\n".join([front, _title(metrics, parts), *_sections(metrics, head, parts, stock)]) + "\n"
 
 
@@ -66,7 +70,7 @@ def _front_matter(library: str, head: Head, tag: str, base: str | None = None) -
 
 
 def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
-    model = Path(metrics["model"]).name
+    model = in_markdown(Path(metrics["model"]).name)
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
@@ -75,13 +79,13 @@ def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
 
 
 def _data_name(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the task, or of the training file."""
+    """Return the name of the task, or of the training file, in Markdown."""
     config = metrics["config"]
     return str(config["task"]) if config["task"] is not None else _file_names(config["train_file"])
 
 
 def _file_names(data: str) -> str:
-    return ", ".join(file.name for file in files_of(data))
+    return in_markdown(", ".join(file.name for file in files_of(data)))
 
 
 def _data(metrics: Mapping[str, Any]) -> str:
@@ -162,7 +166,7 @@ def _refit(metrics: Mapping[str, Any]) -> str:
 
 def _scores(metrics: Mapping[str, Any]) -> str:
     scores = {
-        f"{part}: {name}": score_text(value)
+        f"{part}: {in_markdown(name)}": score_text(value)
         for part, all_ in metrics["all_scores"].items()
         for name, value in all_.items()
     }
@@ -170,14 +174,17 @@ def _scores(metrics: Mapping[str, Any]) -> str:
         scores = {f"selection: {metrics['metric']}": score_text(metrics["selection_score"])} | scores
     for part, found in metrics["baseline"].items():
         constant = score_text(found["scores"][metrics["metric"]])
-        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = constant
+        scores[f"{part}: {metrics['metric']}, always answering {in_markdown(str(found['answer']))}"] = constant
     if not scores:
         return "No rows were held out: this model has no score of its own."
     return _table("set and metric", scores) + "\n\nThis is one seed."
 
 
 def _table(head: str, values: dict[str, Any]) -> str:
-    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+    """Write a table; names are in Markdown, values are not."""
+    rows = ((name, in_markdown(str(value))) for name, value in values.items())
+    lines = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in rows)
+    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {line} |" for line in lines)])
 
 
 def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
@@ -191,8 +198,8 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
         for name, found in rows
         for score in [found["before"][metric]]
     )
-    title = f"{Path(metrics['model']).name}, {metrics['task']}"
-    unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
+    title = in_markdown(f"{Path(metrics['model']).name}, {metrics['task']}")
+    unknown = f"\n\nWhat is not known: {in_markdown(pruned['unknown'])}" if pruned["unknown"] else ""
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
     chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"

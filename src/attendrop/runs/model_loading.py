@@ -258,5 +258,5 @@ def _read_json(place: str, name: str) -> Any:
             place, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
         )
         return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

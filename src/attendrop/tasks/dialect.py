@@ -44,6 +44,8 @@ _FASTTEXT = re.compile(r"(?<!\S)__label__\S+")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _BEYOND_ASCII = re.compile("[^\0-\x7f]")
 _START, _BLOCK = 4096, 2**20  # bytes
+# Characters of a line or a field: no model reads so many, and a small .gz may unpack to one line beyond all memory.
+LONGEST = 2**24
 
 
 def encoding_of(path: Path) -> str:
@@ -157,14 +159,20 @@ def _encoding(path: Path, file: Any) -> str:
     return "cp1252" if 2 * broken > letters else marked or "utf-8"
 
 
-def _lines(text: Iterator[str]) -> Iterator[str]:
-    """Return lines, also those of a file in which all end in a carriage return, as once on Macs: it looks like one."""
-    first = next(text, "")
-    return chain([first] if "\n" in first else io.StringIO(first, newline="\r"), text)
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Return lines, also those of a file in which all end in a carriage return, as once on Macs: it looks like one.
+
+    Of a line that is too long, the beginning is returned.
+    """
+    lines = iter(partial(text.readline, LONGEST + 1), "")
+    first = next(lines, "")
+    return chain([first] if "\n" in first or len(first) > LONGEST else io.StringIO(first, newline="\r"), lines)
 
 
 def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST:
+            raise AttendropError(f"{path}, line {number}: the line has more than {LONGEST:,} characters; divide it.")
         if wrong := _NOT_TEXT.search(line):
             byte = ord(wrong[0]) - 0xDC00
             problem = "a NUL character, which no text has; delete it, or save the file as UTF-8"

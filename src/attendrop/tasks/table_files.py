@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.dialect import STDIN, delimiter_of, text_lines
+from attendrop.tasks.dialect import LONGEST, STDIN, delimiter_of, text_lines
 from attendrop.tasks.file_formats import extension_of, files_of
 from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.tasks.text_files import read_conll, read_conllu, read_lines, read_parallel
@@ -106,7 +106,7 @@ def read_chunks(
 
 
 def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
-    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
+    csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
     with text_lines(path, "") as raw:
         lines = _joined_at_returns(path, raw)
         first = list(islice(lines, _SNIFFED))
@@ -184,7 +184,9 @@ def _fitting(
     index = 0
     for line, record in records:
         if not any(record) and len(header) > 1:
-            index += bool(record)  # blank lines are not rows to pandas, either
+            if record:  # blank lines are not rows to pandas, either
+                bad.add_empty(path, f"line {line}", index)
+                index += 1
             continue
         values = record or [""]
         if len(values) == len(header):
@@ -193,7 +195,7 @@ def _fitting(
             problem = f"{counted(len(values), 'field')} where the header has {len(header)}"
             returns = any("\r" in value for value in values)
             problem += f"; {'a carriage return without a line feed ends no row' if returns else hint}"
-            bad.add(path, f"line {line}", problem, values)
+            bad.add(path, f"line {line}", index, problem, values)
         index += 1
 
 
@@ -364,15 +366,15 @@ def _objects(
             row = json.loads(line, object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:
             array = "; name a file with a JSON array .json" if number == 1 and line.lstrip().startswith("[") else ""
-            bad.add(path, place, f"not valid JSON ({error}){array}", line)
+            bad.add(path, place, index, f"not valid JSON ({error}){array}", line)
             continue
         half = _lone_surrogate(line, row)
         if half is not None:
-            bad.add(path, place, f"{half!r} is half of a surrogate pair, not a character", line)
+            bad.add(path, place, index, f"{half!r} is half of a surrogate pair, not a character", line)
         elif isinstance(row, dict):
             yield index, place, row
         else:
-            bad.add(path, place, f'every {unit} must be an object such as {{"text": ...}}', line)
+            bad.add(path, place, index, f'every {unit} must be an object such as {{"text": ...}}', line)
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:

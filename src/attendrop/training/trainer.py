@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import Trainer
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
@@ -39,8 +38,10 @@ from attendrop.training.checkpoints import (
     mark_unfinished,
     own_names,
     packed,
+    reading,
     save_method_state,
     seal,
+    trainer_state,
     unpacked,
 )
 from attendrop.training.labelled_data import (
@@ -135,7 +136,8 @@ class RegularizedTrainer(TrainerHooks):
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
 
         Raises:
-            AttendropError: The checkpoint is incomplete or belongs to another method, or the model is not supported.
+            AttendropError: The checkpoint is incomplete, belongs to another method, has pickled weights or state that
+                cannot be read; or the model is not supported.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
@@ -203,12 +205,13 @@ class RegularizedTrainer(TrainerHooks):
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
-            statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
-            self._regularization.load_state_dict(
-                state | {"statistics": statistics},
-                load_method_state(checkpoint, self.args.process_index, self.args.world_size),
-            )
-            self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
+            with reading(checkpoint, "the state of its method"):
+                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
+                self._regularization.load_state_dict(
+                    state | {"statistics": statistics},
+                    load_method_state(checkpoint, self.args.process_index, self.args.world_size),
+                )
+                self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
         elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
             self.method_state.load_state_dict(*unpacked(self._start))
         elif self.args.auto_find_batch_size:
@@ -317,10 +320,10 @@ class RegularizedTrainer(TrainerHooks):
 
     def _refuse_to_skip_rows(self, checkpoint: Path) -> None:
         """Refuse what skips too few rows of an epoch: accelerate takes the batches of a process for those of all."""
+        epoch = trainer_state(checkpoint).epoch or 0.0
         dispatch: Any = self.args.accelerator_config
         if self.args.world_size == 1 or not dispatch.dispatch_batches or dispatch.split_batches:
             return
-        epoch = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).epoch or 0.0
         if not float(epoch).is_integer() and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
             raise AttendropError(
                 f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several processes "
