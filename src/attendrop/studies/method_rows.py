@@ -36,6 +36,7 @@ class MethodRow:
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
         p_holm: p value of the difference on new rows, corrected over all methods other than baselines.
+        scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; None if unknown.
     """
@@ -50,6 +51,7 @@ class MethodRow:
     by_row: Mapping[int, RowScores] = field(default_factory=dict, repr=False, compare=False)
     difference: PairedDifference | None = None
     p_holm: float | None = None
+    scale: float = 1.0
     cost: float | None = None
 
     @property
@@ -129,15 +131,19 @@ class MethodRow:
         if not seeds:
             return None
         first, second = ([row.scores[seed] for seed in seeds] for row in (self, other))
-        by_row = self.row_differences(other, seeds)
-        return paired_difference(first, second, by_row, 0 if by_row is None else self.by_row[seeds[0]].rows)
+        if (by_row := self.row_differences(other, seeds)) is None:
+            return paired_difference(first, second)
+        of, scale = self.by_row[seeds[0]], max(self.scale, other.scale)
+        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale)
 
     def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
         """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
         known = [row.by_row[seed] for row in (self, other) for seed in seeds if seed in row.by_row]
-        if len(known) < 2 * len(seeds) or len({(each.data, len(each.values)) for each in known}) > 1:
+        values = [each.by_unit for each in known]
+        alike = {(each.data, each.groups, len(units)) for each, units in zip(known, values, strict=True)}
+        if len(known) < 2 * len(seeds) or len(alike) > 1:
             return None
-        values = np.stack([each.values for each in known]).astype(np.float64)
+        values = np.stack(values)
         return values[: len(seeds)] - values[len(seeds) :]
 
 
@@ -185,6 +191,7 @@ def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metri
     seeds, first = sorted(group), next(iter(group.values()))
     ratios = [_time_ratio(group[seed], reference[seed]) for seed in seeds if seed in reference]
     known = [ratio for ratio in ratios if ratio is not None]
+    is_error = first.get("metric", "").startswith("neg_")
     return MethodRow(
         label,
         first["method"],
@@ -194,6 +201,7 @@ def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metri
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
         {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
+        scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
         cost=1.0 if is_reference else statistics.median(known) if known else None,
     )
 

@@ -1,5 +1,7 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +13,7 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.groups import GROUP
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.label_map import as_meant, read_label_map
@@ -33,6 +36,7 @@ def load_files(
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
     shift_column: str | None = None,
+    group_column: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train" and "dev".
 
@@ -56,9 +60,11 @@ def load_files(
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
         shift_column: Column of the training file whose values "train" keeps as text, as :data:`SHIFT_VALUES`.
+        group_column: Column, of all files, whose values all splits keep as text, as
+            :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
 
     Raises:
-        AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
+        AttendropError: :func:`read_chunks` refuses a file; a column is missing; all rows are of one group; a text or label is empty or NaN;
             numbers are mixed with text; a label does not occur in training; it is unclear whether labels are classes;
             the training data have a single class; or a token column is not of its kind. The message names the file,
             the line and the column.
@@ -94,6 +100,9 @@ def load_files(
     if shift_column is not None:
         values = train.column(shift_column)
         splits["train"][SHIFT_VALUES] = ["" if is_missing(value) else str(value) for value in values]
+    if group_column is not None:
+        for split, table in tables.items():
+            splits[split][GROUP] = _group_values(table, group_column)
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
     return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
@@ -240,6 +249,17 @@ def _as_trained_on(head: Head, value: Any) -> Any:
     """Return a label with a decimal comma, also ``1,000``, with a point if it is known so; other labels as they are."""
     decimal = pointed(value) if isinstance(value, str) else value
     return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
+
+
+def _group_values(table: Table, column: str) -> list[str]:
+    """Return the group of each row, empty where it has none; warn where there are none of several rows."""
+    values = ["" if is_missing(value) else str(value).strip() for value in table.column(column)]
+    counts = Counter(filter(None, values))
+    if len(counts) == 1 and len(values) == counts.total():
+        raise AttendropError(f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another.")
+    if max(counts.values(), default=1) == 1:
+        warnings.warn(f"group-column '{column}' of {table.path} has no value twice: no rows are grouped.", stacklevel=3)
+    return values
 
 
 def _not_empty(table: Table) -> Table:
