@@ -169,6 +169,8 @@ def run_comparison(
         "%s: %s, %d rows to train on, %d for the final scores%s.",
         run.data.source, run.task.head.labels_are, len(parts.train), len(parts.report["dev"]), unlike,
     )  # fmt: skip
+    if run.data.looks_grouped:
+        logger.warning("%s", run.data.looks_grouped)
     comparison = comparison.of_baselines(defined_for(run.task))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_record(folder, comparison.config)

@@ -237,13 +237,21 @@ def scored_unlike(run: Metrics) -> str:
     """Describe the rows of a run that are unlike the training rows, with their number."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
     held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
-    return f"rows unlike the training rows ({rows}, {held}, held out)"
+    groups = in_groups(run["shifted"].get("row_scores"), run)
+    return f"rows unlike the training rows ({rows}{groups}, {held}, held out)"
 
 
 def scored_on(run: Metrics) -> str:
     """Describe the rows on which a run is scored, with their number."""
     rows = run["data"]["rows"].get("dev")
-    return scored_data(run, "" if rows is None else f" ({rows} rows)")
+    return scored_data(run, "" if rows is None else f" ({rows} rows{in_groups(run.get('row_scores'), run)})")
+
+
+def in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
+    """Say how many groups the rows of some row scores form, with a space before it; empty if rows are the units."""
+    if not scores or "groups" not in scores:
+        return ""
+    return f" of {scores['groups']} {'groups' if run.get('config', {}).get('group_column') else 'texts'}"
 
 
 def scored_data(run: Metrics, count: str = "") -> str:
@@ -277,8 +285,10 @@ def holds_for(run: Metrics, *, new_rows: bool) -> str:
         trained = ", with the same training rows"
     if not new_rows:
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
+    column = config.get("group_column")
+    other = "evaluation rows" if column is None else f"groups of evaluation rows, by {column!r},"
     return (
-        f"Intervals on new rows hold for other seeds{trained}, and other evaluation rows like those of "
+        f"Intervals on new rows hold for other seeds{trained}, and other {other} like those of "
         f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
     )
 

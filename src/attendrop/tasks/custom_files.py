@@ -13,10 +13,11 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.groups import GROUP
+from attendrop.tasks.groups import GROUP, ungrouped
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
-from attendrop.tasks.label_map import as_meant, read_label_map
+from attendrop.tasks.inspection import group_columns
+from attendrop.tasks.label_map import as_meant, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
@@ -105,7 +106,11 @@ def load_files(
             splits[split][GROUP] = _group_values(table, group_column)
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
+    grouped, read = "", (*text_columns, *label_columns(train.columns, label_column))
+    if group_column is None and (names := group_columns(train, read)):
+        values = [str(value) for value in train.column(names[0]) if not is_missing(value)]
+        grouped = ungrouped(names[0], len(set(values)), len(train.rows))
+    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), grouped)
 
 
 # Column of the training rows by whose values some are held out.

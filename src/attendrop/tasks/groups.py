@@ -6,6 +6,7 @@ A split keeps them whole, and they, not rows, are the units of what a comparison
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,14 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
     graph = sparse.coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(known), len(known)))
     components = connected_components(graph, directed=False)[1]
     return [int(components[text]) for text in found]
+
+
+def ungrouped(column: str, groups: int, rows: int) -> str:
+    """Say that rows look as if they belonged together, where no column of groups is given."""
+    return (
+        f"Column {column!r} has {groups} values in {rows} rows: if the rows of one belong together, intervals on new rows "
+        f"are too narrow, and held-out rows too easy; --group-column {shlex.quote(column)} takes them together."
+    )
 
 
 def text_vectorizer() -> TfidfVectorizer:
