@@ -8,7 +8,7 @@ an hour on one core.
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -148,9 +148,7 @@ def _mean_difference(cell: Cell) -> float:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def _right(
-    cell: Cell, generator: np.random.Generator, groups: Array | None = None, shared: float = 0.0
-) -> Array:
+def _right(cell: Cell, generator: np.random.Generator, groups: Array | None = None, shared: float = 0.0) -> Array:
     """Draw which rows the runs are right on, ``(1 + methods, seeds, rows)``; all methods are alike but for the effect.
 
     A row is right or wrong for all methods, but for the systematic differences, and each run has some rows otherwise.
@@ -271,7 +269,8 @@ def group_cells(
     """List the cells of a structure with two methods, of some numbers of rows and fractions."""
     return [
         Cell(structure, count, seeds, 2, fraction, effect, share)
-        for count in rows for seeds in GROUP_SEEDS for fraction in fractions for share in SHARES if fraction or share == 1
+        for count in rows for seeds in GROUP_SEEDS
+        for fraction in fractions for share in (SHARES if fraction else SHARES[:1])
     ]  # fmt: skip
 
 

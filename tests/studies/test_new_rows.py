@@ -60,7 +60,9 @@ def test_rows_alone_are_wrong_about_new_groups() -> None:
 def test_simulated_groups_are_those_of_a_run() -> None:
     cell = new_rows.Cell("20 rows of a group, unequal", 300, 2, 1, 0.04)
     right, numbers = new_rows._grouped(cell, np.random.default_rng(0))
-    texts = Dataset.from_dict({"text": [f"row {row}" for row in range(len(numbers))], GROUP: [f"g{n}" for n in numbers]})
+    texts = Dataset.from_dict(
+        {"text": [f"row {row}" for row in range(len(numbers))], GROUP: [f"g{n}" for n in numbers]}
+    )
     task = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
     one = right[1, 0].astype(int)
     found = row_scores(task, np.eye(2)[one], np.ones(len(one), dtype=int), texts)

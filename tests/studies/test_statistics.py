@@ -117,8 +117,8 @@ def test_equal_scores_of_blocks_are_as_uncertain_as_their_rows_or_groups(
 
 
 def test_rare_differences_are_covered() -> None:
-    """One row in a hundred is right by one method only; a third of the samples has none, and only chance differences."""
-    generator, covered, before = np.random.default_rng(0), 0, 0
+    """One row in a hundred is right by one method only; a third of the samples have only differences by chance."""
+    generator, covered = np.random.default_rng(0), 0
     for _ in range(400):
         values = generator.choice([-1, 0, 1], p=[0.03, 0.94, 0.03], size=(5, 100))
         values[:, generator.random(100) < 0.01] = 1

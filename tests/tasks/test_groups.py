@@ -16,6 +16,7 @@ from datasets import Dataset
 from helpers import tiny
 from helpers.command_line import Captured
 
+import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.resolved_run import resolve_run
@@ -214,7 +215,7 @@ def test_tags_are_in_blocks_of_neighbours_unless_groups_are_given() -> None:
 
 def write(path: Path, groups: Sequence[str], column: str = "customer", key: int = 0) -> str:
     lines = [
-        f"{text},{'yes' if row % 2 else 'no'},{group}"
+        f"a cat {text},{'yes' if row % 2 else 'no'},{group}"
         for row, (text, group) in enumerate(zip(texts(len(groups), key=key), groups, strict=True))
     ]
     path.write_text("\n".join([f"text,label,{column}", *lines]))
@@ -245,7 +246,12 @@ def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path, meth
     for shift in ({}, {"shift": True}):
         found = tiny.config(tmp_path, method=method, **own, **held, **rewards, **shift)
         parts = resolve_run(found).parts
-        named = [parts.train, parts.selection, *parts.report.values(), *([] if parts.reward is None else [parts.reward])]
+        named = [
+            parts.train,
+            parts.selection,
+            *parts.report.values(),
+            *([] if parts.reward is None else [parts.reward]),
+        ]
         assert len(named) == 3 + bool(rewards) + bool(shift)
         sets = [set(part[GROUP]) for part in named]
         assert sum(map(len, sets)) == len(set().union(*sets)) and min(map(len, named)) > 10
@@ -318,7 +324,10 @@ def test_one_customer_who_differs_is_no_evidence_of_others() -> None:
 
     grouped, single = found(rows_of(texts(800), names)), found(rows_of(texts(800)))
     assert single.use == "ad-drop" and grouped.verdict.why == "undecided"
-    assert "(800 rows of 40 groups)" in grouped.scored_on and "groups of evaluation rows, by 'customer'," in grouped.holds_for
+    assert (
+        "(800 rows of 40 groups)" in grouped.scored_on
+        and "groups of evaluation rows, by 'customer'," in grouped.holds_for
+    )
     assert "of other groups" in grouped.sentences[0] and "groups" not in " ".join(single.lines())
 
 
@@ -327,5 +336,33 @@ def test_an_answer_says_that_rows_look_grouped_and_that_groups_are_few() -> None
     rows = rows_of(texts(300), [f"customer {row // 20}" for row in range(300)])
     scores = row_scores(TASK, np.eye(2)[right.astype(int)], np.ones(300, dtype=int), rows).as_dict()
     data = {"data": {"rows": {"dev": 300}, "looks_grouped": "Column 'thread' has 15 values."}}
-    found = answer([run(name, seed, right, row_scores=scores, **data) for name in ("finetune", "mixout") for seed in (0, 1)])
+    found = answer(
+        [run(name, seed, right, row_scores=scores, **data) for name in ("finetune", "mixout") for seed in (0, 1)]
+    )
     assert found.notes[0] == "Column 'thread' has 15 values." and "of 15 groups only" in found.notes[1]
+
+
+def test_compare_counts_groups_and_without_them_says_what_looks_like_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, model = write(tmp_path / "train.csv", customers(200, 9)), tmp_path / "model"
+    tiny.save_tiny_bert(model)
+
+    def compared(name: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        outcome = attendrop.compare(
+            train_file=file, text_columns=["text"], label_column="label", model=str(model), methods=[], seeds=2,
+            baselines=["majority", "tfidf"], max_steps=1, device="cpu", workers=0, keep_best=False,
+            output_dir=str(tmp_path / name), **options,
+        )  # fmt: skip
+        kept = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / name).glob("runs/*/metrics.json")]
+        return outcome.answer, kept
+
+    says = "Column 'customer' has "
+    single, runs = compared("rows")
+    assert any(note.startswith(says) for note in single.notes) and says in caplog.text
+    assert all(run["row_scores"].keys() == {"rows", "data", "right"} for run in runs)
+    grouped, runs = compared("groups", group_column="customer")
+    assert not any(note.startswith(says) for note in grouped.notes)
+    (count,) = {run["row_scores"]["groups"] for run in runs}
+    assert len(runs) == 6 and f"rows of {count} groups)" in grouped.scored_on and 5 < count < 20
+    assert {row.difference.components.units for row in grouped.rows[1:]} == {count}

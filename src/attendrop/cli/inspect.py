@@ -188,8 +188,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     for name in found.group_columns[:1]:
         several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
         lines.append(
-            f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count as "
-            f"one in intervals; leave it out if such rows are independent{several}."
+            f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
+            f"as one in intervals; leave it out if such rows are independent{several}."
         )
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []

@@ -118,8 +118,9 @@ class RunConfig:
     group_column: str | None = option(
         None, "held_out", "Column of your files whose rows belong together, such as customer or thread."
     )
-    """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new groups.
-    Rows with nearly the same text belong together without it, see :func:`attendrop.tasks.groups.near_duplicates`."""
+    """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new
+    groups. Rows with nearly the same text belong together without it, see
+    :func:`attendrop.tasks.groups.near_duplicates`."""
     metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )

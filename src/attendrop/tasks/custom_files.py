@@ -65,10 +65,10 @@ def load_files(
             :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
 
     Raises:
-        AttendropError: :func:`read_chunks` refuses a file; a column is missing; all rows are of one group; a text or label is empty or NaN;
+        AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
             numbers are mixed with text; a label does not occur in training; it is unclear whether labels are classes;
-            the training data have a single class; or a token column is not of its kind. The message names the file,
-            the line and the column.
+            the training data have a single class; all rows of a file are of one group; or a token column is not of its
+            kind. The message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
@@ -261,7 +261,9 @@ def _group_values(table: Table, column: str) -> list[str]:
     values = ["" if is_missing(value) else str(value).strip() for value in table.column(column)]
     counts = Counter(filter(None, values))
     if len(counts) == 1 and len(values) == counts.total():
-        raise AttendropError(f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another.")
+        raise AttendropError(
+            f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another."
+        )
     if max(counts.values(), default=1) == 1:
         warnings.warn(f"group-column '{column}' of {table.path} has no value twice: no rows are grouped.", stacklevel=3)
     return values

@@ -116,8 +116,8 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 def ungrouped(column: str, groups: int, rows: int) -> str:
     """Say that rows look as if they belonged together, where no column of groups is given."""
     return (
-        f"Column {column!r} has {groups} values in {rows} rows: if the rows of one belong together, intervals on new rows "
-        f"are too narrow, and held-out rows too easy; --group-column {shlex.quote(column)} takes them together."
+        f"Column {column!r} has {groups} values in {rows} rows: if the rows of one belong together, intervals on new "
+        f"rows are too narrow, and held-out rows too easy; --group-column {shlex.quote(column)} takes them together."
     )
 
 

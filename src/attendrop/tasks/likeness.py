@@ -44,8 +44,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
     group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
     are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
-    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all are
-    held out, or none: as many rows in all, of the groups with the largest shares of such rows.
+    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all
+    are held out, or none: as many rows in all, of those with the largest shares of such rows.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
 
@@ -87,8 +87,9 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     those of held-out rows have no rows among the others: such rows are left out.
 
     Raises:
-        AttendropError: All rows have the same value; no group is without held-out rows; or the order of values is not clear: dates in which the year is
-            last or the month is a word, or numbers or dates among which there are others.
+        AttendropError: All rows have the same value; no group is without held-out rows; or the order of values is not
+            clear: dates in which the year is last or the month is a word, or numbers or dates among which there are
+            others.
     """
     values = ["" if may_be_missing(value) else value for value in values]
     counts = Counter(values)

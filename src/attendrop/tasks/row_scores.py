@@ -56,7 +56,9 @@ class RowScores:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: of rows that are right or wrong, bits in base64, and the rows that belong together."""
-        found = {"rows": self.rows, "data": self.data} | ({"groups": self.groups} if 0 < self.groups < self.rows else {})
+        found = {"rows": self.rows, "data": self.data} | (
+            {"groups": self.groups} if 0 < self.groups < self.rows else {}
+        )
         if self.values.dtype != bool:
             return found | {"blocks": self.values.tolist()}
         found |= {"right": base64.b64encode(np.packbits(self.values).tobytes()).decode()}
