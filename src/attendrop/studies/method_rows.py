@@ -139,11 +139,11 @@ class MethodRow:
     def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
         """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
         known = [row.by_row[seed] for row in (self, other) for seed in seeds if seed in row.by_row]
-        values = [each.by_unit for each in known]
-        alike = {(each.data, each.groups, len(units)) for each, units in zip(known, values, strict=True)}
+        units = [each.by_unit for each in known]
+        alike = {(each.data, each.groups, len(values)) for each, values in zip(known, units, strict=True)}
         if len(known) < 2 * len(seeds) or len(alike) > 1:
             return None
-        values = np.stack(values)
+        values: Array = np.stack(units)
         return values[: len(seeds)] - values[len(seeds) :]
 
 

@@ -159,8 +159,10 @@ class Inspection:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""
-        named = ("written_as", "text_columns", "label_column", "label_type", "labels", "variants", "notes")
-        named += ("group_columns",)
+        named = (
+            *("written_as", "text_columns", "label_column", "group_columns"),
+            *("label_type", "labels", "variants", "notes"),
+        )
         found = {"file": str(self.table.path), "rows": len(self.table.rows)}
         found |= {name: getattr(self, name) for name in named}
         return found | {"columns": [asdict(column) for column in self.columns], "doubts": self.doubts()}
