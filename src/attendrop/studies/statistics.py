@@ -68,8 +68,8 @@ class CrossedMean:
         rows: Number of rows.
         least: What the interval has at least on each side. What occurs in none of n rows, or groups, may still occur in
             about 3 / n of all (the rule of three: ``1 - 0.05 ** (1 / n)``), and make as large a difference there, in
-            either direction, as the largest of a group in a run; if none is seen, as large as a score. 0 in older
-            answers.
+            either direction, as the largest of a group in a run, but no larger than a score; if none is seen, as large
+            as a score. 0 in older answers.
     """
 
     mean: float
@@ -99,7 +99,7 @@ class CrossedMean:
         of_seeds, of_rows = max(0.0, ms_seeds - ms_both) / units, max(0.0, ms_units - ms_both) / seeds
         groups = groups or (rows if units >= BLOCKS else units)
         largest = float(np.abs(differences).max())  # says nothing of a row where units are blocks of rows
-        seen = largest if units == groups and largest > ROUNDING else scale
+        seen = min(largest, scale) if units == groups and largest > ROUNDING else scale
         least = (seen + abs(mean)) * (1 - ALPHA ** (1 / groups))
         return cls(mean, of_seeds, of_rows, ms_both, seeds, units, rows, least)
 
