@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo dist test test-dist test-slow test-all test-lowest mutants gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
+.PHONY: demo dist test test-dist test-slow test-all test-lowest mutants gpu coverage lint format typecheck house bench bench-study docs families frozen site study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -76,6 +76,10 @@ format: $(STAMP)
 typecheck: $(STAMP)
 	$(BIN)/mypy
 
+# Lines, names and files of each package, words of the documents.
+house: $(STAMP)
+	$(BIN)/python tools/house.py
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
@@ -141,7 +145,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	touch $@
 
-# Ray and playwright are large, and no other target needs them.
+# Ray and playwright are large, and no other target needs any of these.
 $(STAMP_SLOW): $(STAMP)
-	$(PIP) -e '.[browser,ray]'
+	$(PIP) -e '.[browser,ray,trainers]'
 	touch $@

@@ -8,6 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def method(run: Mapping[str, Any]) -> str | None:
     return _NAMES.get(run["method"])
 
 
+@cache
 def table() -> dict[str, Runs]:
     """Read the kept runs, by row of the table; those of a study by data, choice and number of rows."""
     found: dict[str, Runs] = {}
@@ -112,10 +114,12 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Est
     return mean_interval(values), float(stats.ttest_1samp(values, 0).pvalue), len(draws)
 
 
-def together(rows: Mapping[str, Runs], name: str, other: str, chosen: str) -> tuple[Estimate, float]:
-    """Compare two methods on rows of both data sets chosen alike, on new rows; a draw is the mean of its cells."""
+def together(
+    rows: Mapping[str, Runs], name: str, other: str, chosen: str, of: Iterable[str] = DATA.values()
+) -> tuple[Estimate, float]:
+    """Compare two methods on rows of some data sets chosen alike, on new rows; a draw is the mean of its cells."""
     parts = []
-    for data in DATA.values():
+    for data in of:
         cells = [
             runs for at, runs in rows.items() if at.startswith(data) and chosen in at and runs[name] and runs[other]
         ]

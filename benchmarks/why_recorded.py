@@ -39,7 +39,7 @@ def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan:
 class OwnPassOfLoss(ADDrop):
     """An own pass in each step, of the log-likelihood of the label in place of the predicted class's logit."""
 
-    info = replace(ADDrop.info, name="own-pass-of-loss")
+    info = replace(ADDrop.info, name="own-pass-of-loss", evidence=())
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
@@ -57,7 +57,7 @@ class OwnPassOfLoss(ADDrop):
 class RecordedWithoutMasks(ADDrop):
     """Records of a pass of its own, of the loss, in which nothing is dropped; used in the next epoch."""
 
-    info = replace(ADDrop.info, name="recorded-without-masks")
+    info = replace(ADDrop.info, name="recorded-without-masks", evidence=())
 
     def start(self, training: TrainingContext) -> MethodState:
         return _FromOwnPass(self, training)
@@ -80,7 +80,7 @@ class _FromOwnPass(RecordedState):
 class RecordedTwoEpochsOld(ADDrop):
     """What the epoch before the last recorded."""
 
-    info = replace(ADDrop.info, name="recorded-two-epochs-old")
+    info = replace(ADDrop.info, name="recorded-two-epochs-old", evidence=())
 
     def start(self, training: TrainingContext) -> MethodState:
         state = RecordedState(self, training)
@@ -105,7 +105,7 @@ class _Aged(RowRecords):
 class RecordedAtRandom(ADDrop):
     """As many candidates of each row, at random places: the control."""
 
-    info = replace(ADDrop.info, name="recorded-at-random")
+    info = replace(ADDrop.info, name="recorded-at-random", evidence=())
 
     def start(self, training: TrainingContext) -> MethodState:
         state = RecordedState(self, training)

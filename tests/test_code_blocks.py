@@ -63,6 +63,7 @@ BEFORE = {
         attendrop train --model bert-base-uncased --task cola --method ad-drop --output-dir runs/cola-ad-drop-seed0
         cp new.csv texts.csv
     """,
+    "python": f"{_TRAIN} {_FILES} text --output-dir runs/mine",
     "read_the_log": f"{_TRAIN} {_FILES} text --output-dir runs/tickets",
     "README": "mkdir runs; cp -r compared/answer runs/quick",
     "reports": "mkdir runs; cp -r compared/answer runs/answer",

@@ -13,7 +13,8 @@ SOURCE = Path(attendrop.__file__).parent
 # From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
 # independent of what stands beside it.
 ORDER = [
-    ["errors", "wording", "text_tables"],
+    ["errors"],
+    ["wording", "text_tables"],
     ["argument_checks"],
     ["randomness", "files.output_files"],
     ["model_support"],

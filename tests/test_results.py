@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-import runpy
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import alike_table
+import quoted_figures
+
+from attendrop import ADDrop
 from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.row_scores import RowScores
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 # Comparisons whose runs kept their scores by row.
 WITH_ROWS = sorted(
     file.parent
@@ -57,5 +65,17 @@ def test_intervals_on_new_rows_follow_from_the_kept_scores(folder: Path) -> None
 
 
 def test_the_table_of_all_methods_follows_from_the_kept_runs() -> None:
-    lines = runpy.run_path(str(RESULTS.parent / "benchmarks" / "alike_table.py"))["lines"]()
-    assert "\n".join(lines) in (RESULTS.parent / "docs" / "does-it-help.md").read_text(encoding="utf-8")
+    assert "\n".join(alike_table.lines()) in (ROOT / "docs" / "does-it-help.md").read_text(encoding="utf-8")
+
+
+def _figures(text: str) -> str:
+    """Normalise the signs, spaces and line ends of figures."""
+    return re.sub(r"\s+|\+", " ", text).replace("  ", " ").replace("[ ", "[")
+
+
+@pytest.mark.parametrize(
+    ("title", "page"), [(title, page) for title, pages in quoted_figures.QUOTED_ON.items() for page in pages]
+)
+def test_figures_of_the_pages_follow_from_the_kept_runs(title: str, page: str) -> None:
+    text = ADDrop.info.measured() if page == "ad-drop" else (ROOT / page).read_text(encoding="utf-8")
+    assert _figures(quoted_figures.figures()[title]) in _figures(text)

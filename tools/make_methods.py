@@ -122,7 +122,7 @@ def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
 def _section(method: type[Method]) -> str:
     facts = method.info
     summary = facts.summary[0].upper() + facts.summary[1:]
-    about = f"## {facts.name}\n\n{summary}.{f' Measured: {facts.evidence}' if facts.evidence else ''}"
+    about = f"## {facts.name}\n\n{summary}.{f' {facts.measured()}' if facts.evidence else ''}"
     options = described(method)
     if not options:
         return f"{about} No options.\n"

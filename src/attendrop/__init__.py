@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.pruning.export import export_onnx as export_onnx
     from attendrop.pruning.export import export_torch as export_torch
     from attendrop.pruning.pruned_model import PrunedModel as PrunedModel
-    from attendrop.pruning.pruned_model import load as load
     from attendrop.pruning.selection import prune as prune
+    from attendrop.runs.load import load as load
     from attendrop.studies.compare import compare as compare
     from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
@@ -39,7 +39,7 @@ _MODULES = {
     "compare": "studies.compare",
     "export_onnx": "pruning.export",
     "export_torch": "pruning.export",
-    "load": "pruning.pruned_model",
+    "load": "runs.load",
     "prune": "pruning.selection",
     "register_method": "methods.core.registry",
     "regularize": "training.own_loop",

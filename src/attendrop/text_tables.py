@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from attendrop.errors import printable
+
 LEFT, RIGHT, NAMES_LEFT = "l", "r", "lr"
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -59,8 +61,9 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
 
 
 def in_markdown(text: str) -> str:
-    """Escape a text for Markdown; white space becomes single spaces."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    """Escape a text for Markdown; white space becomes single spaces, and no program that shows it finds HTML in it."""
+    line = " ".join(printable(text).split())
+    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line)
 
 
 def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

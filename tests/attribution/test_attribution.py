@@ -86,6 +86,25 @@ def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
             torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("target", ["loss", "pseudo_label"])
+def test_the_loss_and_the_score_of_a_reward_model_are_attributed(target: str) -> None:
+    """A loss with its sign changed; the score where a batch has no labels."""
+    (model, batch), (eager, _) = regression(), regression("eager")
+    inputs = batch if target == "loss" else {name: value for name, value in batch.items() if name != "labels"}
+    adapter = attached(model, inputs)
+    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
+        outputs = eager(**inputs)
+        score = -outputs.loss if target == "loss" else outputs.logits.sum()
+    found = gradient_attribution(adapter, inputs, adapter.attention_layers, target)
+    for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
+        (expected,) = torch.autograd.grad(score, weights, retain_graph=True)
+        torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
+    without = {name: value for name, value in batch.items() if name != "labels"}
+    for other, message in (("gold_label", "taken for a regression, .*declare_output"), ("loss", "returned no loss")):
+        with pytest.raises(AttendropError, match=message):
+            gradient_attribution(adapter, without, adapter.attention_layers, other)
+
+
 def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
     adapter, batch = prepared("bert")
     layer = adapter.model.bert.encoder.layer[0]

@@ -13,6 +13,7 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
+from attendrop.runs.run_folder import digests, note_in_run
 from attendrop.runs.train import train as train_run
 
 TEN = "the cat sees the red bird and near far not"
@@ -169,6 +170,7 @@ def test_a_long_text_is_cut_as_in_the_run_and_said_to_be(
     train_run(tiny.config(folder, run.name, text_columns=("sentence1",), long_texts=cut, max_length=6, max_steps=1))
     if long_texts == "left":  # a tokenizer that cuts the beginning
         hf.AutoTokenizer.from_pretrained(run, truncation_side="left").save_pretrained(run)
+        note_in_run(run, files={name: found for name, found in digests(run).items() if name != "run.json"})
     note = note.format(run="the run's prediction is over")
     more = [] if max_length is None else ["--max-length", str(max_length)]
     given = ["attend", str(run), TEN, "the cat", *more, "--output", f"{tmp_path}/page.html", "--device", "cpu"]

@@ -100,6 +100,16 @@ def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured) -> 
     assert re.search(r"supported +no: \w+ is not supported: it does not route", capsys.readouterr().out)
 
 
+def test_a_size_of_zero_is_told_as_such(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
+    assert cli.main(["doctor", str(tmp_path / "model")]) == 2
+    assert "from its configuration (a size in its configuration is 0)." in capsys.readouterr().out
+    assert cli.main([*train_arguments(folder, tmp_path / "out"), "--model", str(tmp_path / "model")]) == 2
+    assert "cannot be loaded (a size in its configuration is 0)." in capsys.readouterr().err
+
+
 def test_doctor_of_a_model_that_looks_at_values(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

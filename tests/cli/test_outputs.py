@@ -85,6 +85,42 @@ def test_predictions_replace_nothing(
     assert message in capsys.readouterr().err
 
 
+COMMANDS = [
+    "predict RUN --predict-file texts.csv --output locked/new/out.csv",
+    "predict RUN --predict-file texts.csv --output out.csv --skip-bad-rows --skipped-file locked/bad.jsonl",
+    "export RUN --output locked/model.onnx",
+    "prune RUN --layers 1 --output-dir locked/new",
+    "attend RUN text --output locked/page.html",
+    "report RUN --output-dir locked/new",
+    "train --train-file train.csv --output-dir locked/new",
+    "compare train.csv --output-dir locked/new",
+    "study study.yaml --output-dir locked/new",
+    "inspect texts.csv --write-label-map locked/map.csv",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.partition(" -")[0] for command in COMMANDS])
+def test_a_target_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    folder: Path, here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (here / "locked").mkdir()
+    (here / "study.yaml").write_text("data: [{train_file: train.csv}]\nmethods: [finetune]\nseeds: 2\n")
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, *mode: "locked" not in str(path) and allowed(path, *mode))
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    for owner in ("transformers.PreTrainedModel", "transformers.AutoConfig", "transformers.AutoTokenizer"):
+        monkeypatch.setattr(f"{owner}.from_pretrained", load)
+    data = ["--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"]
+    words = command.replace("RUN", f"{folder}/run").split()
+    assert cli.main([*words, *data[: {"train": 6, "compare": 6, "inspect": 4}.get(words[0], 0)]]) == 2
+    assert "locked' does not allow it" in capsys.readouterr().err
+    (here / "locked").rmdir()
+    (here / "study.yaml").unlink()
+
+
 def test_predictions_replace_a_file_if_they_are_told_to(folder: Path, here: Path) -> None:
     (here / "out.csv").write_text("older predictions")
     arguments = ["predict", f"{folder}/run", "--predict-file", "texts.csv", "--output", "out.csv", "--quiet"]

@@ -128,7 +128,7 @@ EXAMPLES: dict[str, Example] = {
         },
         (*_ENCODERS, "gpt2", "llama", "t5"),
     ),
-    "multiple-choice": Example(_choice, _ENCODERS, ("text", "a", "b", "c")),
+    "multiple-choice": Example(_choice, _ENCODERS, ("text", "a", "b", "c"), options={"label_type": "choice"}),
     "question-answering": Example(_answer, (*_ENCODERS, "gpt2", "llama", "bart", "t5"), ("q", "text")),
     "translation": Example(
         _texts(lambda number: sentence(number + 1)),

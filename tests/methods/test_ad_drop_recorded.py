@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop.extend import Batch, Method, MethodInfo, StepContext
 from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
+from attendrop.methods.r_drop import repeat_rows
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
@@ -226,10 +229,24 @@ def test_a_row_is_known_wherever_it_comes_next() -> None:
         assert found == pytest.approx(float(eager(**second).loss), abs=1e-9)
 
 
+@dataclass(frozen=True)
+class OtherCopies(Method):
+    """Repeats each row, with other words in the second copy."""
+
+    info = MethodInfo("other-copies", acts_on=("inputs",), uses_attention=False)
+
+    def batch(self, context: StepContext) -> Batch:
+        copies = repeat_rows(context.batch, 2)
+        copies["input_ids"][1::2] = 7
+        return copies
+
+
 def test_of_copies_of_a_row_the_first_is_recorded() -> None:
-    method = Compose(ADDrop(p=0.4, q=1.0, **ON), RDrop())
-    found = record(zoo.build("bert", dropout=0.1), method, (zoo.batch_of("bert"), [4, 5, 6]))
-    assert set(found) == {4, 5, 6}
+    method, seen = ADDrop(p=0.4, q=1.0, **ON), (zoo.batch_of("bert"), [4, 5, 6])
+    expected = record(zoo.build("bert"), method, seen)
+    assert set(expected) == {4, 5, 6}
+    assert_equal(record(zoo.build("bert"), Compose(method, OtherCopies()), seen), expected)
+    assert set(record(zoo.build("bert", dropout=0.1), Compose(method, RDrop()), seen)) == {4, 5, 6}
 
 
 def test_with_cross_tuning_plain_epochs_record_and_the_others_drop() -> None:

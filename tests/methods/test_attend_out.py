@@ -522,7 +522,7 @@ def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
     """Tokens of a batch with noise, whose first row is that of a number in the global batch."""
     method_state = GeneratorState.__new__(GeneratorState)
     method_state.training = zoo.training(zoo.build("bert"), mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
-    micro = Micro(dict(batch), list(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
+    micro = Micro(dict(batch), dict(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
     return method_state._noisy(micro)["input_ids"]
 
 

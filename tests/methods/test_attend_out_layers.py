@@ -127,7 +127,7 @@ class Watched(Attack):
 def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype | None, granularity: str) -> None:
     players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
     strong(players)
-    micro = Micro(dict(step.batch), list(step.inputs), replace(step.key, step=3))
+    micro = Micro(dict(step.batch), dict(step.inputs), replace(step.key, step=3))
     plan = Watched(players, step, micro)
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         step.adapter.forward(step.batch, plan)

@@ -48,7 +48,7 @@ from attendrop.pruning.selection import (
 )
 from attendrop.pruning.serialization import WEIGHTS
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
-from attendrop.tasks.heads.model_classes import mean_of_valid
+from attendrop.tasks.heads.modeling_mean_pooling import mean_of_valid
 
 DEEP = {"num_hidden_layers": 3}
 BERT = {**zoo.ZOO["bert"].options, **DEEP}

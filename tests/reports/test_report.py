@@ -242,6 +242,41 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
     assert "r-drop 1 - 0.800 12 35" in text(page)
 
 
+@pytest.mark.parametrize("below", ["", "mine"], ids=["its folder", "a folder above"])
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        ({"dev": {"accuracy": 0.5}}, "accuracy 0.5000 on dev (0.2500 for a constant answer)."),
+        (
+            {"dev": {"accuracy": 0.5}, "shifted": {"accuracy": 0.25}},
+            "accuracy 0.5000 on dev (0.2500 for a constant answer); accuracy 0.2500 on shifted.",
+        ),
+        ({}, "no score, since no rows were held out for one."),
+    ],
+)  # fmt: skip
+def test_the_report_of_a_run_is_about_this_run(
+    tmp_path: Path, capsys: Captured, scores: dict[str, dict[str, float]], told: str, below: str
+) -> None:
+    baseline = {"dev": {"answer": "yes", "scores": {"accuracy": 0.25}}}
+    score = scores["dev"]["accuracy"] if scores else None
+    run = write_run(tmp_path / below, "r-drop", score, seed=3, all_scores=scores, baseline=baseline if scores else {})
+    assert cli.main(["report", str(tmp_path if below else run), "--no-viewer"]) == 0
+    out, told = capsys.readouterr().out, f"A run of r-drop with seed 3: {told}"
+    assert out.startswith(f"{told}\n")
+    page = text(next(tmp_path.rglob("report.html")).read_text())
+    for wrong in (
+        "ecommend",
+        "Not made",
+        "could not be made",
+        "Compared",
+        "Computed from",
+        "which has no score",
+        "1 runs",
+    ):
+        assert wrong not in out and wrong not in page
+    assert told in page
+
+
 def test_of_runs_without_a_score_no_seeds_are_counted(study: Path) -> None:
     write_run(study, "finetune", None, config={"task": "unscored"})
     write_report(study)

@@ -115,7 +115,7 @@ def test_latex_uses_booktabs_and_names_are_escaped(tmp_path: Path) -> None:
     assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - \\" in hostile.latex()
     hostile = ResultTable(("a|b",), ("m",), {"<script>\n*x*": (None,)}, "c")
     assert "| method | a\\|b |" in hostile.markdown()
-    assert "| \\<script> \\*x\\* | - |" in hostile.markdown()
+    assert "| &lt;script> \\*x\\* | - |" in hostile.markdown()
 
 
 def test_csv_has_full_precision(tmp_path: Path) -> None:

@@ -14,8 +14,12 @@ from helpers import tiny, tiny_images
 from helpers.command_line import Captured
 from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
 
+import attendrop
 from attendrop import cli
+from attendrop.files.output_files import finite
 from attendrop.runs.config import RunConfig
+from attendrop.runs.inference import predict
+from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
 from attendrop.studies.units import CHEAP
@@ -104,9 +108,10 @@ def test_a_resumed_run_ends_the_same_and_its_card_tells_how_to_use_it(folder: Pa
     card = (run / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: " in card
     given, made = USAGE[kind]
-    names: dict[str, Any] = {"folder": str(run), **given}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert made in names
+    names: dict[str, Any] = {"folder": str(run), "path": f"{folder}/100.png", **given}
+    for block in card.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    assert {"answers", made} <= names.keys()
 
 
 def score(run: Path, captured: Captured) -> Any:
@@ -119,6 +124,18 @@ def score(run: Path, captured: Captured) -> Any:
 def test_evaluate_repeats_the_score_of_a_run(folder: Path, kind: str, capsys: Captured) -> None:
     run = trained(folder, kind)
     assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_in_python_are_those_of_a_file(folder: Path, tmp_path: Path, kind: str) -> None:
+    run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
+    predict(str(run), Source(file=str(file), device="cpu"), str(output))
+    expected = [[*json.loads(line).values()][1] for line in output.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    texts = [tuple(row[name] for name in EXAMPLES[kind].texts) for row in rows]
+    if EXAMPLES[kind].draw is not None:
+        texts = [(str(folder / name),) for (name,) in texts]
+    assert finite(attendrop.load(run).predict(texts)) == expected
 
 
 @pytest.mark.slow

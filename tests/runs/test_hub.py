@@ -103,6 +103,46 @@ def test_the_model_is_uploaded_and_what_tells_of_the_data_is_not(hub: Hub, run: 
     assert hub.files["model.safetensors"] == (run / "model.safetensors").read_bytes()
 
 
+PRIVATE = (".env", "train.csv", "notes.txt", "id_rsa", "training_args.bin", "optimizer.pt", "secret.json", "key.model",
+           "generator.safetensors", "setup.py", "data/train.csv", "config.json.bak", "data/config.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("is_run", [True, False], ids=["run", "any folder"])
+def test_what_is_not_of_the_model_stays_here_whoever_wrote_it(
+    hub: Hub, run: Path, capsys: Captured, is_run: bool
+) -> None:
+    """Also if attendrop wrote it: what a method had trained beside the model."""
+    (run / "data").mkdir()
+    for name in PRIVATE:
+        (run / name).write_text("a secret")
+    record = read_run(run) or {}
+    write_json(run / RUN, record | {"files": record["files"] | {"generator.safetensors": sha256(run / PRIVATE[8])}})
+    (run / "modeling_mean_pooling.py").write_text("# the class of the model")
+    if not is_run:
+        (run / RUN).unlink()
+        (run / "metrics.json").unlink()
+    assert cli.main(["push", str(run), "mine", "--json"]) == 0
+    expected = {"README.md", "config.json", "model.safetensors", "modeling_mean_pooling.py", "tokenizer.json"}
+    assert set(hub.files) == expected | {"tokenizer_config.json"} == set(json.loads(capsys.readouterr().out)["files"])
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "README.md", "notes.txt"])
+def test_what_a_link_points_to_is_not_uploaded(
+    hub: Hub, run: Path, tmp_path: Path, capsys: Captured, name: str
+) -> None:
+    (run / RUN).unlink()
+    (tmp_path / "id_rsa").write_text("a secret")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "id_rsa")
+    assert_refused(["push", str(run), "mine"], tmp_path / "none", f"{name}' is a symbolic link, to '", capsys)
+    assert not hub.repositories and not hub.files
+
+
+def test_the_help_says_where_the_scores_are(capsys: Captured) -> None:
+    assert cli.main(["push", "--help"]) == 0
+    assert "its card, on which its scores are" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_model_that_lacks_a_file_is_not_uploaded(hub: Hub, run: Path, tmp_path: Path, capsys: Captured) -> None:
     (run / "model.safetensors").unlink()
     assert_refused(["push", str(run), "mine"], tmp_path / "none", "lacks model.safetensors, which", capsys)

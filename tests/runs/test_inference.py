@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+import yaml
 from helpers import tiny
 from helpers.command_line import Captured
 
@@ -21,12 +23,16 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs import inference
 from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_card import baseline_card, model_card, pruned_card
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.train import train
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
 from attendrop.tasks.tokenization import encode_columns
 
 YES_NO = Classification(("no", "yes"))
@@ -59,7 +65,11 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open(newline="")))
+    return list(csv.DictReader(path.open(newline=""), delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, path.read_text().splitlines())) if path.suffix == ".jsonl" else read_csv(path)
 
 
 def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
@@ -175,6 +185,117 @@ def test_line_ends_in_texts_do_not_end_a_row(runs: Path, tmp_path: Path, suffix:
     assert [row["text"] for row in again] == texts
 
 
+@pytest.mark.parametrize(
+    ("options", "split", "score"),
+    [
+        ({"test_fraction": 0.25}, "dev", "score"),
+        ({"selection_fraction": 0.25, "refit": False}, "selection", "selection_score"),
+        ({"selection_fraction": 0.25, "refit": True}, None, None),
+        ({"selection_fraction": 0.0}, None, None),
+    ],
+    ids=["test rows", "selection rows", "selection rows that were trained on in the end", "none"],
+)
+def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
+    files: Path, capsys: Captured, options: dict[str, Any], split: str | None, score: str | None
+) -> None:
+    (files / "train.csv").unlink()
+    tiny.write_data(files)
+    metrics = train(tiny.config(files, method="finetune", epochs=1, **({"eval_file": None} | options)))
+    asked = ["evaluate", f"{files}/run", "--report", "--json", "--device", "cpu"]
+    capsys.readouterr()
+    if score is None:
+        assert cli.main(asked) == 2
+        assert (
+            "was trained on all rows of its file; give others with --eval-file, or --task." in capsys.readouterr().err
+        )
+        return
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
+    assert found["rows"] == metrics["data"]["rows"][split] and found["report"]["classes"]
+    with (files / "train.csv").open("a") as file:
+        file.write("the cat,a dog,yes\n")
+    assert cli.main(asked) == 2
+    assert "its held-out rows are no longer known; give --eval-file." in capsys.readouterr().err
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
+    runs: Path, tmp_path: Path, capsys: Captured, suffix: str
+) -> None:
+    rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "+20 %", "-", "a=b", "")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = f"{tmp_path}/out.{suffix}"
+    asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", output, "--keep-columns", "--overwrite"]
+    asked += ["--text-columns", "text", "--device", "cpu"]
+    assert cli.main(asked) == 0
+    told = capsys.readouterr().err
+    assert (
+        "has 9 cells beginning with =, +, - or @, " in told
+        and "which spreadsheets compute when they open it; --escape-formulas" in told
+    )
+
+    def notes(name: str) -> list[str]:
+        with Path(output).open(newline="") as file:
+            return [row[name] for row in csv.DictReader(file, delimiter={"csv": ",", "tsv": "\t"}[suffix])]
+
+    assert notes("=note") == [row["=note"] for row in rows]
+    assert cli.main([*asked, "--escape-formulas"]) == 0
+    assert "spreadsheets" not in capsys.readouterr().err
+    assert notes("'=note") == [*(f"'{text}" for text in FORMULAS), "-1.5", "'+20 %", "'-", "a=b", ""]
+
+
+def test_other_formats_have_no_cells_to_escape(runs: Path, tmp_path: Path) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 2)))
+    with pytest.raises(AttendropError, match=r"A .jsonl file has no cells of spreadsheets; omit --escape-formulas."):
+        predict(str(runs / "single"), source, str(tmp_path / "out.jsonl"), escape_formulas=True)
+
+
+HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
+
+
+def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
+    metrics = json.loads((shared / "plain" / "metrics.json").read_text())
+    config = metrics["config"] | {"train_file": f"x/{HOSTILE.replace('/', '')}.csv", "eval_file": None, "task": None}
+    constant = {"answer": HOSTILE, "scores": {metrics["metric"]: 0.5}}
+    metrics |= {"config": config, "model": HOSTILE, "baseline": {"dev": constant}, "task": HOSTILE}
+    metrics["all_scores"] = {"dev": {HOSTILE: 0.5, metrics["metric"]: 0.5}}
+    pruned = {"layers": [], "of": 2, "selection": None, "all_scores": {}, "unknown": HOSTILE, "speed": None}
+    pruned |= {"parameters": {"before": 1, "after": 1}, "chosen": False, "rows": 0, "chosen_on": "", "ranked_by": ""}
+    head = Classification(label_names=("no", HOSTILE))
+    for card in (
+        model_card(metrics, head),
+        baseline_card(metrics, head),
+        pruned_card(metrics | {"pruned": pruned}, head),
+    ):
+        assert "<img" not in card and "<script" not in card and "x](" not in card
+        assert "&lt;img src=x onerror" in card
+        tables = [line for line in card.splitlines() if line.startswith("| dev")]
+        assert all(line.replace(r"\|", "").count("|") == 3 for line in tables)
+        front = yaml.safe_load(card.split("---")[1])
+        assert front.keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_line_ends_in_labels_do_not_end_a_row(tmp_path: Path, suffix: str) -> None:
+    labels, output = ("O", "a\rb", "a\nb", "a\r\nb", "a\tb"), tmp_path / f"out.{suffix}"
+    head: Head = TokenClassification(labels) if suffix == "conll" else Classification(labels)
+    outputs, words = np.eye(5), {"index": range(5), "tokens": [["the"]] * 5}
+    with PredictionWriter(output, files_task(["tokens"], head)) as writer:
+        writer.write(words, row_array(list(outputs[:, None])) if suffix == "conll" else outputs)
+    if suffix in ("csv", "tsv"):
+        rows = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)
+        assert [row["label"] for row in rows] == [*labels]
+    elif suffix == "jsonl":
+        assert [json.loads(line)["label"] for line in output.read_bytes().splitlines()] == [*labels]
+    else:  # which have no quotes: a line end is a space
+        found = [line.split(b"\t")[-1].decode() for line in re.split(b"[\r\n]+", output.read_bytes().strip())]
+        assert [" ".join(label.split()) for label in found] == ["O", *["a b"] * 4]
+
+
 def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '{"text": "the cat", "id": 7}\n{"text": "a dog", "id": 8}\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -205,7 +326,8 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     skip = [*arguments, "--skip-bad-rows"]
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
     assert f"Skipped 1 invalid row ({file}: line 3); {output}.skipped.jsonl lists them" in capsys.readouterr().err
-    assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
+    rows = [(row["index"], row["skipped"]) for row in read_csv(output)]
+    assert rows == [("0", ""), ("1", "column 'text': the text is empty"), ("2", ""), ("3", "")]
     (tmp_path / "good.csv").write_text("text\nthe cat\n")
     again = ["--predict-file", f"{tmp_path}/good.csv", "--output", str(output), *skip, "--overwrite"]
     assert cli.main(["predict", f"{runs}/single", *again]) == 0
@@ -219,6 +341,69 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["skipped"]) == (2, 2)
     assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+
+
+INPUTS = {
+    "bad.csv": (  # among others: of too few fields, too many, and none
+        "text,id\n,a\nthe cat,b\nthe dog\n,c\na dog,d,e\n,\ngood,f\n,g\n,\n",
+        [None, "the cat", None, None, None, None, "good", None, None],
+        ["a", "b", "", "c", "d", "", "f", "g", ""],
+    ),
+    "bad.jsonl": (
+        '{"text": ""}\n{"text": "the cat", "id": "b"}\nnot JSON\n[1]\n{"text": "good", "id": "f"}\n{"text": null}\n',
+        [None, "the cat", None, None, "good", None],
+        ["", "b", "", "", "f", ""],
+    ),
+    "bad.txt": ("\nthe cat\n\ngood\n\n", [None, "the cat", None, "good", None], None),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "txt"])
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
+) -> None:
+    """Rows are counted as by pandas: blank lines of a table are none."""
+    monkeypatch.setattr("attendrop.runs.inference.CHUNK_ROWS", chunk)
+    content, texts, ids = INPUTS[name]
+    file, output = tmp_path / name, tmp_path / f"out.{suffix}"
+    file.write_text(content)
+    source = Source(file=str(file), text_columns=["text"], device="cpu", skip_bad_rows=True)
+    found = predict(str(runs / "single"), source, str(output))
+    assert found["rows"] == sum(text is not None for text in texts)
+    if suffix == "txt":
+        assert [bool(line) for line in output.read_text().split("\n")[:-1]] == [text is not None for text in texts]
+        return
+    rows = read_rows(output)
+    assert [int(row["index"]) for row in rows] == [*range(len(texts))]
+    for row, text in zip(rows, texts, strict=True):
+        assert (text is None) == bool(row["skipped"]) == (not row["label"]) == (not row["probability"])
+    if ids is not None:
+        predict(str(runs / "single"), source, str(tmp_path / f"kept.{suffix}"), keep_columns=True)
+        rows = read_rows(tmp_path / f"kept.{suffix}")
+        assert [row["id"] or "" for row in rows] == ids
+        assert [bool(row["predicted_label"]) for row in rows] == [text is not None for text in texts]
+
+
+def test_an_empty_row_has_an_empty_answer_without_being_asked_for(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,id\nthe cat,1\n,\n\na dog,2\n,\n")
+    predict(str(runs / "single"), Source(file=f"{tmp_path}/in.csv", text_columns=["text"]), f"{tmp_path}/out.csv")
+    rows = read_csv(tmp_path / "out.csv")
+    assert [(row["index"], bool(row["label"])) for row in rows] == [
+        ("0", True),
+        ("1", False),
+        ("2", True),
+        ("3", False),
+    ]
+    assert list(rows[0]) == ["index", "label", "probability"]
+
+
+def test_a_column_of_the_name_of_the_reasons_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,skipped\nthe cat,1\n")
+    source = Source(file=f"{tmp_path}/in.csv", text_columns=["text"], skip_bad_rows=True)
+    with pytest.raises(AttendropError, match="has a column 'skipped', a name that the predictions use"):
+        predict(str(runs / "single"), source, f"{tmp_path}/out.csv", keep_columns=True)
 
 
 def test_labels_that_training_lacks_count_as_wrong_where_asked(
@@ -245,7 +430,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
 
 
 def test_options_go_over_those_of_training(runs: Path) -> None:
-    model, columns = inference._load(f"{runs}/single", {}), {"text": ["the cat sees a dog near a bird"]}
+    model, columns = inference.open_model(f"{runs}/single"), {"text": ["the cat sees a dog near a bird"]}
     task = files_task(["text"], YES_NO)
     lengths = [model.encode(columns, task, given)["length"] for given in (None, 5, 7)]
     assert lengths == [[10], [5], [7]]

@@ -98,7 +98,7 @@ KINDS = {
         lambda number: "".join(answered(number)["label"]["text"]),
     ),
     "multiple-choice": Kind(
-        partial(write_rows, chosen), 60, f"{PAIR} --epochs 5", ["accuracy"], "accuracy", "label",
+        partial(write_rows, chosen), 60, f"{PAIR} --label-type choice --epochs 5", ["accuracy"], "accuracy", "label",
         lambda number: chosen(number)["label"],
     ),
     "multi-label-classification": Kind(
@@ -179,6 +179,17 @@ def test_words_of_a_column_file_get_tags_beside_its_columns(
     lines = [line.split("\t") for line in (tmp_path / "out.conll").read_text().splitlines()]
     assert [line[:-1] for line in lines] == [["the", "O"], ["cat", "B-ANIMAL"], [], ["bad", "O"], []]
     assert all(line[-1] in ("O", "B-ANIMAL") for line in lines if len(line) > 1)
+    (tmp_path / "in.conll").write_text(f"{text}\nbad far O\n\ncat O\n\nbad\n")  # of too many columns, and too few
+    for name in ("out.conll", "out.jsonl"):
+        assert cli.main([*asked.split(), "--output", f"{tmp_path}/{name}", "--skip-bad-rows", "--overwrite"]) == 0
+    skipped = ["_", "_", "_"]
+    lines = [line.split("\t") for line in (tmp_path / "out.conll").read_text().splitlines()]
+    assert [[line[:-1], line][line == skipped] for line in lines] == [
+        *(["the", "O"], ["cat", "B-ANIMAL"], [], ["bad", "O"], [], skipped, [], ["cat", "O"], [], skipped, []),
+    ]
+    rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert [row["tokens"] for row in rows] == [["the", "cat"], ["bad"], None, ["cat"], None]
+    assert [bool(row["skipped"]) for row in rows] == [row["predicted_tags"] is None for row in rows]
 
 
 def test_a_processor_of_another_size_is_refused(tmp_path: Path, capsys: Captured) -> None:

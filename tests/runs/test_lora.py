@@ -97,14 +97,16 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     assert all(tensor.any() for tensor in adapter.values())
 
 
-def test_a_classifier_of_the_mean_is_loaded_by_this_library(folder: Path) -> None:
+def test_an_adapter_on_a_classifier_of_the_mean_is_saved_merged(folder: Path) -> None:
+    """Transformers and PEFT would put it on a class of their own, with a random head."""
     model = attendrop.load(folder / "mean")
     assert type(model).__name__ == "BertMeanPoolingForSequenceClassification"
-    assert any("mean_classifier" in name for name in load_file(folder / "mean" / "adapter_model.safetensors"))
+    assert not (folder / "mean" / "adapter_config.json").exists()
+    assert not any("lora" in name for name in load_file(folder / "mean" / "model.safetensors"))
     assert evaluate(str(folder / "mean"), DEV)["score"] == tiny.read_metrics(folder / "mean")["score"]
     assert load_config(str(folder / "mean")).classifier_pooling == "mean"
     card = (folder / "mean" / "README.md").read_text()
-    assert "attendrop.load(folder)" in card
+    assert "attendrop.load(folder)" in card and "trust_remote_code=True" in card
     assert "peft" not in card
 
 
@@ -205,6 +207,7 @@ def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_pat
         AttendropError, match=r"on the model '.*gone', which cannot be found .* base_model_name_or_path"
     ):
         attendrop.load(run)
-    (run / "model_config.json").unlink()
+    for name in ("model_config.json", "run.json"):
+        (run / name).unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):
         attendrop.load(run)

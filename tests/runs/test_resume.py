@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import tiny
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import sha256, write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
-from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
+from attendrop.training.checkpoints import MANIFEST, last_checkpoint, mark_unfinished
+from attendrop.training.trainer_hooks import TrainerHooks
 
 RUNS: dict[str, dict[str, Any]] = {
     "ad-drop": {"options": {"p": 0.5}, "patience": 2, "learning_rate": 1e-4},
@@ -141,3 +146,137 @@ def test_a_run_is_resumed_by_as_many_processes(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(AttendropError, match="began with 1 and not 2 processes"):
         train(config, resume=True)
+
+
+# Checkpoints that are damaged, or of others ---------------------------------------------------------------------------
+
+# The files of a checkpoint that a resumed run reads, with how a refusal names them, and those that it does not.
+READ = {
+    "model.safetensors": "the weights",
+    "optimizer.pt": "the state of the optimizer or of its schedule",
+    "scheduler.pt": "the state of the optimizer or of its schedule",
+    "rng_state.pth": "the state of the random numbers",
+    "trainer_state.json": "trainer_state.json",
+    "attendrop_state.json": "attendrop_state.json",
+    "attendrop_session.pt": "the state of its method",
+    "attendrop_session_0.pt": "the state of its method",
+    "best_weights.safetensors": "best_weights.safetensors",
+}
+UNREAD = {"config.json", "tokenizer.json", "tokenizer_config.json", "training_args.bin", "attendrop_manifest.json"}
+
+
+class Runs:
+    """Pickled, it makes a file when it is unpickled without ``weights_only``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("/tmp/attendrop-ran-code",)
+
+
+def reseal(checkpoint: Path) -> None:
+    """Write the manifest of the files that are there, as who made them would."""
+    files = {path.name: sha256(path) for path in checkpoint.iterdir() if path.name != MANIFEST}
+    write_json(checkpoint / MANIFEST, {"files": files})
+
+
+@pytest.fixture(scope="module")
+def stopped(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted after its second epoch began, with everything that a checkpoint may hold."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+            if state.global_step == 8:
+                raise KeyboardInterrupt
+
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped_config(shared, folder), checkpoint_seconds=0, callbacks=[Stop()])
+    return folder
+
+
+def stopped_config(shared: Path, folder: Path) -> RunConfig:
+    return tiny.config(shared, output_dir=str(folder), method="attendout", options={"dropout_step": 2})
+
+
+@pytest.fixture
+def last(stopped: Path, tmp_path: Path) -> Path:
+    """The only checkpoint of a copy of that run, which a test may spoil."""
+    shutil.copytree(stopped, tmp_path / "run")
+    found = last_checkpoint(tmp_path / "run")
+    assert found is not None
+    for other in (tmp_path / "run").glob("checkpoint-*"):
+        if other != found:
+            shutil.rmtree(other)
+    return found
+
+
+def test_the_files_of_a_checkpoint_are_known(last: Path) -> None:
+    assert {path.name for path in last.iterdir()} == {*READ} | UNREAD
+
+
+CONTENTS: dict[str, Callable[[Path], Any]] = {
+    "garbage": lambda file: file.write_bytes(b"\x80garbage"),
+    "empty": lambda file: file.write_bytes(b""),
+    "pickled code": lambda file: torch.save({"state": Runs()}, file),
+    "of others": lambda file: (
+        torch.save({"others": 1}, file)
+        if file.suffix != ".safetensors"
+        else save_file({"others": torch.zeros(1)}, file)
+    ),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("name", READ)
+def test_what_cannot_be_read_in_a_checkpoint_is_named_in_a_sentence(
+    shared: Path, last: Path, name: str, kind: str
+) -> None:
+    if kind == "missing" and not name.startswith(("model", "trainer_state", "attendrop_state")):
+        pytest.skip("a checkpoint may lack it")
+    CONTENTS[kind](last / name)
+    reseal(last)
+    with pytest.raises(AttendropError) as refused:
+        train(stopped_config(shared, last.parent), resume=True, checkpoint_seconds=0)
+    told = str(refused.value)
+    assert told.startswith(f"The checkpoint '{last}' cannot be resumed from: {READ[name]} cannot be read (")
+    assert told.endswith("Delete it to resume from the one before, or train anew.") and "\n" not in told
+    assert not Path("/tmp/attendrop-ran-code").exists()
+    assert not (last.parent / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "other/adapter_model.bin"])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside safetensors"])
+def test_pickled_weights_in_a_checkpoint_are_refused(
+    shared: Path, last: Path, name: str, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (last / name).parent.mkdir(exist_ok=True)
+    torch.save(load_file(last / "model.safetensors"), last / name)
+    if not beside:
+        (last / "model.safetensors").unlink()
+    files = {str(path.relative_to(last)): sha256(path) for path in last.rglob("*") if path.is_file()}
+    write_json(last / MANIFEST, {"files": {file: digest for file, digest in files.items() if file != MANIFEST}})
+    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("it is unpickled"))
+    with pytest.raises(AttendropError, match=rf"'{last}' holds pickled weights \({Path(name).name}\)"):
+        train(stopped_config(shared, last.parent), resume=True, checkpoint_seconds=0)
+
+
+def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path: Path) -> None:
+    """A received trainer_state.json may name any folder as that of the best checkpoint."""
+    elsewhere, trainer = tmp_path / "elsewhere", object.__new__(TrainerHooks)
+    elsewhere.mkdir()
+    torch.save({}, elsewhere / "pytorch_model.bin")
+    trainer.state = TrainerState(best_model_checkpoint=str(elsewhere))
+    with pytest.raises(AttendropError, match="holds pickled weights"):
+        trainer._load_best_model()
+
+
+def test_a_checkpoint_of_a_larger_model_is_refused(shared: Path, last: Path, tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path / "model", hidden_size=32)
+    larger = {"model": str(tmp_path / "model"), "output_dir": str(tmp_path / "other")}
+    with tiny.kept_checkpoints():
+        train(tiny.config(shared, method="finetune", epochs=1, **larger))
+    shutil.copyfile(last_checkpoint(tmp_path / "other") / "model.safetensors", last / "model.safetensors")
+    reseal(last)
+    with pytest.raises(AttendropError, match=r"the weights cannot be read \(RuntimeError\)"):
+        train(stopped_config(shared, last.parent), resume=True, checkpoint_seconds=0)

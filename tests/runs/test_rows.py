@@ -46,6 +46,25 @@ def test_the_same_rows_for_every_seed_and_not_for_training(files: Path) -> None:
     assert found[0].selection["index"] != found[1].selection["index"]
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "source"),
+    [
+        ("autodropout", {}, "selection"),
+        ("attendout", {"reward_data": "eval"}, "dev"),
+        ("attendout", {"reward_data": "split"}, "reward"),
+    ],
+)
+def test_a_method_is_rewarded_on_the_rows_that_it_names(
+    method: str, options: dict[str, Any], source: str, files: Path
+) -> None:
+    """On those that the score is of, only if it asks for them."""
+    found = parts(files, method=method, options=options, selection_fraction=0.2)
+    of = {"train": found.train, "selection": found.selection, "dev": found.report["dev"], "reward": found.reward}
+    texts = {name: {*rows["text"]} for name, rows in of.items()}
+    assert texts["reward"] == texts[source]
+    assert all(texts["reward"].isdisjoint(texts[name]) for name in {*texts} - {source, "reward"})
+
+
 def test_shots_are_taken_from_the_others(files: Path) -> None:
     found = parts(files, shots=3, selection_fraction=0.0)
     assert (len(found.train), len(found.report["dev"])) == (6, 10)

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,13 +21,14 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 from transformers import TrainerCallback
 
+import attendrop
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.interrupts import is_first_process
 from attendrop.cli.train import _read_run
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import check_keeps_model
+from attendrop.runs.finished_run import check_keeps_model, load_finished_run
 from attendrop.runs.folder_lock import locked, new_folder
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
@@ -44,6 +46,7 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
+from attendrop.studies.executor import open_runner
 from attendrop.training.checkpoints import last_checkpoint
 
 PLAIN = {"method": "finetune", "epochs": 1}
@@ -66,6 +69,24 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+# What loads the model of a finished run.
+LOADING = {
+    "predict": ["predict", "RUN", "--predict-file", "FILES/dev.csv", "--output", "OUT.csv"],
+    "evaluate": ["evaluate", "RUN", "--eval-file", "FILES/dev.csv"],
+    "train": ["train", "--config", "FILES/run/run.yaml", "--model", "RUN", "--output-dir", "OUT"],
+    "attend": ["attend", "RUN", "the cat", "--text-pair", "a dog"],
+    "prune": ["prune", "RUN", "--output-dir", "OUT"],
+    "export": ["export", "RUN", "--output", "OUT", "--format", "torch"],
+    "patterns": ["patterns", "RUN", "--csv", "OUT.csv", "--probe"],
+    "push": ["push", "RUN", "user/model"],
+}
+
+
+def loading(command: str, files: Path, run: Path, out: Path) -> list[str]:
+    places = {"RUN": run, "FILES": files, "OUT": out}
+    return [re.sub("RUN|FILES|OUT", lambda found: str(places[found[0]]), part) for part in LOADING[command]]
+
+
 @pytest.mark.parametrize(
     ("command", "lost"),
     [
@@ -77,16 +98,36 @@ def test_a_model_that_lacks_a_file_of_its_run_is_not_used(
     folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, lost: str
 ) -> None:
     (run / lost).unlink()
-    arguments = ["predict", str(run), "--predict-file", f"{folder}/dev.csv", "--output", f"{tmp_path}/out.csv"]
-    if command == "train":
-        arguments = ["train", "--config", f"{folder}/run/run.yaml", "--model", str(run), "--output-dir"]
-        arguments.append(f"{tmp_path}/out")
-    if command in ("attend", "prune"):
-        more = ["--output-dir", f"{tmp_path}/out"] if command == "prune" else ["the cat", "--text-pair", "a dog"]
-        arguments = [command, str(run), *more]
     before = content(tmp_path)
+    arguments = loading(command, folder, run, tmp_path / "out")
     assert_refused(arguments, tmp_path / "out", f"lacks {lost}, which its run wrote", capsys)
     assert content(tmp_path) == before
+
+
+def flip_a_bit(file: Path) -> None:
+    found = bytearray(file.read_bytes())
+    found[len(found) // 2] ^= 1
+    file.write_bytes(found)
+
+
+@pytest.mark.parametrize(
+    ("command", "damaged"),
+    [
+        *((command, "model.safetensors") for command in LOADING),
+        ("predict", "tokenizer.json"),
+        ("evaluate", "config.json"),
+    ],
+)
+def test_a_damaged_model_is_not_used(
+    folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, damaged: str
+) -> None:
+    flip_a_bit(run / damaged)
+    before = content(tmp_path)
+    arguments = loading(command, folder, run, tmp_path / "out")
+    assert_refused(arguments, tmp_path / "out", f"the SHA-256 of {damaged} is not that in its run.json", capsys)
+    assert content(tmp_path) == before
+    with pytest.raises(AttendropError, match=f"damaged, or was changed: the SHA-256 of {damaged}"):
+        attendrop.load(run)
 
 
 def test_a_model_does_without_what_is_for_readers(folder: Path, run: Path) -> None:
@@ -168,6 +209,73 @@ def test_the_lock_is_gone_with_a_killed_process(tmp_path: Path) -> None:
         with locked(tmp_path / "run"):
             pass
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_lock_that_was_deleted_by_hand_is_named_as_the_cause(folder: Path, tmp_path: Path) -> None:
+    """Whatever the library stumbles over then, and also if nothing fails: the results may be of two runs."""
+    run = tmp_path / "run"
+
+    class Second(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            (run / ".lock").unlink()
+            with locked(run):  # of another process
+                pass
+
+    with pytest.raises(AttendropError, match=r"\.lock' was deleted while this .* the same command with --resume"):
+        train(tiny.config(folder, str(run), **PLAIN), callbacks=[Second()])
+    assert not (run / "metrics.json").exists()
+    assert train(tiny.config(folder, str(run), **PLAIN), resume=True)["steps"] == 5
+    with pytest.raises(AttendropError, match=r"\.lock' was deleted while"), locked(run):
+        (run / ".lock").unlink()
+        raise KeyError("selected")
+    with another_process_holds(run), pytest.raises(AttendropError, match=r"is in use"), locked(run):
+        pass
+
+
+def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").write_text("another's")
+    assert (tmp_path / ".lock").read_text() == "another's"
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+LINKS = (".lock", ".new-run", ".results.partial", "selection", "checkpoint-9", "notes.txt", "tensorboard/events")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("how", ["resume", "overwrite", "read", "add"])
+def test_a_link_in_a_run_folder_is_refused_and_what_it_points_to_stays(
+    folder: Path, run: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    precious = Path(shutil.copytree(run, tmp_path / "precious"))
+    (precious / "diary.txt").write_text("the only copy")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(precious)
+    before = content(tmp_path)
+    with pytest.raises(AttendropError, match=rf"{name}' is a symbolic link, to '{precious}', and attendrop makes and"):
+        if how == "read":
+            evaluate(str(run), Source())
+        elif how == "add":
+            with adding(run, run / "patterns.png"):
+                pytest.fail("the work is done")
+        else:
+            train(tiny.config(folder, str(run), **PLAIN), **{how: True})
+    assert content(tmp_path) == before
+
+
+def test_a_link_in_the_folder_of_several_runs_or_beside_a_new_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious/place").mkdir(parents=True)
+    (tmp_path / "comparison").mkdir()
+    for link in ("comparison/runs", ".place.unfinished"):
+        (tmp_path / link).symlink_to(tmp_path / "precious")
+    with pytest.raises(AttendropError, match="runs' is a symbolic link"), open_runner(tmp_path / "comparison"):
+        pytest.fail("the work is done")
+    with pytest.raises(AttendropError, match="is a symbolic link; delete it"), new_folder(tmp_path / "place"):
+        pytest.fail("the work is done")
+    assert (tmp_path / "precious/place").is_dir()
 
 
 # New folders that appear when complete --------------------------------------------------------------------------------
@@ -286,7 +394,7 @@ def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: P
 
 def test_a_folder_in_which_a_run_died_before_its_first_step_is_as_an_empty_one(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "selection").mkdir()
-    partial = (".run.json.partial", ".run.yaml.partial")
+    partial = (".run.json.0a1b2c3d.partial", ".run.yaml.0a1b2c3d.partial")
     events = [f"{part}/events.out.tfevents.1.host.2.0" for part in ("tensorboard", "selection/tensorboard")]
     for name in (*partial, *events):
         put(name)(tmp_path)
@@ -294,7 +402,7 @@ def test_a_folder_in_which_a_run_died_before_its_first_step_is_as_an_empty_one(f
     for resume, overwrite in ((False, False), (True, False), (False, True)):
         check_folder(tmp_path, config, resume=resume, overwrite=overwrite)
     with results(tmp_path):
-        assert (tmp_path / ".run.json.partial").exists()
+        assert (tmp_path / partial[0]).exists()
     assert not [name for name in partial if (tmp_path / name).exists()]
     (tmp_path / "run.json").unlink()
     put("selection/tensorboard/notes.txt")(tmp_path)
@@ -544,6 +652,50 @@ def test_interrupted_runs_of_several_seeds_can_be_repeated(
         with pytest.raises(AttendropError, match=r"run.yaml \(changed since\)' was not written by attendrop"):
             train_seeds(config, [2, 0], **more)
     assert (tmp_path / "runs" / "run.yaml").read_text() == "mine: 1"
+
+
+def test_the_options_of_a_run_resume_that_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a new one in the default folder, below the current one."""
+    monkeypatch.chdir(tmp_path)
+    (run / "metrics.json").unlink()
+    asked = ["train", "--config", "run/run.yaml", "--resume", "--quiet"]
+    assert cli.main(asked) == 0 and os.listdir(tmp_path) == ["run"]
+    assert tiny.read_metrics(run)["steps"] == 5
+    called: list[tuple[str, bool]] = []
+    for name in ("train.train", "seeds.train_seeds"):
+        monkeypatch.setattr(
+            f"attendrop.runs.{name}",
+            lambda config, *_, resume, **__: called.append((config.output_dir, resume)) or tiny.read_metrics(run),
+        )
+    monkeypatch.setattr("attendrop.cli.training_summary.seeds_summary", lambda found: "")
+    (run / "run.json").rename(run / "seeds.json")
+    for more in ([], ["--seed", "0,1"], ["--output-dir", "other"]):
+        assert cli.main([*asked, *more]) == 0
+    (run / "seeds.json").unlink()
+    assert cli.main(asked) == 0
+    *own, named, default = called
+    assert own == [("run", True)] * 2 and named == ("other", True) and default[0].startswith("runs/train-")
+
+
+def test_the_files_of_a_run_are_found_from_every_folder(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that it was given relative to the folder in which it began."""
+    for name in ("train.csv", "dev.csv", "model"):
+        (tmp_path / name).symlink_to(shared / name)
+    (tmp_path / "map.csv").write_text("label,meaning\nno,negative\nyes,positive\n")
+    relative = {"train_file": "train.csv", "eval_file": "dev.csv", "model": "model", "label_map": "map.csv"}
+    config = dataclasses.replace(tiny.config(tmp_path, **PLAIN, label_map="map.csv"), output_dir="run", **relative)
+    monkeypatch.chdir(tmp_path)
+    metrics = train(config)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate("../run", Source(device="cpu"))["all_scores"] == metrics["all_scores"]["dev"]
+    assert evaluate("../run", Source(file="../dev.csv", device="cpu"))["all_scores"] == metrics["all_scores"]["dev"]
+    assert load_finished_run("../run").metrics == metrics
+    assert {Path(file).name for file in input_files(Path("../run")) if Path(file).exists()} >= {"train.csv", "map.csv"}
+    given = {name: f"../{path}" for name, path in relative.items()}
+    assert train(dataclasses.replace(config, output_dir="../run", **given), resume=True) == metrics
 
 
 def test_a_command_of_a_folder_with_spaces_can_be_pasted() -> None:

@@ -509,7 +509,7 @@ def test_another_reference_is_compared_with_plain_fine_tuning() -> None:
 
 def test_times_are_compared_seed_by_seed() -> None:
     slow = runs("ad-drop", AHEAD, 210)
-    slow[0]["train_seconds"] = 100_000
+    slow[0]["train_seconds"], slow[1]["train_seconds"] = 100_000, 1
     assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
 
 
@@ -568,6 +568,30 @@ def test_an_answer_says_what_it_is_on_and_what_is_sampled(config: Run, rows: str
 def test_what_is_practically_nothing_depends_on_the_metric(metric: str, scale: float, margin: float) -> None:
     found = answer(runs("finetune", [scale * score for score in PLAIN], metric=metric))
     assert found.margin == pytest.approx(margin, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "limit"),
+    [
+        ("accuracy", 1.0, "at best"), ("accuracy", 0.9, ""), ("f1", 1.0, "at best"), ("pearson", 1.0, "at best"),
+        ("neg_mean_squared_error", 0.0, "at best"), ("neg_log_loss", 0.0, "at best"),
+        ("neg_mean_squared_error", -0.1, ""),
+    ],
+)  # fmt: skip
+def test_scores_at_the_best_possible_one_leave_nothing_to_settle(metric: str, best: float, limit: str) -> None:
+    """That of an error is 0, of which the score is the negative."""
+    around = (0.79, 0.74, 0.77, 0.77, 0.77), PLAIN
+    found = answer(
+        [
+            run
+            for method, scores in zip(("r-drop", "finetune"), around, strict=True)
+            for run in runs(method, [best + (score - 1) / 100 for score in scores], metric=metric)
+        ],
+        margin=0.005,
+    )
+    assert found.verdict.limit == limit
+    at_best = f"are within 0.005 of {best:.3f}, the best possible score"
+    assert (at_best in found.sentences[0]) is (limit == "at best")
 
 
 @pytest.mark.parametrize(

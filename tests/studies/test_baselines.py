@@ -18,6 +18,7 @@ from helpers import tiny, tiny_images
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+import attendrop
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
 from attendrop.pruning.export import onnx_model
@@ -196,8 +197,12 @@ def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: 
         assert [row["label"] for row in found] == [names[number] for number in scored]
     else:
         assert [float(row["score"]) for row in found] == pytest.approx(scored, rel=1e-6)
+    with Path(given.eval_file).open() as lines:
+        texts = [(row["sentence1"], row["sentence2"]) for row in csv.DictReader(lines)]
+    answers = attendrop.load(given.output_dir).predict(texts)
+    assert list(map(str, answers)) == [row["label" if kind == "label" else "score"] for row in found]
     card = (Path(given.output_dir) / "README.md").read_text()
-    assert f"Baseline {name}" in card and "dev: " in card
+    assert f"Baseline {name}" in card and "dev: " in card and "attendrop.load(folder).predict([" in card
 
 
 def test_a_constant_choice_has_its_share_of_training_among_the_choices_of_a_row() -> None:
@@ -244,7 +249,16 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
     ):
         with pytest.raises(AttendropError, match=r"is a baseline without attention, not a transformer"):
             refused()
-    (tmp_path / "kept" / "baseline.safetensors").unlink()
+    weights = tmp_path / "kept" / "baseline.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    for reading in (
+        lambda: evaluate(place, Source(file=str(folder / "dev.csv"), device="cpu")),
+        lambda: export_run(place, str(tmp_path / "exported")),
+        lambda: attendrop.load(place),
+    ):
+        with pytest.raises(AttendropError, match=r"the SHA-256 of baseline\.safetensors is not that in its run\.json"):
+            reading()
+    weights.unlink()
     with pytest.raises(AttendropError, match=r"lacks baseline\.safetensors"):
         evaluate(place, Source(file=str(folder / "dev.csv"), device="cpu"))
 

@@ -79,14 +79,14 @@ def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def steps(of: Comparison, runner: Runner) -> Steps:
-    return Steps(of, runner, lambda event: None, lambda units: None)  # type: ignore[arg-type]
+    return Steps(of, runner, lambda event: None, lambda units, more: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("budget", "seeds"), [(29.0, 1), (30.0, 2), (None, 4)])
 def test_only_whole_seeds_that_fit_into_the_budget_are_run(folder: Path, budget: float | None, seeds: int) -> None:
     planned: list[int] = []
     of = comparison(folder, seeds=4, budget=budget)
-    running = Steps(of, Runner(), lambda event: None, planned.append)  # type: ignore[arg-type]
+    running = Steps(of, Runner(), lambda event: None, lambda units, more: planned.append(len(units) + more))  # type: ignore[arg-type]
     # A seed takes 3 runs x 10 s / 2 workers.
     found = running.final_runs(running.defaults)
     assert [(each.unit.method, each.unit.config.seed) for each in found] == [
@@ -94,7 +94,7 @@ def test_only_whole_seeds_that_fit_into_the_budget_are_run(folder: Path, budget:
     ]
     running.run(each.unit for each in found)  # they are there, and count once
     assert running.spent == seeds * 3 * 10 / 2
-    assert planned[-1] == seeds * 3
+    assert planned[-1] == seeds * 3 + 1  # and the model that is kept
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
     assert running.spent == 2 * 3 * 10 / 2  # also of those that failed
     planned: list[int] = []
     runner = Runner(lambda unit: None if unit.method == "mixout" else 0.5)
-    running = Steps(comparison(folder, trials=2, folds=1), runner, lambda event: None, planned.append)  # type: ignore[arg-type]
+    asked = comparison(folder, trials=2, folds=1, keep_best=False)
+    running = Steps(asked, runner, lambda event: None, lambda units, more: planned.append(len(units) + more))  # type: ignore[arg-type]
     running.search()
     running.final_runs(running.defaults)
     assert planned[-1] == len({repr(unit) for unit in runner.asked})  # also those that failed in the search
@@ -249,18 +250,22 @@ def test_what_makes_no_sense_is_refused(folder: Path, options: dict[str, Any], m
 def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "attendrop")
     asked, best = comparison(folder, eval_file=None, seeds=1, max_steps=1), folder / "answer" / "best"
-    outcome = run_comparison(asked, workers=0)
+    events: list[Any] = []
+    outcome = run_comparison(asked, workers=0, on_event=events.append)
+    told = dict.fromkeys(event.kind for event in events if event.job.folder == best)
+    assert [*told] == ["started", "progress", "finished"] and events[-1].metrics == tiny.read_metrics(best)
     assert caplog.text.count("Data: classification, 2 classes") == 1  # of the model that is kept
     assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 1, "mixout": 1, "majority": 1}
     assert tiny.read_metrics(best)["data"]["rows"]["train"] == 40  # all rows, those of the evaluation among them
     assert (best / "model.safetensors").exists()
     assert not list((folder / "answer" / "runs").glob("*/*.safetensors"))
 
-    events: list[Any] = []
+    events.clear()
     finished = (best / "metrics.json").stat().st_mtime_ns
     again = run_comparison(replace(asked, seeds=2), workers=0, on_event=events.append)
     started = [event.job.unit.config.seed for event in events if event.kind == "started"]
-    assert started == [1] * 3 and {row.n for row in again.answer.rows} == {2}
+    assert started == [1] * 3 and events[-1].kind == "kept" and events[-1].job.folder == best
+    assert {row.n for row in again.answer.rows} == {2}
     assert (best / "metrics.json").stat().st_mtime_ns == finished
     found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
     assert (found["best"], found["kept"]) == (str(best), "finetune")

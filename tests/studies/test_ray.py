@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -85,6 +86,19 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     assert again["kind"] == "finished" and set(again["files"]) < set(message["files"])
     write_missing(here, again["files"])
     assert (here / "metrics.json").stat().st_mtime_ns == changed
+
+
+def test_a_run_on_another_machine_does_not_follow_a_link_of_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "precious").mkdir()
+    job = Job(Unit(tiny.config(folder, method="finetune", max_steps=1)), tmp_path / "here" / "runs" / "run")
+    name = hashlib.sha256(job.request()["folder"].encode()).hexdigest()[:16]
+    (tmp_path / f"attendrop-{name}").symlink_to(tmp_path / "precious")
+    message = run_on_machine(job.request(), str(tmp_path))
+    assert message["kind"] == "failed" and "is a link; delete it." in message["text"]
+    assert not list((tmp_path / "precious").iterdir())
 
 
 class RayError(Exception):

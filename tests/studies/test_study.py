@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,20 @@ from attendrop import cli
 from attendrop.cli.console import MessageConsole
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
+from attendrop.methods.core.options import option_types
+from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
+from attendrop.runs.declared_options import checked, declared
 from attendrop.runs.finished_run import list_runs
+from attendrop.runs.model_source import Source
+from attendrop.runs.run_file import read_run_file
 from attendrop.runs.train import train
+from attendrop.studies import units
+from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import InProcess, run_units
 from attendrop.studies.study import check_study_folder, make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
+from attendrop.studies.units import BASELINES, Event, Job, Result, Unit, data_sha256, duration
 
 
 def content(folder: Path, **changed: Any) -> dict[str, Any]:
@@ -42,6 +49,10 @@ def content(folder: Path, **changed: Any) -> dict[str, Any]:
 def write(path: Path, found: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(found), encoding="utf-8")
     return str(path)
+
+
+def takes_numbers(kind: Any, name: str) -> bool:
+    return bool(option_types(kind)[name] & {int, float})
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -171,6 +182,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
     ({"seeds": "3"}, "has the text '3' as seeds: a number of them is without quotation marks."),
+    ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
+    ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
+    ({"run": {"epochs": True}}, "study.yaml': epochs=True is not a whole number."),
+    ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),
+    ({"seeds": 4000}, "has 12,000 runs, above the 10,000 that are allowed; divide it."),
+    ({"run": {name: list(range(1, 99)) for name in ("epochs", "batch_size", "patience")}}, "has 941,192 runs, above"),
+    (
+        {"methods": [{"name": "r-drop", "options": ["p"]}]},
+        "has ['p'] as options; write names with values, such as {p: ",
+    ),
+    ({"data": [3]}, "has 3 as data; write names with values, such as {task: rte}."),
+    ({"methods": [3]}, "has 3 as methods; write names with values, such as {name: "),
+    ({"run": ["epochs"]}, "has ['epochs'] as run; write names with values, such as {epochs: 4}."),
 ]
 
 
@@ -186,6 +210,70 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n")
     with pytest.raises(AttendropError, match=r"study.yaml' cannot be read, line 4: the key 'seeds' is given twice"):
         read_study(str(tmp_path / "study.yaml"))
+
+
+NESTED = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else 'lol'] * 10)}]" for i in range(9))
+MERGED = "x0: &x0 {k: v}\n" + "\n".join(f"x{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NESTED, r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        (MERGED, r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        ("x: &x [*x]", r"\(its aliases, \*name, stand for more than 1,000,000 characters\)"),
+        ("x: " + "[" * 3000 + "]" * 3000, "its values are nested too deeply"),
+        ("x: 2024-13-45", r"\(month must be in 1..12\)"),
+        ("x: " + "9" * 5000, r"\(Exceeds the limit .*\)"),
+    ],
+    ids=["nested aliases", "nested merges", "an alias of itself", "deep", "no date", "long number"],
+)
+def test_yaml_that_explodes_is_refused_at_once(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    for read, what in ((read_study, "study"), (read_run_file, "config")):
+        with pytest.raises(
+            AttendropError, match=f"^The {what} file '.*study.yaml' cannot be read.* ?{told}\\.$"
+        ) as caught:
+            read(str(tmp_path / "study.yaml"))
+        assert len(str(caught.value)) < 400
+    (tmp_path / "run.yaml").write_text("epochs: &few 4\nbatch_size: *few\n")  # aliases are allowed
+    assert read_run_file(str(tmp_path / "run.yaml")) == {"epochs": 4, "batch_size": 4}
+
+
+NUMBERS = [
+    (kind, name) for kind in (RunConfig, Comparison, Source) for name in declared(kind) if takes_numbers(kind, name)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}-{name}" for kind, name in NUMBERS])
+def test_true_is_no_number(kind: Any, name: str) -> None:
+    for value in (True, False):
+        with pytest.raises(AttendropError, match=f"{name}={value} is not a .*number"):
+            checked(kind, name, value)
+
+
+def test_true_is_no_number_among_options_of_methods() -> None:
+    for name in method_names():
+        kind = get_method(name)
+        for option in (each.name for each in fields(kind) if takes_numbers(kind, each.name)):
+            with pytest.raises(AttendropError, match=f"{option}=True (is not a .*number|must name some)"):
+                build_method(name, {option: True})
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(-2, "workers=-2 must be a whole number, and at least 0."), (True, "workers=True must be a whole number"),
+     (10**6, "workers=1000000 are too many for 3 cores: each loads PyTorch and a model; give at most 16, or omit it.")],
+)  # fmt: skip
+def test_a_number_of_workers_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, count: int, told: str
+) -> None:
+    monkeypatch.setattr(units, "available_cores", lambda: 3)
+    with pytest.raises(AttendropError, match=told):
+        run_units([], tmp_path / "study", workers=count)
+    if count is not True:
+        for command in (["study", "missing.yaml"], ["compare", "missing.csv"]):
+            assert_refused([*command, "--workers", str(count)], tmp_path / "out", told, capsys)
 
 
 def test_a_unit_is_named_by_its_options_and_its_data(
@@ -313,7 +401,7 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     (first.folder / "metrics.json").write_text(written)
     shutil.rmtree(second.folder)
     second.folder.mkdir()
-    write(second.folder / ".failed.json.partial", {})  # of a unit that failed at once
+    write(second.folder / ".failed.json.0a1b2c3d.partial", {})  # of a unit that failed at once
     assert run_units(units, tmp_path, workers=0)[1].error is None
     assert [path.name for path in tmp_path.glob("runs/*/*failed.json*")] == []
 
@@ -447,22 +535,59 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
     jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
     console = MessageConsole(record=True, width=200)
-    progress = StudyProgress(console, 5)
+    progress = StudyProgress(console, [job.unit for job in jobs])
     assert progress.state() == "0 of 5"
     progress(Event("kept", jobs[0]))
     progress(Event("started", jobs[1]))
+    assert progress.state() == "1 of 5"
     now = 60.0
     progress(Event("progress", jobs[1], steps=5, planned_steps=10))
-    assert progress.state() == "1 of 5, about 7 min left"  # half a run a minute: 3.5 runs are left
-    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5}))
-    assert "2 of 5, about 3 min left: run1 accuracy 0.5000" in console.export_text()
+    assert progress.state() == "1 of 5, step 5 of 10, 7 min to 14 min left"  # twice, if it trains again on all rows
+    assert "1 of 5, step 5 of 10" in console.export_text()  # though no run has finished
+    now = 120.0
+    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5, "total_seconds": 90.0}))
+    assert "2 of 5, about 4 min left: run1 accuracy 0.5000" in console.export_text()
     progress(Event("kept", jobs[1]))  # a search asks again for a run that it has
-    assert progress.state() == "2 of 5, about 3 min left"
+    assert progress.state() == "2 of 5, about 4 min left"
     progress(Event("started", jobs[2]))
+    progress(Event("started", jobs[3]))
+    for job in jobs[2:4]:
+        progress(Event("progress", job, steps=6, planned_steps=12))
+    assert progress.state() == "2 of 5, step 12 of 24 of 2 runs, about 2 min left"  # two at a time
     progress(Event("lost", jobs[2]))
     progress(Event("failed", jobs[2]))
-    assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
+    assert progress.state() == "3 of 5, 1 failed, step 6 of 12, about 1 min left"
     for kind in ("started", "failed"):  # and it runs one again that failed
         progress(Event(kind, jobs[2]))
     assert progress.state().startswith("3 of 5, 1 failed")
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
+
+
+def test_the_time_that_is_left_is_within_what_was_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
+    takes = {"finetune": 60.0, "r-drop": 200.0, "mixout": 90.0, "majority": 1.0, "tfidf": 2.0, "frozen": 20.0}
+    tuned = {name: name for name in takes if name not in BASELINES}
+    units = [
+        Unit(tiny.config(folder, seed=seed, method=tuned.get(name, "finetune")), None if name in tuned else name)
+        for seed in range(5)
+        for name in takes
+    ]
+    whole = sum(takes[unit.method] for unit in units)
+    progress = StudyProgress(MessageConsole(quiet=True), quiet=True)
+    progress.plan(units)
+    for number, unit in enumerate(units):
+        job = Job(unit, Path(str(number)))
+        progress(Event("started", job))
+        for part in range(1, 5):
+            now += takes[unit.method] / 4
+            if unit.baseline is None:
+                progress(Event("progress", job, steps=part, planned_steps=4))
+            low, high = progress.left() or (0.0, whole)
+            assert low - 20 <= whole - now <= high + 20  # the part of a baseline that is done is not known
+            if number >= len(takes):  # each method was measured
+                assert high - low <= 1e-6
+        progress(
+            Event("finished", job, metrics={"metric": "accuracy", "score": 0.5, "total_seconds": takes[unit.method]})
+        )
+    assert progress.left() == (0.0, 0.0) and progress.state() == "30 of 30"

@@ -60,6 +60,8 @@ def read_for(classes: tuple[str, ...], name: str, **options: Any) -> dict[str, l
         ("spaces.csv", "label,text\n 0,one\n1 ,two\n"),
         ("a.tsv", "text\tlabel\none\t0\ntwo\t1\n"),
         ("a.jsonl", '{"text": "one", "label": 0}\n\n{"label": 1, "text": "two"}\n'),
+        ("a.json", '\n[\n {"text": "one", "label": 0},\n {"label": 1, "text": "two"}]'),
+        ("lines.json", '{"text": "one", "label": 0}\n{"label": 1, "text": "two"}\n'),
         ("mixed-types.jsonl", '{"text": "one", "label": "0"}\r\n{"label": 1, "text": "two"}\r\n'),
     ],
 )
@@ -204,8 +206,22 @@ BAD_FILES = [
         "ids.csv, column 'label': 60 different labels in 60 rows look like ids; give another label column",
     ),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
-    ("a.xml", "text", "unknown extension '.xml'; give a file with one of .csv, .tsv, .xlsx, .jsonl, .parquet"),
-    ("a.json", "[]", "a.json has the unknown extension '.json'; save it as JSON lines, .jsonl, with an object"),
+    ("a.xml", "text", "unknown extension '.xml'; give a file with one of .csv, .tsv, .xlsx, .jsonl, .json, .parquet"),
+    ("a.json", "[]", "a.json has no rows."),
+    ("a.json", '[{"text": "a"}', "a.json is not a valid JSON array (Expecting"),
+    ("a.json", '[{"text": "a", "text": "b"}]', "a.json is not a valid JSON array (a key occurs twice)."),
+    ("a.json", '[{"text": "a", "label": "x"}, 3]', "a.json, row 2: every row must be an object such as"),
+    ("a.json", '{"text": "a"\n', "a.json, line 1: not valid JSON"),
+    (
+        "a.jsonl",
+        '[\n {"text": "a"}\n]\n',
+        "a.jsonl, line 1: not valid JSON (Expecting value: line 2 column 1 (char 2)); name",
+    ),
+    *(
+        (name, f"{line}\n__label__b no\n", f"{name} is a fastText file, with labels such as '__label__a' in its texts")
+        for name in ("a.txt", "a.csv", "a.tsv")
+        for line in ("__label__a the cat", "__label__a __label__b the cat", "\nthe cat, it __label__a")
+    ),
 ]
 
 
@@ -217,6 +233,12 @@ def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_suggestion_ends_with_a_question_mark_alone(folder: Path) -> None:
+    write("dev.csv", "text,label\na,yess\n")
+    with pytest.raises(AttendropError, match=r"did you mean 'yes'\? Correct it, or add"):
+        load_train(write("a.csv", GOOD), eval_file="dev.csv")
+
+
 SWALLOWED = {
     # Row n is in line n + 2; a quote begins the text of the first row, and ends that of the last.
     "rows": ('"so, row 5"', [(3, 8), (20, 21), (40, 55)], "lines 5-10, 22-23, 42-57"),
@@ -225,28 +247,64 @@ SWALLOWED = {
 
 
 @pytest.mark.parametrize(("quoted", "pairs", "places"), SWALLOWED.values(), ids=SWALLOWED)
+@pytest.mark.parametrize("label_first", [False, True])
 def test_rows_between_stray_quotes_are_warned_of(
-    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str
+    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str, label_first: bool
 ) -> None:
     """Such a file is legal CSV, with a field that has line breaks, but the rows are gone."""
     texts = [f"row {n}" for n in range(80)] + [quoted]
     for first, last in pairs:
         texts[first], texts[last] = f'"well,{texts[first]}' if first == last else f'"{texts[first]}', f'{texts[last]}"'
-    rows = [f"{text},{'no' if n % 2 else 'yes'}" for n, text in enumerate(texts)]
+    cells = [("text", "label"), *((text, "no" if n % 2 else "yes") for n, text in enumerate(texts))]
+    rows = [",".join(reversed(row) if label_first else row) for row in cells]
     with pytest.warns(UserWarning) as caught:
-        data = load_train(write("a.csv", "\r\n".join(["text,label", *rows])))
+        data = load_train(write("a.csv", "\r\n".join(rows)))
     assert len(data.splits["train"]) == 81 - sum(last - first for first, last in pairs)
     (message,) = (str(warning.message) for warning in caught)
     assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")
 
 
-@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "a\n\nb, c, d", "It was fine, good\nNo"])
-def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None:
-    rows = [f"row {n},{'bad' if n % 2 else 'good'}\n" for n in range(9)]
-    name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",good\n']))
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Well, fine.\nNo comma", "a\n\nb, c, d", "It was fine, good\nNo"),
+        "Dear team,\nit is late again.\nBest wishes,\nAnna",
+        "milk,eggs\nand bread",
+        "see (a,b)\nor c",
+        "it costs 3,50\nor so",
+    ],
+)
+@pytest.mark.parametrize("labels", [("good", "bad"), ("good", ""), ("1", "0")])
+def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str, labels: tuple[str, str]) -> None:
+    """A comma at the end of a line, or without a space after it, was taken for the end of a row."""
+    rows = [f"row {n},{labels[n % 2]}\n" for n in range(9)]
+    name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",{labels[0]}\n']))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_train(name).splits["train"]["text"][-1] == text
+        assert read_table(name).column("text")[-1] == text
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_carriage_return_alone_is_of_the_text_and_told(folder: Path, name: str) -> None:
+    """It ended the row: its beginning was refused for a missing field, and its end was read as another row."""
+    rows = ["text,label", "call me\rback,a", "the\rlast\rone,b", '"quoted\rtext",a', "fine,\rb"]
+    if name == "a.tsv":
+        rows = [row.replace(",", "\t") for row in rows]
+    with pytest.warns(UserWarning, match=r"return without a line feed is read as part of a text \(3 lines: 2, 3, 5\)"):
+        table = read_table(write(name, "\n".join(rows)))
+    assert table.rows == [["call me\rback", "a"], ["the\rlast\rone", "b"], ["quoted\rtext", "a"], ["fine", "\rb"]]
+    assert table.places == ["line 2", "line 3", "line 4", "line 5"]
+
+
+@pytest.mark.filterwarnings("ignore:.*a carriage return without a line feed")
+def test_carriage_returns_alone_end_rows_if_that_of_the_header_does(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_table(write("a.csv", "text,label\ra,x\rb,y\r")).rows == [["a", "x"], ["b", "y"]]
+    with pytest.raises(
+        AttendropError, match="3 fields where the header has 2; a carriage return without a line feed ends"
+    ):
+        read_table(write("b.csv", "text,label\na,x\rb,y\n"))
 
 
 def test_whole_numbers_are_one_class_in_both_spellings(folder: Path) -> None:
@@ -320,10 +378,11 @@ def test_skipped_rows_are_listed_in_the_order_of_the_file_with_why_and_what(fold
     assert json.loads(Path("skipped.jsonl").read_text())["row"] == {"text": "bad", "label": None}  # NaN is not JSON
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
 def test_chunks_of_a_file_are_the_file(folder: Path, suffix: str) -> None:
     texts = [f"text {n}" for n in range(25)]
     lines = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts]}
+    lines["json"] = [json.dumps([{"text": text} for text in texts], indent=1)]
     parquet = suffix == "parquet"
     name = write_parquet("a.parquet", text=texts) if parquet else write(f"a.{suffix}", "\n".join(lines[suffix]))
     chunks = list(read_chunks(name, 10))

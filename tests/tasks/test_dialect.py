@@ -65,6 +65,24 @@ def test_a_file_that_ends_in_its_only_letter_of_windows_is_read(tmp_path: Path) 
     assert read_table(tmp_path / "a.csv").rows == [["one", "café"]]
 
 
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.txt.gz", "a.conll.gz"])
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_line_beyond_all_memory_is_refused_when_it_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: int
+) -> None:
+    monkeypatch.setattr("attendrop.tasks.dialect.LONGEST", 1000)
+    first = b'{"text": "label"}\n' if "jsonl" in name else b"text\tlabel\n"
+    (tmp_path / name).write_bytes(gzip.compress(first * (place - 1) + b"a" * 10**6))
+    with pytest.raises(AttendropError, match=f"line {place}: the line has more than 1,000 characters; divide it"):
+        read_table(tmp_path / name)
+
+
+def test_a_field_beyond_all_memory_is_refused_when_it_is_met(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,label\n"' + "many words\n" * 1_700_000)
+    with pytest.raises(AttendropError, match=r"line 2: broken quoting [(]field larger than field limit"):
+        read_table(tmp_path / "a.csv")
+
+
 @pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8-sig", True), ("utf-16", False)])
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, packed: bool, encoding: str) -> None:
     content = TEXT.encode(encoding)

@@ -29,7 +29,7 @@ def test_labels_and_doubts_are_as_a_run_reads_them(tmp_path: Path) -> None:
 def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("question,a,b,c,label\nwho is it,x,y,z,A\nwhat is it,x,y,,B\n")
-    found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label")
+    found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label", label_type="choice")
     assert "without_text" not in found.doubts()
 
 
@@ -82,6 +82,33 @@ def test_the_time_of_an_answer_to_a_form_is_no_text(tmp_path: Path, time: str) -
     file.write_text("Timestamp,Message,Team\n" + "".join(rows))
     found = inspect_files(file)
     assert found.text_columns == ("Message",) and found.columns[0].role == "date"
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "doubt"),
+    [
+        ("id", 2, "12 rows with the id of an earlier row, in 'id'."),
+        ("id", 4, "18 rows with the id of an earlier row, in 'id'."),
+        ("ticket_id", 2, "12 rows with the id of an earlier row, in 'ticket_id'."),
+        ("id", 1, None),
+        ("customer_id", 2, None),  # who writes more than once
+        ("thread_id", 6, None),  # several rows of each
+    ],
+)
+def test_ids_that_are_repeated_are_doubtful(tmp_path: Path, name: str, times: int, doubt: str | None) -> None:
+    """The texts may differ by a space, or the rows may be of two versions of the data."""
+    rows = [f"{n // times},the text {n},{'xy'[n % 2]}" for n in range(24)]
+    (tmp_path / "a.csv").write_text("\n".join([f"{name},text,label", *rows]))
+    assert inspect_files(tmp_path / "a.csv").doubts().get("ids") == doubt
+
+
+@pytest.mark.parametrize("label_type", ["auto", "tags"])
+def test_words_with_each_tag_are_counted(tmp_path: Path, label_type: str) -> None:
+    (tmp_path / "a.conll").write_text("Anna B-PER\nsees O\nit O\n\nnobody O\n")
+    found = inspect_files(tmp_path / "a.conll", label_type=label_type)
+    assert found.tags == found.as_dict()["tags"] == {"O": 3, "B-PER": 1}
+    (tmp_path / "a.csv").write_text("text,tags\nAnna sees,x\nnobody,y\n")
+    assert inspect_files(tmp_path / "a.csv").tags == {}
 
 
 def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ def test_a_map_that_says_no_one_thing_is_refused(tmp_path: Path, content: str, m
         read_label_map(tmp_path / "map.csv")
 
 
+@pytest.mark.parametrize(
+    ("label_type", "labels"),
+    [("auto", ["Refund", "Billing"]), ("number", ["1", "2"]), ("labels", ["Refund|Billing", '"[""Billing""]"'])],
+)
+def test_a_map_that_matches_no_label_is_refused(tmp_path: Path, label_type: str, labels: list[str]) -> None:
+    """A map of other data, or of labels spelt otherwise, changed nothing, without a word."""
+    file, path = tmp_path / "a.csv", tmp_path / "map.csv"
+    file.write_text("text,label\n" + "".join(f"the cat sees,{label}\n" for label in labels * 2))
+    given: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "label_type": label_type}
+    path.write_text("label,meaning\nrefund,money\nother,rest\n")
+    message = r"map\.csv has none of the labels of .*a\.csv, column 'label', such as .*; correct its column 'label'"
+    for read in (inspect_files, lambda file, **options: load_files(train_file=file, **options)):
+        with pytest.raises(AttendropError, match=message):
+            read(file, **given, label_map=path)
+    path.write_text("label,meaning\nBilling,money\n2,3\n")
+    load_files(train_file=file, **given, label_map=path)
+
+
 def load(folder: Path, labels: list[str], **options: Any) -> Any:
     (folder / "map.csv").write_text("from;to\nrefnd;refund\nBilling;billing\n?;\n")
     (folder / "a.csv").write_text("text,label\n" + "".join(f"text,{label}\n" for label in labels))

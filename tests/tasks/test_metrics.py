@@ -24,7 +24,7 @@ OWN_CLASSES = Task(
 )
 TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
 MULTI_LABEL = Task("files", "multi-label-classification", ("text",), ("a", "b", "c"), "f1_micro", "")
-OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse"))
+OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse", "rmse", "mae"))
 
 # Two true positives, one false positive, one false negative, one true negative.
 LABELS = np.array([1, 1, 0, 1, 0])
@@ -66,7 +66,25 @@ def test_regression() -> None:
     predictions, labels = np.array([[1.0], [2.0], [3.0], [10.0]]), np.array([1.0, 2.0, 3.0, 4.0])
     expected = {"pearson": 14 / math.sqrt(50 * 5), "spearman": 1.0}
     assert compute_scores(get_task("stsb"), predictions, labels) == pytest.approx(expected)
-    assert compute_scores(OWN_NUMBERS, predictions, labels) == pytest.approx(expected | {"mse": 9.0})
+    assert compute_scores(OWN_NUMBERS, predictions, labels) == pytest.approx(
+        expected | {"mse": 9.0, "rmse": 3.0, "mae": 1.5}
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ("mse neg_mse neg-mean-squared-error", -9.0),
+        ("rmse neg_rmse neg_root_mean_squared_error", -3.0),
+        ("mae neg_mae neg_mean_absolute_error", -1.5),
+    ],
+)
+def test_models_are_selected_by_the_least_error(names: str, error: float) -> None:
+    predictions, labels = np.array([[1.0], [2.0], [3.0], [10.0]]), np.array([1.0, 2.0, 3.0, 4.0])
+    for name in names.split():
+        task = with_metric(OWN_NUMBERS, name)
+        assert task.metric == names.split()[-1].replace("-", "_")
+        assert compute_scores(task, predictions, labels)[task.metric] == pytest.approx(error)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +157,8 @@ def test_own_predictions(tmp_path: Path) -> None:
     assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
     write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, [0, 1], np.array([[1.25], [-3.0]]))
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
-    write_predictions(tmp_path / "a.TXT", OWN_CLASSES, [0, 3], logits)
-    assert (tmp_path / "a.TXT").read_text() == "b, c\n\n\na\n"  # rows 1 and 2 of the input were skipped
+    write_predictions(tmp_path / "a.TXT", OWN_CLASSES, [0, 1], logits)
+    assert (tmp_path / "a.TXT").read_text() == "b, c\na\n"
 
 
 NUMBERS = np.random.default_rng(1).normal(size=(40, 3))

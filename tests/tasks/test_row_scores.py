@@ -139,3 +139,11 @@ def test_a_score_that_is_undefined_is_zero_in_all_rows() -> None:
     same = np.zeros(6, dtype=int)  # of one class, on which Cohen's kappa is NaN
     found = row_scores(task("cohen_kappa"), np.eye(2)[same], same, rows_of([*"abcdef"]))
     assert found.values.tolist() == [0.0] * 6
+
+
+@pytest.mark.filterwarnings("ignore")  # of scikit-learn
+def test_a_score_that_is_undefined_without_a_row_is_that_of_all_rows() -> None:
+    """Such as the only row of a class: left out as a score of 0, it would look like the row on which all depends."""
+    labels = np.array([0, 0, 0, 0, 0, 1])
+    found = row_scores(task("cohen_kappa"), np.eye(2)[labels], labels, rows_of([*"abcdef"]))
+    assert found.values.tolist() == [1.0] * 6

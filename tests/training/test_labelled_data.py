@@ -57,6 +57,12 @@ def test_processes_share_all_rows_out() -> None:
         assert [[int(batch["rows"]) for batch in part] for part in parts] == [[0, 2, 4], [1, 3]]
 
 
+def test_the_last_batch_of_all_rows_may_be_smaller() -> None:
+    data = LabelledRows(list(range(5)), lambda rows: {"rows": rows}, CPU)
+    assert [batch["rows"] for batch in data.iter_batches(2, Processes())] == [[0, 1], [2, 3], [4]]
+    assert [batch["rows"] for batch in data.iter_batches(2, Processes(0, 2))] == [[0, 1], [4]]
+
+
 def test_reward_data_may_be_a_loader_or_batches() -> None:
     rows = zoo.rows("bert", (4, 6, 5))
     of_loader = labelled_data("reward_data", DataLoader(rows, batch_size=2, collate_fn=zoo.collate), CPU)  # type: ignore[arg-type]

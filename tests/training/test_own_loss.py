@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import ALWAYS, Gradients, examples, history, trainer_of
+from helpers.checkpointing import checkpointing_arguments
+from helpers.training import ALWAYS, Gradients, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,10 +19,14 @@ from attendrop import (
     AttendOut,
     AttendropError,
     ChildTuning,
+    HeadMask,
+    LayerDrop,
     LearnableBernoulli,
     Method,
+    NEFTune,
     RDrop,
     RegularizedTrainer,
+    Vanilla,
 )
 from attendrop.extend import declare_output
 
@@ -55,6 +60,32 @@ class FromEmbedded(RegularizedTrainer):
         return model(inputs_embeds=embedded, attention_mask=inputs["attention_mask"], labels=inputs["labels"]).loss
 
 
+class OwnLabels(RegularizedTrainer):
+    """Makes the labels itself, from a batch without, as trl's DPOTrainer does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        labels = inputs.pop("classes").long()
+        return model(**inputs, labels=labels).loss
+
+
+class OtherNames(RegularizedTrainer):
+    """Of batches whose columns are none of the model's."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        return model(inputs["text"].clone(), inputs["mask"], labels=inputs["labels"]).loss
+
+
+class WithReference(RegularizedTrainer):
+    """Runs the model again without gradients, and then unfreezes it, as trl's DPOTrainer does to an adapter."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        outputs = model(**inputs)
+        with torch.no_grad():
+            reference = model(**inputs).logits
+        model.requires_grad_(True)
+        return outputs.loss + (outputs.logits - reference + 1).square().mean()
+
+
 class SeveralLabels(RegularizedTrainer):
     """Of a model whose configuration does not say so, which the labels that transformers would see do."""
 
@@ -82,6 +113,11 @@ class OwnStep(RegularizedTrainer):
         loss = model(**self._prepare_inputs(inputs)).loss
         loss.backward()
         return loss.detach()
+
+
+def renamed(names: dict[str, str]) -> Any:
+    """A collator whose columns have other names."""
+    return lambda rows: {names.get(name, name): value for name, value in zoo.collate(rows).items()}
 
 
 def made(kind: type[RegularizedTrainer], folder: Path, method: Method | None, **options: Any) -> RegularizedTrainer:
@@ -167,19 +203,85 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
 
 
 @pytest.mark.parametrize(
+    "method",
+    [
+        Vanilla(p=0.4), LayerDrop(p=0.9), NEFTune(), HeadMask(select_by="importance"),
+        ADDrop(target="loss", layers="all"), ADDrop(target="loss", attribution="integrated_gradient"),
+        AttendOut(learner="policy_gradient", dropout_step=1),
+    ],
+    ids=lambda method: method.name,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (FromEmbedded, {}),
+        (OwnLabels, {"labels": "classes"}),
+        (OtherNames, {"input_ids": "text", "attention_mask": "mask"}),
+    ],
+)
+def test_what_the_loss_makes_for_the_model_is_as_if_the_batch_held_it(
+    kind: type[RegularizedTrainer], names: dict[str, str], method: Method, tmp_path: Path
+) -> None:
+    if (kind, method) == (FromEmbedded, NEFTune()):
+        return  # no words are embedded
+    options: dict[str, Any] = {"max_steps": 2, "remove_unused_columns": False}
+    found = []
+    for each, collator in ((RegularizedTrainer, zoo.collate), (kind, renamed(names))):
+        trainer = made(each, tmp_path, method, data_collator=collator, **options)
+        trainer.train()
+        found.append(weights(trainer))
+    zoo.assert_same(*found, 1e-6)
+    plain = made(RegularizedTrainer, tmp_path, None, **options)
+    plain.train()
+    assert any(not torch.equal(value, found[0][name]) for name, value in weights(plain).items())
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient"])
+def test_a_loss_with_a_reference_is_attributed(attribution: str, tmp_path: Path) -> None:
+    """Also where blocks run again in the backward pass of the attribution."""
+    found = []
+    for arguments in ({}, checkpointing_arguments(use_reentrant=False)):
+        trainer = made(WithReference, tmp_path, ADDrop(target="loss", attribution=attribution), **arguments)
+        trainer.train()
+        assert history(trainer, "ad_drop/dropped")[0] > 0
+        found.append(weights(trainer))
+    zoo.assert_same(*found, 1e-6)
+
+
+def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: Path) -> None:
+    class Recording(RegularizedTrainer):
+        """As trainers of trl do."""
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+            loss = model(**inputs).loss
+            self._metrics = [*getattr(self, "_metrics", []), loss.item()]
+            return loss
+
+    trainer = made(Recording, tmp_path, ADDrop(target="loss"), max_steps=2)
+    trainer._metrics = []
+    trainer.train()
+    assert trainer._metrics == pytest.approx(history(trainer, "loss"), abs=1e-4)
+
+
+@pytest.mark.parametrize(
     ("kind", "method", "message"),
     [
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
         (OnItsOwn, AttendOut(learner="policy_gradient", dropout_step=5), "without a call of the model"),
-        (FromEmbedded, ALWAYS, "gives the model 'inputs_embeds', which the batch does not hold"),
+        (FromEmbedded, NEFTune(), "embeds no words here"),
+        (OwnLabels, ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
+        (OwnLabels, ADDrop(target="gold_label"), "target='gold_label' has none to read: set target='loss'"),
         (OwnStep, ALWAYS, r"OwnStep\.training_step took a step without compute_loss"),
     ],
 )
 def test_what_leaves_no_call_to_act_on_is_refused_at_the_first_step(
     kind: type[RegularizedTrainer], method: Method, message: str, tmp_path: Path
 ) -> None:
-    trainer = made(kind, tmp_path, method)
+    options: dict[str, Any] = {}
+    if kind is OwnLabels:
+        options = {"data_collator": renamed({"labels": "classes"}), "remove_unused_columns": False}
+    trainer = made(kind, tmp_path, method, **options)
     with pytest.raises(AttendropError, match=message):
         trainer.train()
     assert trainer.state.global_step <= 1

@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext, suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from attendrop import (
     HeadMask,
     HiddenCut,
     LayerDrop,
+    LayerReinit,
     Mixout,
     RDrop,
     Regularization,
@@ -131,9 +133,10 @@ class Around(torch.nn.Module):
         return self.backbone(**batch)
 
 
+@pytest.mark.parametrize("within", [lambda model: model, lambda model: Wrapper(model, "_forward_module")])
 @pytest.mark.parametrize("wrapper", [torch.nn.DataParallel, AveragedModel])
-def test_wrappers_are_refused_in_words(wrapper: Any) -> None:
-    model = wrapper(zoo.build("bert"))
+def test_wrappers_are_refused_in_words(wrapper: Any, within: Any) -> None:
+    model = within(wrapper(zoo.build("bert")))
     with (
         pytest.raises(AttendropError, match=rf"{wrapper.__name__} is a wrapper .* its \.module"),
         regularize(model, FineTune()),
@@ -200,6 +203,48 @@ def compiled_layers(model: Any) -> Any:
     for layer in model.base_model.encoder.layer:
         layer.compile(backend="eager")
     return model
+
+
+class Wrapper(torch.nn.Module):
+    """Names the parameters as ``torch.compile`` (``_orig_mod``) and Lightning Fabric (``_forward_module``) do."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        super().__init__()
+        setattr(self, name, model)
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.name)(*args, **kwargs)
+
+
+def compiled_parts(model: Any) -> Any:
+    layers = model.base_model.encoder.layer
+    for number, layer in enumerate(layers):
+        layers[number] = Wrapper(layer, "_orig_mod")
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        partial(Wrapper, name="_orig_mod"),
+        partial(Wrapper, name="_forward_module"),
+        lambda model: Wrapper(Wrapper(model, "_orig_mod"), "_forward_module"),
+        compiled_parts,
+    ],
+)
+@pytest.mark.parametrize("method", [Mixout(), DropConnect(), LayerReinit(), ChildTuning()], ids=lambda m: m.name)
+def test_a_wrapped_model_is_trained_as_the_bare_one(method: Any, wrapped: Any, monkeypatch: Any) -> None:
+    """Masks are keyed by the names of parameters and modules."""
+    monkeypatch.setattr("attendrop.methods.child_tuning._SMALL", 0)  # each parameter has its own mask
+    found = []
+    for wrap in (lambda model: model, wrapped):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        run, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(run, method, optimizer=optimizer) as reg:
+            take_step(reg, batch)
+        found.append({str(number): weight.detach() for number, weight in enumerate(model.parameters())})
+    zoo.assert_same(*found)
 
 
 COMPILED = [

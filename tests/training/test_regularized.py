@@ -8,20 +8,29 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from helpers import tiny
-from helpers.training import history
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from helpers import tiny, zoo
+from helpers.training import ALWAYS, examples, history, take_step, trainer_of
+from transformers import AutoModelForCausalLM as LanguageModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
 from attendrop import (
     L2SP,
     SAM,
     ADDrop,
+    AttendOut,
     AttendropError,
     ChildTuning,
     DropAttention,
+    DropHead,
+    FineTune,
+    LayerDrop,
+    Mixout,
+    NEFTune,
     RDrop,
     RegularizedTrainer,
     UniDrop,
+    Vanilla,
+    regularize,
     regularized,
 )
 
@@ -29,28 +38,52 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ARGUMENTS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
 
 
-def test_which_class_it_is() -> None:
+def test_which_class_it_is(tmp_path: Path) -> None:
     class Own(Trainer):
         pass
 
     assert regularized(Trainer) is RegularizedTrainer and regularized(RegularizedTrainer) is RegularizedTrainer
     found = regularized(Own)
     assert issubclass(found, Own) and found.__name__ == "RegularizedOwn" and regularized(found) is found
+
+    class Strict(RegularizedTrainer):
+        def __init__(self, model: Any, args: Any, train_dataset: Any, data_collator: Any) -> None:
+            super().__init__(model=model, args=args, train_dataset=train_dataset, data_collator=data_collator)
+
+    class Open(RegularizedTrainer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    found = regularized(Strict)
+    assert issubclass(found, Strict) and found.__name__ == "RegularizedStrict" and regularized(found) is found
+    assert regularized(Open) is Open
+    for kind in (found, Open, regularized(Own)):
+        trainer = trainer_of(tmp_path, RDrop(alpha=0.5), kind=kind, reward_dataset=examples(count=2))
+        assert trainer.regularizer == RDrop(alpha=0.5) and len(trainer.reward_dataset) == 2
+    assert trainer_of(tmp_path, None, kind=found).regularizer == FineTune()
     with pytest.raises(AttendropError, match="not a subclass"):
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
 
-def fine_tuned(folder: Path, regularizer: Any, **options: Any) -> Any:
-    """A trainer of TRL that has trained on eight sentences."""
+def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
+    """A trainer of TRL that has trained a tiny Llama on eight sentences, or pairs of them."""
     trl = pytest.importorskip("trl")
     tiny.save_tiny_llama(folder / "model")
-    trainer = regularized(trl.SFTTrainer)(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model"),
-        args=trl.SFTConfig(
+    torch.manual_seed(0)  # for the head of a reward model
+    kind, head = (AutoModelForSequenceClassification, {"num_labels": 1}) if name == "Reward" else (LanguageModel, {})
+    rows = [
+        {"text": tiny.sentence(number)}
+        if name == "SFT"
+        else {side: tiny.sentence(number + more) for side, more in (("prompt", 0), ("chosen", 3), ("rejected", 5))}
+        for number in range(8)
+    ]
+    trainer = regularized(getattr(trl, f"{name}Trainer"))(
+        model=kind.from_pretrained(folder / "model", attention_dropout=0.1, **head),
+        args=getattr(trl, f"{name}Config")(
             **ARGUMENTS, output_dir=str(folder / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
             save_strategy="no", **options,
         ),
-        train_dataset=Dataset.from_list([{"text": tiny.sentence(number)} for number in range(8)]),
+        train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         regularizer=regularizer,
     )  # fmt: skip
@@ -58,23 +91,58 @@ def fine_tuned(folder: Path, regularizer: Any, **options: Any) -> Any:
     return trainer
 
 
-def test_supervised_fine_tuning_of_trl(tmp_path: Path) -> None:
-    method = ADDrop(attribution="recorded", layers="all")
+RECORDED = ADDrop(attribution="recorded", layers="all")
+COPYING = AttendOut(learner="policy_gradient", dropout_step=2)
+IN_ALL = [
+    Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), NEFTune(), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
+    ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
+]  # fmt: skip
+WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", ADDrop()), ("Reward", RDrop()), ("Reward", COPYING)]
 
-    def losses(regularizer: Any) -> list[float]:
-        return history(fine_tuned(tmp_path, regularizer), "loss")
 
-    plain, found = losses(None), losses(method)
-    assert len(found) == 4 and found != plain and found[:2] == plain[:2]  # the first epoch records
-    with pytest.raises(AttendropError, match="returns no logits"):  # their loss builds none to compare
-        losses(RDrop())
-    with pytest.raises(AttendropError, match="never ran its last projection"):  # nor does it call the head
-        losses(UniDrop(token=0))
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("DPO", ADDrop(target="loss")),
+        ("Reward", ADDrop()),
+        *(pytest.param(name, method, marks=pytest.mark.slow) for name in ("SFT", "DPO", "Reward") for method in IN_ALL),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in WORKING),
+    ],
+)
+def test_methods_act_in_trainers_of_trl(name: str, method: Any, tmp_path: Path) -> None:
+    """As docs/support.md lists them."""
+    plain, found = (history(of_trl(tmp_path, name, each), "loss") for each in (None, method))
+    assert len(found) == 4 and found != plain
+    if method == RECORDED:
+        assert found[:2] == pytest.approx(plain[:2], abs=1e-5)  # the first epoch records
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("SFT", RDrop(), "returns no logits .* cannot be compared"),  # the loss builds none
+        ("SFT", UniDrop(token=0), "never ran its last projection"),  # nor does it call the head
+        ("DPO", ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
+        ("Reward", ADDrop(target="gold_label"), "declare_output"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("SFT", COPYING, "The forward pass of LlamaForCausalLM was replaced"),
+                ("DPO", RECORDED, "made 8 rows of 4"),
+                ("DPO", RDrop(), "returns no logits .* cannot be compared"),
+                ("Reward", RECORDED, "made 8 rows of 4"),
+            )
+        ),
+    ],
+)
+def test_what_cannot_act_in_trainers_of_trl(name: str, method: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=message):
+        of_trl(tmp_path, name, method)
 
 
 @pytest.mark.parametrize("method", [SAM(), ChildTuning(variant="D")])
 def test_passes_of_a_method_are_not_in_the_metrics_of_trl(method: Any, tmp_path: Path) -> None:
-    plain, found = (fine_tuned(tmp_path, each, gradient_accumulation_steps=2) for each in (None, method))
+    plain, found = (of_trl(tmp_path, "SFT", each, gradient_accumulation_steps=2) for each in (None, method))
     assert history(found, "num_tokens") == history(plain, "num_tokens")
     assert not found._metrics["eval"]  # which would be logged at the next evaluation
 
@@ -105,7 +173,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
         return words.auto_model.get_input_embeddings().weight.detach()
 
     plain = weights(None)
-    for method in (L2SP(alpha=0.5), ChildTuning(variant="D")):
+    for method in (L2SP(alpha=0.5), ChildTuning(variant="D"), Mixout()):
         assert not torch.equal(plain, weights(method))
     several = {"one": rows, "other": rows.select(range(4))}
     assert not torch.equal(weights(None, several), weights(L2SP(alpha=0.5), several))
@@ -117,3 +185,53 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     ):
         with pytest.raises(AttendropError, match=reason):
             weights(method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [ALWAYS, Mixout(), LayerDrop(p=0.5), NEFTune(), L2SP(), RDrop()], ids=lambda m: m.name
+)
+def test_lightning_fabric(method: Any) -> None:
+    """On one device, training is that of the model itself."""
+    library = pytest.importorskip("lightning_fabric")
+    found = []
+    for wrapped in (False, True):
+        model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+        run: Any = model
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if wrapped:
+            run, optimizer = library.Fabric(accelerator="cpu", devices=1).setup(model, optimizer)
+        torch.manual_seed(0)
+        with regularize(run, method, optimizer=optimizer) as reg:
+            for _ in range(3):
+                take_step(reg, batch)
+        found.append({name: value.detach() for name, value in model.named_parameters()})
+    zoo.assert_same(*found)
+
+
+@pytest.mark.slow
+def test_optuna(tmp_path: Path) -> None:
+    """A trial is the run with its options; those of the method are suggested in an objective of one's own."""
+    library = pytest.importorskip("optuna")
+
+    def trainer(p: float, **options: Any) -> RegularizedTrainer:
+        made: dict[str, Any] = {"model_init": lambda: zoo.build("bert", dropout=0.1), "eval_dataset": examples(count=4)}
+        return trainer_of(tmp_path, ADDrop(p=p), max_steps=3, eval_strategy="epoch", **made, **options)
+
+    def space(trial: Any) -> dict[str, float]:
+        return {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)}
+
+    def objective(trial: Any) -> float:
+        tried = trainer(trial.suggest_float("p", 0.1, 0.6))
+        tried.train()
+        return float(tried.evaluate()["eval_loss"])
+
+    best: Any = trainer(0.3).hyperparameter_search(space, backend="optuna", n_trials=3, direction="minimize")
+    alone = trainer(0.3, **best.hyperparameters)
+    alone.train()
+    assert alone.evaluate()["eval_loss"] == pytest.approx(best.objective, abs=1e-6)
+    study = library.create_study()
+    for p in (0.1, 0.6):
+        study.enqueue_trial({"p": p})
+    study.optimize(objective, n_trials=2)
+    assert study.trials[0].value != study.trials[1].value

@@ -21,7 +21,17 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
-from attendrop import L2SP, ADDrop, AttendropError, Compose, regularized
+from attendrop import (
+    L2SP,
+    ADDrop,
+    AttendropError,
+    ChildTuning,
+    Compose,
+    Mixout,
+    NEFTune,
+    RDrop,
+    regularized,
+)
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
 from attendrop.training.labelled_data import EpochSampler
@@ -186,9 +196,20 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-def test_reentrant_checkpointing_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [ALWAYS, Mixout(), NEFTune(), Compose(L2SP(), ALWAYS)], ids=lambda m: m.name)
+def test_reentrant_checkpointing_is_refused_to_what_acts_within_the_model(method: Any, tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=r"[Rr]eentrant.*'use_reentrant': False"):
-        trainer_of(tmp_path, **checkpointing_arguments(use_reentrant=True))
+        trainer_of(tmp_path, method, **checkpointing_arguments(use_reentrant=True))
+
+
+@pytest.mark.parametrize("method", [None, L2SP(), ChildTuning(), RDrop()], ids=str)
+def test_other_methods_train_as_without_reentrant_checkpointing(method: Any, tmp_path: Path) -> None:
+    found = []
+    for arguments in ({}, checkpointing_arguments(use_reentrant=True)):
+        trainer = trainer_of(tmp_path, method, max_steps=2, **arguments)
+        trainer.train()
+        found.append(weights(trainer))
+    zoo.assert_same(*found, 1e-6)
 
 
 @pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor(0), torch.tensor([0.5, 0.5])], ids=str)

@@ -30,6 +30,11 @@ SIGNATURES = {
     "_get_dataloader": [
         "self", "dataset", "description", "batch_size", "sampler_fn", "is_training", "dataloader_key",
     ],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
+    "_load_best_model": ["self"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "_load_scaler": ["self", "checkpoint"],
+    "_load_rng_state": ["self", "checkpoint"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "_determine_best_metric": ["self", "metrics", "trial"],

@@ -14,7 +14,7 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, first_finite, is_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
-from attendrop.attribution.targets import fix_target
+from attendrop.attribution.targets import Forward, fix_target
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
 
@@ -27,6 +27,7 @@ def gradient_attribution(
     *,
     units: str = "attention",
     inputs: Batch | None = None,
+    forward: Forward | None = None,
     keep: Keep[Any] = keep_all,
     draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
@@ -36,10 +37,12 @@ def gradient_attribution(
         adapter: The attached and traced model.
         batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
-        target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
+        target: ``"pseudo_label"``, ``"gold_label"`` or ``"loss"``, see :func:`fix_target`.
         units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
         inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
             withholds the labels.
+        forward: Runs the pass with a plan, and returns its outputs, such as the ``loss`` of a trainer; by default the
+            model itself on ``inputs``.
         keep: Returns what to keep of each layer's attribution, which has the shape of the units, in float32 or better.
             Attributions are computed one after the other, so that those of all layers need not exist at once.
         draws: Draws of the model's attention dropout, shared with a later pass.
@@ -61,7 +64,7 @@ def gradient_attribution(
 
         plan = GradientPlan(attention_layers, receive, units, draws)
         with isolated_pass(adapter.model), torch.enable_grad():
-            outputs = adapter.forward(inputs or batch, plan)
+            outputs = forward(plan) if forward else adapter.forward(inputs or batch, plan)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)
             plan.differentiate(wide(score).sum(), factor)
         return kept if all_true(finite) else None

@@ -14,6 +14,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.recording import isolated_pass
+from attendrop.attribution.targets import Forward
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
 
@@ -85,17 +86,21 @@ class GatePlan(Plan):
 
 
 def head_importance(
-    adapter: ModelAdapter, batch: Batch, attention_layers: Sequence[AttentionLayer]
+    adapter: ModelAdapter,
+    batch: Batch,
+    attention_layers: Sequence[AttentionLayer],
+    forward: Forward | None = None,
 ) -> dict[str, Tensor]:
     """Compute the importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``.
 
-    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss that the model computes. The
-    loss is a mean over the batch, so values compare within a sequence only. Takes one forward and one backward pass.
+    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss. This is a mean over the batch,
+    so values compare within a sequence only. Takes one forward and one backward pass.
 
     Args:
         adapter: The attached and traced model.
         batch: Inputs, with labels.
         attention_layers: Attention layers whose heads to rank.
+        forward: See :func:`attendrop.attribution.gradient.gradient_attribution`.
 
     Raises:
         AttendropError: The model returns no loss; or the gradients are not finite, see :func:`finite_gradients`.
@@ -104,7 +109,8 @@ def head_importance(
     def gradients(factor: float) -> dict[str, Tensor]:
         plan = GatePlan(heads={layer.key for layer in attention_layers})
         with isolated_pass(adapter.model), torch.enable_grad():
-            loss: Tensor | None = getattr(adapter.forward(batch, plan), "loss", None)
+            outputs = forward(plan) if forward else adapter.forward(batch, plan)
+            loss: Tensor | None = getattr(outputs, "loss", None)
             if loss is None:
                 raise AttendropError("Head importance is computed from the loss, and the batch has no 'labels'.")
             return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))

@@ -17,7 +17,7 @@ from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
-from attendrop.attribution.targets import fix_target
+from attendrop.attribution.targets import Forward, fix_target
 from attendrop.model_support.batches import Batch
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
@@ -52,6 +52,7 @@ def integrated_gradient_attribution(
     steps: int = 8,
     units: str = "attention",
     inputs: Batch | None = None,
+    forward: Forward | None = None,
     keep: Keep[Any] = keep_all,
 ) -> dict[str, Any]:
     """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
@@ -70,6 +71,7 @@ def integrated_gradient_attribution(
         steps: Number of nodes on [0, 1].
         units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
         inputs: See :func:`attendrop.attribution.gradient.gradient_attribution`.
+        forward: See there.
         keep: See there.
 
     Returns:
@@ -78,6 +80,7 @@ def integrated_gradient_attribution(
     Raises:
         AttendropError: The gradients are not finite; see :func:`attendrop.attribution.finite_gradients.first_finite`.
     """
+    run = forward or partial(adapter.forward, inputs or batch)
     recorded: dict[str, Tensor] = {}
     calls: dict[str, AttentionCall] = {}
 
@@ -85,8 +88,8 @@ def integrated_gradient_attribution(
         recorded[call.layer.key], calls[call.layer.key] = found, call
 
     with isolated_pass(adapter.model), evaluating(adapter.model):
-        with torch.no_grad():
-            outputs = adapter.forward(inputs or batch, RecordPlan(attention_layers, record, units))
+        with torch.set_grad_enabled(forward is not None):  # which may run another model as well, without gradients
+            outputs = run(RecordPlan(attention_layers, record, units))
             score = fix_target(adapter.model, outputs, batch, target)
         ran = [layer for layer in attention_layers if layer.key in recorded]
         groups = [ran] if scope == "joint" else [[layer] for layer in ran]
@@ -102,8 +105,7 @@ def integrated_gradient_attribution(
                 for alpha, weight in quadrature_nodes(rule, steps):
                     plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
                     with torch.enable_grad():
-                        scores = score(adapter.forward(inputs or batch, plan))
-                        plan.differentiate(wide(scores).sum(), factor)
+                        plan.differentiate(wide(score(run(plan))).sum(), factor)
             return total if all_finite(total.values()) else None
 
         integrals = first_finite(integral, adapter.model)

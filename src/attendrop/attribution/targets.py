@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import aligned_labels, answer_positions
 from attendrop.attribution.predictions import (
     LABELS,
@@ -23,8 +24,10 @@ from attendrop.attribution.predictions import (
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
 
-# From the outputs of a pass to the attributed score of each sequence, (batch,).
+# From the outputs of a pass to the attributed score of each sequence, (batch,), or of all.
 Target = Callable[[Any], Tensor]
+# Runs a pass with a plan, and returns its outputs.
+Forward = Callable[[Plan], Any]
 
 
 def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Target:
@@ -33,21 +36,29 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     ====================================  ==========================================================================
     classification, multiple choice       the logit of the target class; the mean logit, if labels are probabilities
     several labels per text               log-likelihood of the target labels
-    regression                            the negative squared error on the gold value, whatever ``target``
+    regression                            the negative squared error on the gold value, whatever ``target``; the
+                                          predicted score, if there are no labels (reward models)
     token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
     question answering (spans)            the logits of the target's first and last token; what is predicted is the
                                           best span of the text, see :func:`best_spans` and :func:`answer_tokens`
+    any, with the target ``"loss"``       the negative loss of the batch
     ====================================  ==========================================================================
 
     Args:
         model: The model, for its kind.
-        outputs: Outputs of the model, with ``logits``.
-        batch: Its inputs. Gold labels and regression need ``labels``.
-        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``.
+        outputs: Outputs of the model, with ``logits``; for its loss, with ``loss``.
+        batch: Its inputs. Gold labels need ``labels``.
+        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``; ``"loss"``.
 
     Raises:
-        AttendropError: Labels are needed and missing, or the outputs are of no known form.
+        AttendropError: Labels or the loss are needed and missing, or the outputs are of no known form.
     """
+    if target == "loss":
+        if getattr(outputs, "loss", None) is None:
+            raise AttendropError(
+                f"{type(model).__name__} returned no loss, which target='loss' attributes; add 'labels' to the batch."
+            )
+        return lambda outputs: -outputs.loss
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
         return _span_target(outputs, batch, target)
@@ -61,13 +72,16 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     if kind == TOKENS:
         return _token_target(model, logits, batch, target)
     if kind == NUMBER:
-        gold = _required(labels, "regression").reshape(logits.shape)
+        if labels is None and target == "pseudo_label":
+            return lambda outputs: outputs.logits.sum(-1)
+        kind_of = f"{type(model).__name__} is taken for a regression, which attendrop.extend.declare_output changes"
+        gold = _required(labels, "labels", f"; {kind_of}").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
     if kind == LABELS:
-        present = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
+        present = _required(labels) if target == "gold_label" else (logits > 0)
         sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
-    classes = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    classes = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
     if classes.is_floating_point():  # gold labels that are probabilities of the classes
         return lambda outputs: (classes.to(outputs.logits.dtype) * outputs.logits).sum(-1)
     classes = classes.reshape(-1)
@@ -77,8 +91,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
 
 def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
     if target == "gold_label":
-        first = _required(batch.get("start_positions"), "gold_label", "start_positions")
-        last = _required(batch.get("end_positions"), "gold_label", "end_positions")
+        first = _required(batch.get("start_positions"), "start_positions")
+        last = _required(batch.get("end_positions"), "end_positions")
     else:
         start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
         _, first, last = best_spans(start, end, answer_tokens(batch, start))
@@ -101,7 +115,7 @@ def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -
         scored = batch["attention_mask"].bool()
     else:
         scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    tokens = _required(labels, "gold_label") if target == "gold_label" else predicted_tokens(model, logits)
+    tokens = _required(labels) if target == "gold_label" else predicted_tokens(model, logits)
     index = tokens.where(scored, 0)[..., None]
 
     def score(outputs: Any) -> Tensor:
@@ -111,7 +125,9 @@ def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -
     return score
 
 
-def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tensor:
+def _required(labels: Tensor | None, name: str = "labels", also: str = "") -> Tensor:
     if labels is None:
-        raise AttendropError(f"The batch has no '{name}', which attribution needs here ({purpose}).")
+        raise AttendropError(
+            f"The batch has no '{name}', which target='gold_label' attributes: use 'pseudo_label' or 'loss'{also}."
+        )
     return labels

@@ -55,8 +55,8 @@ def _run(arguments: list[str]) -> int:
     import typer
 
     from attendrop.cli.app import command
-    from attendrop.errors import AttendropError
-    from attendrop.files.output_files import DISK_FULL, broken_link
+    from attendrop.errors import AttendropError, machine_failure
+    from attendrop.files.output_files import broken_link
 
     arguments = [_at_home(argument) for argument in arguments]
     # UsageError of click, or of the copy of click in newer versions of typer
@@ -74,20 +74,13 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except Exception as error:
         if isinstance(error, FileExistsError) and (link := broken_link(error.filename)) is not None:
             return _fail(link)
-        told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
-        if error.errno in DISK_FULL:
-            repeat = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
-            told += f". Free some space, then {repeat}."
-        return _fail(told, 1)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which is not loaded for every command
+        again = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
+        if (told := machine_failure(error, again)) is None:
             raise
-        return _fail(
-            "the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by the same factor.", 1
-        )
+        return _fail(told, 1)
 
 
 def _at_home(argument: str) -> str:
@@ -99,7 +92,9 @@ def _at_home(argument: str) -> str:
 def _fail(message: str, code: int = 2) -> int:
     if interrupts.was_interrupted():  # the error is a consequence of the interruption
         return interrupts.tell()
-    print(f"Error: {message}", file=sys.stderr)
+    from attendrop.errors import one_line
+
+    print(f"Error: {one_line(message)}", file=sys.stderr)
     return code
 
 

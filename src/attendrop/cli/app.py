@@ -8,10 +8,11 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from attendrop.cli.console import PlainConsole
 from attendrop.cli.run_options import path_argument, run_option
+from attendrop.errors import printable
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import is_main_process
 
@@ -83,9 +84,9 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
     if as_json:
         print(json.dumps(found, indent=2))
     elif isinstance(shown, str) and not quiet:
-        print(shown)
+        print(printable(shown))
     elif not quiet:
-        console = Console(highlight=False)
+        console = PlainConsole()
         if not console.is_terminal:  # programs that read the output need each name on one line
             console.width = _NO_LIMIT
         console.print(shown)

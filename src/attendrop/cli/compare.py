@@ -19,7 +19,7 @@ from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, names
 from attendrop.studies.comparison import Comparison, default_methods
-from attendrop.studies.units import REFERENCE, check_evaluation
+from attendrop.studies.units import REFERENCE, check_evaluation, check_workers
 
 _DATA = Groups(
     *DATA,
@@ -57,6 +57,8 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
+    if ray is None:
+        check_workers(workers)
     train_file = one_file(file, "--train-file", data.get("train_file"))
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))

@@ -12,11 +12,23 @@ from rich.console import Console
 from rich.text import Text
 
 from attendrop.cli.interrupts import Interrupted, interruptible
+from attendrop.errors import one_line, printable
 from attendrop.runs.run_folder import is_main_process
 from attendrop.text_tables import aligned
 
 
-class MessageConsole(Console):
+class PlainConsole(Console):
+    """Console that prints texts as they are: names and labels of users are neither markup nor control sequences."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Render a text, which may be the cell of a table."""
+        return super().render_str(printable(text), **options)
+
+
+class MessageConsole(PlainConsole):
     """Console that remembers the warnings of files, and of the runs of a study, so that each is shown once."""
 
     def __init__(self, **options: Any) -> None:
@@ -34,7 +46,7 @@ def messages(*, quiet: bool) -> Iterator[MessageConsole]:
     import transformers
 
     interruptible()
-    console = MessageConsole(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
+    console = MessageConsole(stderr=True, soft_wrap=True, quiet=not is_main_process())
 
     def warn_once(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in console.warned:  # a command may read the same file more than once
@@ -74,11 +86,11 @@ class _Handler(logging.Handler):
         if record.levelno >= logging.WARNING:
             _warn(self.console, record.getMessage())
         else:
-            self.console.print(record.getMessage(), markup=False)
+            self.console.print(record.getMessage())
 
 
 def _warn(console: Console, message: str) -> None:
-    console.print(Text.assemble(("Warning: ", "yellow"), message))
+    console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)))
 
 
 def lines_of(values: Mapping[str, str]) -> str:

@@ -22,7 +22,8 @@ COLUMNS = ("message", "topic")
 TRAIN_ROWS, TEST_ROWS = 5, 105
 Row = tuple[str, str]
 Item = TypeVar("Item")
-_BOOKINGS = {
+# Phrases for what was booked, and for what is wanted.
+BOOKINGS = {
     "flight": ("flight", "plane ticket", "seat on the plane", "air ticket"),
     "hotel": ("hotel room", "double room", "room at the inn", "overnight stay"),
     "car": ("rental car", "hire car", "van", "convertible"),
@@ -32,7 +33,7 @@ _BOOKINGS = {
     "transfer": ("airport transfer", "airport shuttle", "pick-up at the airport", "airport taxi"),
     "show": ("concert", "opera ticket", "seat at the show", "theatre evening"),
 }
-_WISHES = {
+WISHES = {
     "cancel": (
         "Please cancel my {}.",
         "I no longer need my {}.",
@@ -108,7 +109,7 @@ def generate_messages(seed: int = 0) -> tuple[list[Row], list[Row]]:
     The same seed gives the same rows on every machine.
     """
     writer = _Writer(seed)
-    phrases = {name: writer.shuffled(every) for name, every in (_BOOKINGS | _WISHES).items()}
+    phrases = {name: writer.shuffled(every) for name, every in (BOOKINGS | WISHES).items()}
     known = {name: every[: len(every) // 2] for name, every in phrases.items()}
     return writer.rows(known, TRAIN_ROWS), writer.rows(phrases, TEST_ROWS)
 
@@ -148,7 +149,7 @@ class _Writer:
         """Write a number of messages for each topic, all different."""
         return self.shuffled(
             (self.new_message(phrases[booking], phrases[wish]), f"{booking}: {wish}")
-            for booking, wish in product(_BOOKINGS, _WISHES)
+            for booking, wish in product(BOOKINGS, WISHES)
             for _ in range(count)
         )
 

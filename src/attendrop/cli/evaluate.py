@@ -37,7 +37,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Score the model of a run on labelled data."""
+    """Score the model of a run on labelled data; without any, on the rows that the run held out."""
     source = Source(**{**data, "file": one_file(path, _FILE, data.get("file"))})
     check_source(run, source, "dev")
 

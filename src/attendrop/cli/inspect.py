@@ -12,7 +12,7 @@ import typer
 
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import path_argument, run_option
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, printable
 from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
@@ -77,11 +77,11 @@ def announce_files(config: RunConfig, *, quiet: bool) -> None:
     found = check_files(config.train_file, config.eval_file, skip_bad_rows=config.skip_bad_rows, **options)
     if found is None or quiet or not is_main_process():
         return
-    print(f"{_head(found)}; {_reading(found)}.", file=sys.stderr)
+    print(printable(f"{_head(found)}; {_reading(found)}."), file=sys.stderr)
     if found.variants:
         words = [config.train_file, *_columns_named(found), "--write-label-map", _MAP]
         draft = f"attendrop inspect {shlex.join(words)}"
-        print(f"{found.doubts()['variants']} A map merges them: {draft}", file=sys.stderr)
+        print(printable(f"{found.doubts()['variants']} A map merges them: {draft}"), file=sys.stderr)
 
 
 def _head(found: Inspection) -> str:
@@ -103,6 +103,8 @@ def _reading(found: Inspection) -> str:
         kind = f" ({counted(number, 'label')}, several of a row)"
     elif found.label_type in NUMBER:
         kind = " (numbers)"
+    elif found.tags:
+        kind = f" ({counted(len(found.tags), 'tag')} of words)"
     return f"{texts}, label {found.label_column!r}{kind}"
 
 
@@ -115,11 +117,12 @@ def _columns(found: Inspection) -> list[str]:
 
 
 def _labels(found: Inspection) -> list[str]:
-    if not found.labels:
+    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
+    if not counts:
         return []
-    shown = aligned([[f"  {label}", str(count)] for label, count in list(found.labels.items())[:_MOST_LABELS]], "lr")
-    more = len(found.labels) - len(shown)
-    return [f"Labels of {found.label_column!r}: {len(found.labels)}", *shown, *([f"  and {more} more"] if more else [])]
+    shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
+    more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
+    return [f"{what} {found.label_column!r}: {len(counts)}", *shown, *more]
 
 
 def _rows(found: Inspection, model: str) -> list[str]:

@@ -32,7 +32,7 @@ def methods(
     for each in classes:
         m = each.info
         about = {"name": m.name, "summary": m.summary, "acts_on": list(m.acts_on), "paper": m.paper}
-        found.append(about | {"evidence": m.evidence, "options": described(each)})
+        found.append(about | {"evidence": m.measured(), "options": described(each)})
         authors, year, _ = m.paper.partition(")")  # without the title, which `methods NAME` has
         table.add_row(m.name, m.summary, authors + year)
     show(found, table if name is None else "\n\n".join(map(_explanation, classes)), as_json=as_json)
@@ -48,7 +48,7 @@ def _explanation(method: type[Method]) -> str:
         rows.append([name, kind, _default(found["default"]), found["range"]])
     options = "\n".join(aligned(rows)) if len(rows) > 1 else "No options."
     info = method.info
-    measured = f"Measured: {info.evidence}\n\n" if info.evidence else ""
+    measured = f"{info.measured()}\n\n" if info.evidence else ""
     return f"{info.name}: {info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
 
 

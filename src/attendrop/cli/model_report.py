@@ -18,6 +18,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.tracing import example_inputs, example_pixels
 from attendrop.cli.console import size
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import first_line
 from attendrop.runs.model_loading import load_config
 from attendrop.tasks.heads.model_classes import saved_model_class
 
@@ -31,7 +32,7 @@ _CLASSIFIERS = (
     modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
 )
 # Exceptions when a model is built from its configuration alone and run.
-_FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError)
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError, ArithmeticError)
 # Memory, in bytes, from which on it is announced.
 _MUCH = 2**30
 logger = logging.getLogger(__name__)
@@ -88,8 +89,7 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
                 "%s reads values of tensors, so it is built in memory, with random weights: %s.",
                 *(type(model).__name__, size(needed)),
             )
-    failure = str(failures[-1]).strip().partition("\n")[0]
-    raise AttendropError(f"It could not be built and run from its configuration ({failure}).")
+    raise AttendropError(f"It could not be built and run from its configuration ({first_line(failures[-1])}).")
 
 
 def _class(config: PreTrainedConfig) -> Any:

@@ -41,6 +41,10 @@ def predict(
         bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
     ] = False,
     keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Also write the columns of the file.")] = False,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option("--escape-formulas", help="Write ' before cells that a spreadsheet would compute, such as =1+1."),
+    ] = False,
     rows: Annotated[Mapping[str, Any], Groups("rows", of=Source)],
     quiet: Quiet = False,
     as_json: Json = False,
@@ -60,7 +64,8 @@ def predict(
     with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
         found = predict_rows(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
-            on_progress=progress,
+            escape_formulas=escape_formulas, on_progress=progress,
         )  # fmt: skip
-    shown = f"Wrote {counted(found['rows'], 'prediction')} to {output}."
+    empty = f", and an empty one for {counted(found['skipped'], 'skipped row')}," if found["skipped"] else ""
+    shown = f"Wrote {counted(found['rows'], 'prediction')}{empty} to {output}."
     show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)

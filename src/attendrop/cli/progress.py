@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +19,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 from attendrop.cli.console import MessageConsole
 from attendrop.cli.training_summary import dropped_fraction
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.studies.units import Event, duration
+from attendrop.studies.units import Event, Unit, duration
 from attendrop.wording import score_text
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True)
 
 
@@ -75,7 +77,7 @@ class TrainingProgress(TrainerCallback):
         if self.line and (score is not None or (args.eval_strategy == IntervalStrategy.NO and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
             selection = "" if score is None else f", selection {name} {score_text(score)}"
-            self.console.print(self.line + selection, markup=False)
+            self.console.print(self.line + selection)
             self.line = ""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -119,21 +121,38 @@ def row_progress(
     yield line
 
 
-class StudyProgress:
-    """Progress of all units of a study: one line where stderr is a terminal, otherwise a line for each finished run.
+# Times of a method that was not measured, relative to those that were: the dearest ones take four passes for one.
+_UNKNOWN = (1.0, 4.0)
+# From this part of a run on, its time is estimated; a second training on all rows may double it.
+_MEASURED, _TRAININGS = 0.1, 2.0
 
-    The time left is estimated from the runs that finished, and the finished parts of those that run.
+
+class StudyProgress:
+    """Progress of all units of a study: one line where stderr is a terminal, otherwise an occasional line.
+
+    The time left follows from finished runs that differ in their seed only; of a method without one, it is a range.
     """
 
-    def __init__(self, console: MessageConsole, units: int = 0, *, quiet: bool = False) -> None:
-        self.console, self.units, self.quiet = console, units, quiet
-        self.running: dict[Path, float] = {}
-        self.ended: dict[Path, str] = {}  # how each run ended: a search asks again for those that it has
-        self.start = time.monotonic()
-        columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}"))
+    def __init__(self, console: MessageConsole, units: Sequence[Unit] = (), *, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self.running: dict[Path, Event] = {}  # with the steps of each
+        self.ended: dict[Path, Event] = {}  # how each run ended
+        self.began: dict[Path, float] = {}
+        self.seconds: dict[str, list[float]] = {}  # of finished runs, by kind
+        self.workers = 1
+        self.last_line = time.monotonic()
+        columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}", markup=False))
         self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
-        self.task = self.bar.add_task("", total=units)
+        self.task = self.bar.add_task("")
+        self.plan(units)
         self.bar.start()
+
+    def plan(self, units: Sequence[Unit], more: int = 0) -> None:
+        """Set the different units, as far as they are known, and the number of further ones."""
+        self.planned = Counter(unit.kind for unit in units)
+        self.baselines = {unit.kind for unit in units if unit.baseline is not None}
+        self.units = len(units) + more
+        self.bar.update(self.task, total=self.units)
 
     def close(self) -> None:
         """Remove the bar, also after an exception."""
@@ -144,12 +163,17 @@ class StudyProgress:
         folder = event.job.folder
         if event.kind in ("finished", "failed", "lost"):
             self.running.pop(folder, None)
-        if event.kind in ("finished", "failed") or (event.kind == "kept" and folder not in self.ended):
-            self.ended[folder] = event.kind
+        if event.kind in ("finished", "failed", "kept"):
+            self.ended[folder] = event
+        if event.kind in ("finished", "kept") and event.metrics is not None:
+            seconds = event.metrics.get("total_seconds", time.monotonic() - self.began.get(folder, time.monotonic()))
+            self.seconds.setdefault(event.job.unit.kind, []).append(seconds)
         match event.kind:
             case "started" | "progress":
                 self.ended.pop(folder, None)
-                self.running[folder] = event.steps / max(event.planned_steps, 1)
+                self.running[folder] = event
+                self.began.setdefault(folder, time.monotonic())
+                self.workers = max(self.workers, len(self.running))
             case "failed":
                 logger.warning("%s failed: %s", folder.name, event.text)
             case "lost":
@@ -159,32 +183,57 @@ class StudyProgress:
                 logger.warning("%s: %s", folder.name, event.text)
         self._show(event)
 
-    def done(self) -> float:
-        """Count the runs that finished or failed, and the parts of those that run."""
-        return len(self.ended) - self.count("kept") + sum(self.running.values())
-
-    def count(self, kind: str) -> int:
-        """Count the runs that ended so: ``"kept"``, ``"finished"`` or ``"failed"``."""
-        return [*self.ended.values()].count(kind)
-
     def state(self) -> str:
-        """Describe the progress, such as "5 of 24, 1 failed, about 3 min left"."""
-        ended, kept, failed = len(self.ended), self.count("kept"), self.count("failed")
-        text = f"{ended} of {self.units}" + (f", {failed} failed" if failed else "")
-        done = self.done()
-        if done and ended < self.units:
-            left = (self.units - kept - done) * (time.monotonic() - self.start) / done
-            text += f", about {duration(left)} left"
-        return text
+        """Describe the progress, such as "5 of 24, 1 failed, step 30 of 240, about 3 min left"."""
+        failed = sum(event.kind == "failed" for event in self.ended.values())
+        text = f"{len(self.ended)} of {self.units}" + (f", {failed} failed" if failed else "")
+        if planned := sum(event.planned_steps for event in self.running.values()):
+            text += f", step {sum(event.steps for event in self.running.values())} of {planned}"
+            text += f" of {len(self.running)} runs" if len(self.running) > 1 else ""
+        if (left := self.left()) is None or not left[1]:
+            return text
+        low, high = map(duration, left)
+        return f"{text}, about {low} left" if low == high else f"{text}, {low} to {high} left"
 
-    def plan(self, units: int) -> None:
-        """Set the number of different units, once it is known."""
-        self.units = units
-        self.bar.update(self.task, total=units)
+    def left(self) -> tuple[float, float] | None:
+        """Estimate the seconds until the end, at least and at most; None before there is a measurement."""
+        known = {kind: (fmean(seconds), fmean(seconds)) for kind, seconds in self.seconds.items()}
+        for folder, event in self.running.items():
+            if _part(event) >= _MEASURED and event.job.unit.kind not in known:
+                once = (time.monotonic() - self.began[folder]) / _part(event)
+                known[event.job.unit.kind] = (once, _TRAININGS * once)
+        tuned = [span for kind, span in known.items() if kind not in self.baselines]
+        if not tuned:
+            return None
+        least, most = min(low for low, _ in tuned), max(high for _, high in tuned)
+        unknown = (_UNKNOWN[0] * least, _UNKNOWN[1] * most)
+        ended = Counter(event.job.unit.kind for event in self.ended.values())
+        runs = self.planned - ended
+        others = sum((ended - self.planned).values())
+        total = [0.0, 0.0]
+        for kind, number in (*runs.items(), ("", max(0, self.units - self.planned.total() - others))):
+            span = known.get(kind, (0.0, most) if kind in self.baselines else unknown)
+            total = [seconds + number * each for seconds, each in zip(total, span, strict=True)]
+        for event in self.running.values():
+            span = known.get(event.job.unit.kind, (0.0, 0.0))
+            total = [max(0.0, seconds - _part(event) * each) for seconds, each in zip(total, span, strict=True)]
+        return total[0] / self.workers, total[1] / self.workers
 
     def _show(self, event: Event) -> None:
-        self.bar.update(self.task, completed=self.count("kept") + self.done(), description=self.state())
-        if self.bar.disable and event.kind == "finished" and event.metrics is not None and not self.quiet:
-            metrics = event.metrics
-            score = "-" if metrics.get("score") is None else f"{metrics['metric']} {score_text(metrics['score'])}"
-            self.console.print(f"{self.state()}: {event.job.folder.name} {score}", markup=False)
+        done = len(self.ended) + sum(map(_part, self.running.values()))
+        self.bar.update(self.task, completed=done, description=self.state())
+        if not self.bar.disable or self.quiet:
+            return
+        finished = event.metrics if event.kind == "finished" else None
+        if finished is None and time.monotonic() - self.last_line < _SECONDS_BETWEEN_LINES:
+            return
+        self.last_line, text = time.monotonic(), self.state()
+        if finished is not None:
+            score = "-" if finished.get("score") is None else f"{finished['metric']} {score_text(finished['score'])}"
+            text += f": {event.job.folder.name} {score}"
+        self.console.print(text)
+
+
+def _part(event: Event) -> float:
+    """Return the part of a run that is done."""
+    return event.steps / max(event.planned_steps, 1)

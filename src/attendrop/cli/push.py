@@ -19,7 +19,7 @@ def push(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Upload a model, its tokenizer and its card to the Hugging Face hub; data and scores stay here."""
+    """Upload a model, its tokenizer and its card, on which its scores are, to the Hugging Face hub; nothing else."""
     from attendrop.runs.hub import push_run
 
     with messages(quiet=quiet):

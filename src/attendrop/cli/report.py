@@ -13,7 +13,7 @@ from attendrop.errors import AttendropError
 
 @app.command()
 def report(
-    folder: Annotated[str, path_argument("Folder of a study or a comparison.", "DIR")],
+    folder: Annotated[str, path_argument("Folder of a study, a comparison or a run.", "DIR")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
     reference: Annotated[
         str | None,

@@ -30,7 +30,7 @@ def read_options_file(file: str, method: str) -> dict[str, Any]:
         raise AttendropError(f"There is no options file '{file}'; name a JSON file of the method's options.") from None
     except IsADirectoryError:
         raise AttendropError(f"The options file '{file}' is a folder; name a JSON file.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AttendropError(f"The options file '{file}' is not valid JSON ({error}); correct it.") from None
     if isinstance(found, dict) and found.keys() == {"method", "options"}:
         if found["method"] != method:

@@ -25,7 +25,10 @@ def study(
 ) -> None:
     """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
     from attendrop.studies.study_file import read_study
+    from attendrop.studies.units import REPORTS, check_workers
 
+    if ray is None:
+        check_workers(workers)
     found = read_study(file, check_data=not dry_run)
     from attendrop.studies.method_rows import method_label  # loads NumPy, as all that follows
 
@@ -47,12 +50,11 @@ def study(
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.executor import LOCAL
     from attendrop.studies.study import check_study_file, note_study_file, run_study
-    from attendrop.studies.units import REPORTS
 
     check_study_file(folder, file, is_named=output_dir is not None)
     with (
         messages(quiet=quiet) as console,
-        closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
+        closing(StudyProgress(console, found.units, quiet=quiet)) as progress,
         continued_by(lambda: f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"

@@ -24,7 +24,7 @@ from attendrop.cli.run_options import (
 )
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
-from attendrop.runs.run_file import preset, read_run_file
+from attendrop.runs.run_file import folder_of_run, preset, read_run_file
 
 _TRAINING = (
     "start",
@@ -67,7 +67,12 @@ def train(
         str | None, typer.Option("--preset", help="paper: training settings of the method's paper.")
     ] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last complete checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume from the last complete checkpoint; with --config RUN/run.yaml, that run."
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
     ] = False,
@@ -85,6 +90,8 @@ def train(
     train_file = one_file(file, "--train-file", data.get("train_file"))
     line = {**data, **training, "train_file": train_file, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
+    if resume and config is not None and output_dir is None and (own := folder_of_run(config)) is not None:
+        line["output_dir"] = own  # the run that is to be resumed, not a new one in the default folder
     run, seeds = _read_run(line, settings or [], options_file, config, preset_, partial(announce_files, quiet=quiet))
     if push_to_hub is not None and len(seeds) > 1:
         raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")

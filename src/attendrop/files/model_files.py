@@ -19,6 +19,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 ADAPTER_CONFIG = "adapter_config.json"
 # The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
 PRUNED_CONFIG = "pruned_config.json"
+# The file that replaces it for a baseline, which no class of transformers is.
+BASELINE_CONFIG = "baseline.json"
 _WEIGHTS = "model.safetensors"
 _OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 _MINILM_FILES = (
@@ -76,7 +78,9 @@ def lasting_name(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without its full stop."""
+    """Return the first line of an error's text, without its full stop; what a division by zero means of a model."""
+    if isinstance(error, ZeroDivisionError):
+        return "a size in its configuration is 0"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

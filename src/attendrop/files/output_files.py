@@ -1,4 +1,4 @@
-"""Atomic writing of files, and protection of existing ones."""
+"""Atomic writing of files, and protection of existing ones and of what symbolic links point to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from attendrop.errors import AttendropError
+from attendrop.errors import DISK_FULL, AttendropError
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Names of files that are being written, or were when their process was killed.
+PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 # Messages of PyTorch, which only reports a failed write.
 _TOLD_OF_FULL_DISK = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
 
@@ -42,13 +44,34 @@ def write_text(path: Path, content: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a binary file atomically; remove it if the disk is full."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with disk_errors(path):
-            partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with disk_errors(path), new_file(path) as file:
+        partial = Path(file.name)
+        try:
+            file.write(content)
+            file.close()
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def new_file(path: Path, mode: str = "xb", **how: Any) -> IO[Any]:
+    """Open a new file beside ``path``, which is renamed to it when complete; ``how`` as for :func:`open`.
+
+    All files are made here. Neither an existing file nor what a symbolic link points to is ever written: the file is
+    made exclusively, under a name that nobody knows before, :data:`PARTIAL`, and a link at ``path`` is replaced.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial").open(mode, **how)
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise AttendropError if a folder holds a symbolic link, at any depth: attendrop makes none, and follows none."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if os.path.islink(path := os.path.join(place, name)):
+                raise AttendropError(
+                    f"'{path}' is a symbolic link, to '{os.readlink(path)}', and attendrop makes and follows none: "
+                    "delete it, or put what it points to in its place."
+                )
 
 
 @contextmanager
@@ -76,8 +99,17 @@ def _disk_error(error: BaseException | None) -> int | None:
     if found := re.search(r"os error (\d+)", str(error)):  # in messages of safetensors
         return int(found[1])
     if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
-        return errno.ENOSPC
+        return errno.EFBIG if _files_are_limited() else errno.ENOSPC
     return _disk_error(error.__cause__ or error.__context__)
+
+
+def _files_are_limited() -> bool:
+    """Return whether this process may write files up to a size only; Windows has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
 
 
 def sha256(path: Path) -> str:
@@ -99,11 +131,11 @@ def _sha256(path: Path, size: int, changed: int) -> str:
 
 def share_permissions(folder: Path) -> None:
     """Give all files in a folder the permissions of the umask; safetensors restricts its files to the owner."""
-    (folder / ".probe").touch()
-    mode = (folder / ".probe").stat().st_mode
-    (folder / ".probe").unlink()
+    with new_file(folder / "probe") as probe:
+        mode = os.fstat(probe.fileno()).st_mode
+    os.unlink(probe.name)
     for file in folder.rglob("*"):
-        if file.is_file():
+        if file.is_file() and not file.is_symlink():
             file.chmod(mode)
 
 
@@ -111,7 +143,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
     Raises:
-        AttendropError: ``output`` is a folder, in a file or an input, or exists and may not be replaced.
+        AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
+            may not be replaced.
     """
     if os.path.isdir(output):
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
@@ -119,6 +152,10 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     if not above.is_dir():
         raise AttendropError(
             f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
+        )
+    if not os.access(above, os.W_OK):  # before a model is loaded
+        raise AttendropError(
+            f"The output '{output}' cannot be written: '{above}' does not allow it; name another folder."
         )
     if not os.path.lexists(output):
         return

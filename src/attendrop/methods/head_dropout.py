@@ -139,7 +139,7 @@ class HeadMask(Method):
         attention_layers = self.selected_layers(context.adapter.attention_layers)
         importance: dict[str, Tensor] = {}
         if self.select_by == "importance":
-            importance = head_importance(context.adapter, context.batch, attention_layers)
+            importance = head_importance(context.adapter, context.batch, attention_layers, context.run_loss)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found = importance.get(call.layer.key)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attendrop.attention.isolation import in_full_precision
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import PRUNED_CONFIG, first_line
+from attendrop.files.output_files import write_json
 from attendrop.pruning.constant_attention import (
     HeldAttention,
     held_attention,
@@ -38,12 +39,14 @@ from attendrop.pruning.serialization import (
     without_pooler,
     without_shared,
 )
+from attendrop.tasks.heads.model_classes import read_config
+from attendrop.tasks.heads.modeling_mean_pooling import MeanPoolingConfig
 
 logger = logging.getLogger(__name__)
 
 
 class PrunedModel(nn.Module):
-    """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
+    """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by ``load``.
 
     Inputs and outputs are those of the original model. Families in ``FAMILIES`` have a fast form: pruned layers keep
     one matrix, applied to one vector for each sequence (in local attention, for each token); padding is not computed,
@@ -148,13 +151,13 @@ class PrunedModel(nn.Module):
         return mask_layers(stock, self.layers).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
+        """Save to a folder that ``load`` reads. The queries and keys of pruned layers are not in it.
 
         transformers alone refuses to load the folder of a fast model, because it lacks weights, and of one whose
         attention is held constant. Other models are saved as ordinary models.
 
         Raises:
-            AttendropError: The folder holds another model, or parts were replaced, which :func:`load` would not know.
+            AttendropError: The folder holds another model, or parts were replaced, which ``load`` would not know.
         """
         folder, stock = Path(folder), not self.fast and not self.held
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +173,7 @@ class PrunedModel(nn.Module):
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
-        (folder / PRUNED_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / PRUNED_CONFIG, config)
         tensors = {name: value.contiguous() for name, value in found.items()}
         save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -188,27 +191,22 @@ class PrunedModel(nn.Module):
         return found
 
 
-def load(folder: str | Path) -> Any:
-    """Load a model that was saved: pruned, as an adapter, or an ordinary one.
-
-    Args:
-        folder: A folder written by :meth:`PrunedModel.save_pretrained`, ``attendrop prune`` or ``attendrop train``.
-
-    Returns:
-        A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode. An
-        adapter is merged into its model. A base model that was saved without a pooler has none.
-
-    Raises:
-        AttendropError: The folder holds no model, or an incomplete one.
-    """
+def load_model(folder: str | Path) -> Any:
+    """Load a model as :func:`attendrop.load` does, without a check of its files, and without ``predict``."""
     folder = Path(folder)
     if is_adapter(folder):
         return load_adapter(folder)
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
-        cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+        own = None  # the configuration, if transformers is not to read the file
         try:
-            model, info = cls.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+            if saved.get("model_type") == MeanPoolingConfig.model_type:
+                own = read_config(str(folder))
+                saved = own.to_dict()
+            cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+            model, info = cls.from_pretrained(folder, config=own, use_safetensors=True, output_loading_info=True)
+        except AttendropError:
+            raise
         except Exception as error:  # safetensors raises its own exception class
             raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
         if missing := without_pooler(model, info["missing_keys"]):

@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise AttendropError(f"'{path.parent}' holds no model: it has no {path.name}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AttendropError(f"{path} is not valid JSON.") from None
     return found
 

@@ -59,6 +59,7 @@ class SampleKey:
 
 def _hash(text: str) -> int:
     """Hash a text to 64 bits."""
+    text = text.replace("_orig_mod.", "")  # in the names of what torch.compile wraps within a model
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -74,7 +74,7 @@ PartOfSize = Callable[[int], AttentionPart]
 
 
 def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
-    """Load the model that a comparison kept, and show its attention; studies keep none.
+    """Load the model that a comparison kept, or that of a single run, and show its attention; studies keep none.
 
     Returns:
         A function that makes a part which adds at most a given number of bytes to a page, or else the shortest there
@@ -84,6 +84,8 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
         AttendropError: Texts were given that cannot be shown.
     """
     folder = results.folder / BEST
+    if results.of_one_run and not folder.is_dir():
+        folder = runs_folder(results.folder) / results.settings[0].runs[0].folder
     try:
         if not keeps_model(folder):
             raise AttendropError(_how_to_keep(results))
@@ -137,7 +139,11 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
         texts, *others = zip(*data.task.head.texts(chosen), strict=True)
         pairs = others[0] if others else ()
         labels = [str(data.task.head.shown_label(label)) for label in chosen["label"]]
-        source = _source(len(chosen), len(rows), data.task, config)
+        source = _source(len(chosen), len(rows), data.task)
+        if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
+            whole = config.shots is None and config.max_train_samples is None
+            source += " The kept model was trained on "
+            source += "all rows, including these." if whole else "a sample of all rows, which may include these."
     logger.info("Computing the attention maps of %d texts with the model in %s.", len(texts), folder)
     shown = show_texts(stages, texts, pairs)
     return [replace(each, label=label) for each, label in zip(shown, labels, strict=True)], source
@@ -162,16 +168,11 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
     return chosen
 
 
-def _source(count: int, rows: int, task: Task, config: RunConfig) -> str:
-    """Describe which evaluation rows are shown, and whether the kept model was trained on them."""
+def _source(count: int, rows: int, task: Task) -> str:
+    """Describe which evaluation rows are shown."""
     among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
     labels = ", of different labels" if task.head.num_classes else ""
-    found = f"Texts: {count} of the {among}, those whose length is nearest to {TOKENS} tokens{labels}."
-    if not config.test_fraction:
-        return found
-    if config.shots is None and config.max_train_samples is None:
-        return f"{found} The kept model was trained on all rows, including these."
-    return f"{found} The kept model was trained on a sample of all rows, which may include these."
+    return f"Texts: {count} of the {among}, those whose length is nearest to {TOKENS} tokens{labels}."
 
 
 def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: str, left_out: str) -> Section:
@@ -181,6 +182,7 @@ def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: s
     content = render(
         "kept_model.html",
         folder=shlex.quote(str(folder)),
+        is_best=folder.name == BEST,
         trained=f"{_name(metrics)}, seed {metrics['seed']}, {rows} training rows",
         source=source,
         method=stages.method and method_in_words(stages.method),

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from rich.cells import cell_len
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_bytes
 from attendrop.reports.results import ReportedSetting, Results
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Chart:
         return file.getvalue()
 
 
-def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
+def save_figure(figure: Figure, file: IO[bytes], **options: Any) -> None:
     """Save a figure by ``Figure.savefig``, without a warning for each character that its font lacks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -156,7 +157,9 @@ def picture_file(
     with _matplotlib().rc_context({"text.parse_math": False}):  # names are not formulas
         figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False, **options)
-        save_figure(figure, path, format="png", dpi=150)
+        content = io.BytesIO()
+        save_figure(figure, content, format="png", dpi=150)
+        write_bytes(path, content.getvalue())
 
 
 def run_title(metrics: Mapping[str, Any]) -> str:

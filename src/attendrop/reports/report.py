@@ -18,6 +18,7 @@ from attendrop.reports.figures import Chart
 from attendrop.reports.report_page import report_page
 from attendrop.reports.results import Results, read_results
 from attendrop.reports.tables import make_result_table
+from attendrop.runs.folder_lock import check_writable
 
 FOLDER = "report"
 PAGE = "report.html"
@@ -79,16 +80,18 @@ def write_report(
     output = folder / FOLDER if output is None else Path(output)
     if output.exists() and not output.is_dir():
         raise AttendropError(f"The output '{output}' is a file; name a folder.")
+    check_writable(output)
     results = read_results(folder, reference)
     charts, missing = make_charts(results)
-    left_out = tuple(_in_lines(missing, len(results.settings)))
+    # Most figures compare runs: of a single one, those that can be made are all there is to say.
+    left_out = () if results.of_one_run else tuple(_in_lines(missing, len(results.settings)))
     table = make_result_table(results)
     attention = None if viewer is None else attention_part(results, viewer)
     page, missing_maps = report_page(results, table, charts, left_out, attention)
     texts = {PAGE: page}
     if table.rows:
         texts |= {"table.md": table.markdown(), "table.tex": table.latex(), "table.csv": table.csv()}
-    else:
+    elif not results.of_one_run:
         left_out += ("Tables: no run has a score on evaluation rows.",)
     contents = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
     for name, chart in _named(charts).items():

@@ -47,7 +47,7 @@ def report_page(
     """
     drawn = [(chart, f"figure-{count}", chart.picture()) for count, chart in enumerate(charts, 1)]
     above = [Section("answer", "Answer", _answer(results, drawn)), error_section(results)]
-    if table.rows:
+    if table.rows and not results.of_one_run:
         methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
         above.append(Section("methods", "Methods", methods))
     if table.rows and len(results.settings) > 1:
@@ -79,7 +79,7 @@ def _summary(results: Results) -> str:
     names += f"; and {more} more settings" if more > 0 else ""
     count = sum(sum(row.n for row in each.answer.rows) or len(each.runs) for each in results.settings)
     metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
-    return f"{metrics} of {models} on {names}; {count} runs; attendrop {attendrop.__version__}."
+    return f"{metrics} of {models} on {names}; {counted(count, 'run')}; attendrop {attendrop.__version__}."
 
 
 # The decision --------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _answer(results: Results, drawn: Sequence[tuple[Chart, str, Picture]]) -> Ma
         {
             "name": each.name,
             "answer": each.answer,
-            "compared": _compared(each.answer),
+            "compared": "" if results.of_one_run else _compared(each.answer),
             "numbers": _key_numbers(each.answer),
             "figure": scores.get((each.name, each.answer.metric)),
         }
@@ -155,7 +155,7 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     reference = next((row.label for row in found.rows if row.is_reference), "the reference")
     reference = "plain fine-tuning" if reference == REFERENCE else reference
     pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
-    if (timed := next((row for row in pair if not row.is_reference), None)) is not None:
+    if len(rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", f"relative to {reference}"))
     return numbers
 

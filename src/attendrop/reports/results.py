@@ -18,7 +18,7 @@ from attendrop.studies.executor import FAILED, read_failure
 from attendrop.studies.method_rows import has_score, method_label, scored_data, trained_data
 from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import ANSWER, LABEL, REFERENCE, RUNS
-from attendrop.wording import counted
+from attendrop.wording import counted, score_text
 
 # Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
@@ -108,6 +108,11 @@ class Results:
     notes: tuple[str, ...]
 
     @property
+    def of_one_run(self) -> bool:
+        """Whether there is a single run, with nothing to compare it with."""
+        return sum(max(len(each.runs), *(row.n for row in each.answer.rows), 0) for each in self.settings) == 1
+
+    @property
     def labels(self) -> list[str]:
         """Labels of the methods with a score: the reference, the others, then baselines, as they first appear."""
         rows = [row for each in self.settings for row in each.answer.rows]
@@ -150,7 +155,10 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         else:
             settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
             notes = [f"Computed from the {len(own)} runs of the answer, which lacks the reference {reference}."]
-        notes += _failures(runs_folder(folder))
+        failures = _failures(runs_folder(folder))
+        if own is runs and len(runs) == 1 and not failures and reference is None:
+            return Results(folder, (_of_one_run(settings[0], runs[0]),), (), ())
+        notes += failures
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
@@ -237,6 +245,18 @@ def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSettin
         )
         for number, (name, group) in enumerate(found, start=1)
     ]
+
+
+def _of_one_run(setting: ReportedSetting, run: ReportedRun) -> ReportedSetting:
+    """Say of a single run what its scores are: there is nothing to compare it with, and nothing to recommend."""
+    metric, baseline = run.metrics["metric"], run.metrics.get("baseline") or {}
+    scores = []
+    for part, found in run.metrics["all_scores"].items():
+        always = f" ({score_text(baseline[part]['scores'][metric])} for a constant answer)" if part in baseline else ""
+        scores.append(f"{metric} {score_text(found[metric])} on {part}{always}")
+    told = "; ".join(scores) or "no score, since no rows were held out for one"
+    sentence = f"A run of {run.label} with seed {run.seed}: {told}."
+    return replace(setting, answer=replace(setting.answer, sentences=(sentence,), notes=(), shifted=None))
 
 
 def _answer(runs: Sequence[ReportedRun], reference: str) -> Answer:

@@ -21,13 +21,16 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import BASELINE_CONFIG
 from attendrop.files.output_files import write_json
 from attendrop.runs.prediction_passes import frozen_features
+from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.heads.base import Array, Head, row_array
+from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import document_means
 
-_FILE, _WEIGHTS = "baseline.json", "baseline.safetensors"
+_WEIGHTS = "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
 _WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
@@ -101,32 +104,34 @@ class BaselineModel:
         self.tokenizer.save_pretrained(folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
-            (folder / "config.json").unlink()
+            for name in ("config.json", MODELING_FILE.name):  # for transformers, which is to load no such folder
+                (folder / name).unlink(missing_ok=True)
         arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})
         arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)
         vocabularies = [each.get_feature_names_out().tolist() for each in self.vectorizers]
         content = {"baseline": self.name, "frozen": self.encoder is not None}
         content |= {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
-        write_json(folder / _FILE, content)
+        write_json(folder / BASELINE_CONFIG, content)
 
 
 def is_baseline(folder: str | Path) -> bool:
     """Return whether a folder holds the model of a baseline."""
-    return (Path(folder) / _FILE).is_file()
+    return (Path(folder) / BASELINE_CONFIG).is_file()
 
 
 def baseline_config(folder: Path) -> PreTrainedConfig:
     """Load the configuration of a model with the baseline's head."""
-    saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))["model"]
+    saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))["model"]
     config: PreTrainedConfig = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
     return config
 
 
 def load_baseline(folder: Path) -> BaselineModel:
-    """Load the model of a baseline; raises AttendropError if its files are missing, or not attendrop's."""
+    """Load the model of a baseline; raises AttendropError if its files are missing, damaged, or not attendrop's."""
+    check_whole(folder)
     try:
-        saved = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))
         arrays = load_file(folder / _WEIGHTS)
         config = baseline_config(folder)
         vectorizers = []

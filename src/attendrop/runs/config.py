@@ -59,8 +59,8 @@ class RunConfig:
     train_file: str | None = option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .xlsx, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder "
-        "of images.",
+        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a "
+        "folder of images.",
         PATH,
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)
@@ -288,7 +288,10 @@ class RunConfig:
                 "lists."
             )
         if self.task is not None and self.train_file is not None:
-            raise AttendropError("Give a task or a train-file, and not both.")
+            raise AttendropError(
+                f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+                f"{self.task!r}; give one of these, or omit one of the two."
+            )
         if self.task is not None:
             refuse_options_of_files(self)
         if self.train_file is not None and self.data_dir is not None:
@@ -317,7 +320,7 @@ class RunConfig:
         if self.label_type in guessed:
             from attendrop.tasks.inspection import candidate_columns
 
-            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column)
+            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)
             object.__setattr__(self, "text_columns", texts[0] if len(texts) == 1 else ())
             object.__setattr__(self, "label_column", labels[0] if len(labels) == 1 else None)
             labelled = labelled or self.label_column is not None

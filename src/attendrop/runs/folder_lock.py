@@ -18,19 +18,23 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import broken_link, disk_errors, share_permissions
+from attendrop.files.output_files import broken_link, disk_errors, refuse_links, share_permissions
 
 LOCK = ".lock"
 _UNFINISHED = ".unfinished"
+# The folders that this process holds, and their lock files.
+_held: list[tuple[Path, os.stat_result]] = []
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process; raises AttendropError if another process holds it.
+    """Lock a folder for this process; it is created if missing, and deleted if it stays empty.
 
-    It is created if missing, and deleted if it stays empty.
+    Raises:
+        AttendropError: Another process holds it; it has a symbolic link; or the lock was deleted, and the block failed.
     """
     folder = folder.absolute()
+    refuse_links(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -38,18 +42,42 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise AttendropError(f"The folder '{folder}' is in use by {_holder(folder)}; wait until it ends.") from None
+    held = (folder, os.stat(folder / LOCK))
+    _held.append(held)
     try:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
         with suppress(OSError):  # the disk may be full, and Windows does not let a locked file be written
             (folder / LOCK).write_text(json.dumps(holder), encoding="utf-8")
         yield
+    except Exception:
+        check_held(folder)  # whatever failed, it did because another process changed the files
+        raise
     finally:
-        with suppress(OSError):
-            (folder / LOCK).unlink()
+        if _is_there(*held):  # and not that of another process
+            with suppress(OSError):
+                (folder / LOCK).unlink()
+        _held.remove(held)
         lock.release()
         with suppress(OSError):  # ends at the first folder that is not empty
             for path in made:
                 path.rmdir()
+
+
+def check_held(folder: Path) -> None:
+    """Raise AttendropError if the lock that this process has on a folder was deleted: others may write there, too."""
+    folder = folder.absolute()
+    if not all(_is_there(*held) for held in _held if held[0] == folder):
+        raise AttendropError(
+            f"'{folder / LOCK}' was deleted while this process used the folder, so that another may have changed its "
+            "files: let only one run, and run the same command with --resume."
+        )
+
+
+def _is_there(folder: Path, lock: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(lock, os.lstat(folder / LOCK))
+    except OSError:
+        return False
 
 
 def refuse_if_locked(folder: Path) -> None:
@@ -85,6 +113,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     real = target.resolve()
     exists = real.exists()
     workspace = real / _UNFINISHED if exists else real.with_name(f".{real.name}{_UNFINISHED}")
+    if workspace.is_symlink():
+        raise AttendropError(f"'{workspace}', in which '{target}' is to be made, is a symbolic link; delete it.")
     with locked(workspace):
         staged = workspace / real.name
         shutil.rmtree(staged, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,34 @@ from huggingface_hub.errors import (
 from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
+from attendrop.files.output_files import refuse_links
+from attendrop.pruning.serialization import MODEL_CONFIG
 from attendrop.runs.baseline_models import is_baseline
-from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.finished_run import check_finished
-from attendrop.runs.run_file import RUN_FILE
-from attendrop.runs.run_folder import METRICS, RUN, SAMPLED_ROWS, check_whole, keeps_model, own_files
-from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.runs.model_card import CARD
+from attendrop.runs.run_folder import check_whole, keeps_model
+from attendrop.tasks.heads.model_classes import MODELING_FILE
 
-# Files of a run that reveal something about its training rows, or about this machine.
-_STAYS = {RUN, METRICS, PREDICTIONS, RUN_FILE, SAMPLED_ROWS, SKIPPED, "training_args.bin"}
+# All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.
+_UPLOADED = (
+    r"model\.safetensors", r"model-\d+-of-\d+\.safetensors", r"model\.safetensors\.index\.json",
+    r"adapter_model\.safetensors",
+    *map(re.escape, ("config.json", "generation_config.json", ADAPTER_CONFIG, PRUNED_CONFIG, MODEL_CONFIG)),
+    # Tokenizers and processors.
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json", r"(vocab|merges)\.txt",
+    r"(tokenizer|spiece|spm|sentencepiece\.bpe)\.model", r"(source|target)\.spm", r"chat_template\.jinja",
+    r"(preprocessor|processor)_config\.json",
+    # The card, and the class of a model that transformers has no class for.
+    *map(re.escape, (CARD, MODELING_FILE.name)),
+)  # fmt: skip
 
 
 def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]:
-    """Upload the model of a run, its tokenizer and its card to the hub.
+    """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub.
 
-    Scores, predictions and options stay here: they may hold texts of the data and paths of this machine.
+    Everything else in the folder stays here, whoever wrote it: it may hold keys, texts of the data, or paths of this
+    machine.
 
     Args:
         run_dir: The folder of a finished run, or of a pruned model.
@@ -41,7 +56,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
         ``url`` of the repository, and the names of the uploaded ``files``.
 
     Raises:
-        AttendropError: No finished run, or no whole model; nobody is logged in, or the hub refuses or is not reached.
+        AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
+            logged in, or the hub refuses or is not reached.
     """
     check_finished(run_dir)
     folder = Path(run_dir)
@@ -50,7 +66,9 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     check_whole(folder)
     if not keeps_model(folder):
         raise AttendropError(f"'{run_dir}' has no model; it was trained without keeping it.")
-    files = sorted(path.name for path in own_files(folder) if path.name not in _STAYS)
+    refuse_links(folder)
+    allowed = re.compile("|".join(_UPLOADED))
+    files = sorted(name for name in os.listdir(folder) if allowed.fullmatch(name))
     api = HfApi()
     try:
         repo = api.create_repo(name, private=not public, exist_ok=True).repo_id

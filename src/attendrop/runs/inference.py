@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import check_output
 from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.config import RunConfig, refuse_options_of_files
-from attendrop.runs.data import divide, load_data
+from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_of_columns
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import check_whole, hold_run_folders, input_files, run_options
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.run_folder import hold_run_folders, input_files, read_run, run_options
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     run_dir: str, source: Source, on_progress: OnProgress | None = None, *, report: bool = False
 ) -> dict[str, Any]:
-    """Score a model on labelled data, by default on the development set.
+    """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
     Args:
         run_dir: The folder of a finished run.
@@ -66,7 +68,7 @@ def evaluate(
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
     """
     with _outputs(run_dir, source, []):
-        model = _load(run_dir, source.task_options)
+        model = open_model(run_dir, source.task_options)
         rows = _open_rows(model, source, "dev", on_progress)
         outputs, references, loaded = [], [], []
         groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
@@ -105,7 +107,7 @@ def evaluate(
         }
 
 
-def _warn_of_training_rows(model: _Model, source: Source) -> None:
+def _warn_of_training_rows(model: RunModel, source: Source) -> None:
     given, trained = source.file, model.options.get("train_file")
     if given and trained and {*map(Path.resolve, files_of(given))} & {*map(Path.resolve, files_of(trained))}:
         logger.warning(
@@ -115,7 +117,7 @@ def _warn_of_training_rows(model: _Model, source: Source) -> None:
         )
 
 
-def _report(model: _Model, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]) -> dict[str, Any]:
+def _report(model: RunModel, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]) -> dict[str, Any]:
     train = None
     if model.options:
         try:
@@ -137,9 +139,10 @@ def predict(
     format: str | None = None,
     probabilities: bool = False,
     keep_columns: bool = False,
+    escape_formulas: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a prediction for every row, by default of the task's test split.
+    """Write a prediction for every row, by default of the task's test split; an empty one for a skipped row.
 
     Args:
         run_dir: The folder of a finished run.
@@ -149,6 +152,7 @@ def predict(
         format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
+        escape_formulas: Write an apostrophe before cells that spreadsheets would compute.
         on_progress: Called after each batch.
 
     Returns:
@@ -159,16 +163,17 @@ def predict(
     """
     format = output_format(output, format)
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
-        model = _load(run_dir, source.task_options)
+        model = open_model(run_dir, source.task_options)
         rows = _open_rows(model, source, "test", on_progress)
         with PredictionWriter(
-            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
-        ) as writer:
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
+            escape_formulas=escape_formulas, bad=rows.bad,
+        ) as writer:  # fmt: skip
             for chunk in rows.chunks:
                 encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
                 writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)
             rows.check_known()
-            writer.leave_out(rows.done + len(rows.bad.skipped))
+            writer.write_left_out()
         rows.write_skipped()
         return rows.found() | {"output": output}
 
@@ -204,7 +209,7 @@ def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | No
 
 
 @dataclass(frozen=True)
-class _Model:
+class RunModel:
     """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
 
     folder: str
@@ -218,25 +223,73 @@ class _Model:
         limit = self.head.length_limit(self.tokenizer, wanted, columns)
         return encode_columns(columns, task, self.tokenizer, limit)
 
+    def outputs(
+        self,
+        columns: Mapping[str, list[Any]],
+        encoded: dict[str, list[Any]],
+        source: Source,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Array:
+        """Compute one output for each row, in batches and on the device of a source."""
+        how: tuple[Any, ...] = (encoded, source.batch_size, source.device, on_batch)
+        if isinstance(self.model, BaselineModel):
+            return self.model.outputs(columns, *how)
+        return predict_outputs(self.model, self.tokenizer, self.head, *how)
+
+    def predict_texts(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
+        """Predict texts, see :meth:`attendrop.runs.load.TextPredictor.predict`."""
+        if isinstance(texts, str):
+            raise AttendropError(f"predict reads a list of texts, not the text {texts[:40]!r}; write [text].")
+        if probabilities:
+            self.head.check_probabilities()
+        rows = [text if isinstance(text, tuple) else (text,) for text in texts]
+        trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
+        names, least, most = self.head.inputs_of(trained_on), self.head.least_inputs, self.head.most_inputs
+        for number, row in enumerate(rows):
+            if not least <= len(row) <= most or self.head.inputs_of(len(row)) != names:
+                given, wanted = counted(len(row), "text"), counted(trained_on, "text")
+                raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
+            problems = (self.head.text_problem(text, column) for column, text in enumerate(row))
+            problem = next(filter(None, problems), None) or self.head.texts_problem(row)
+            if problem is not None:
+                raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
+        task = files_task(names, self.head).with_long_texts(self.options.get("long_texts"))
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(rows), CHUNK_ROWS):
+            read = [self.head.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
+            columns = {name: list(values) for name, values in zip(names, zip(*read, strict=True), strict=True)}
+            columns["index"] = list(range(start, start + len(read)))
+            outputs = self.head.checked(self.outputs(columns, self.encode(columns, task, None), Source()))
+            found += self.head.prediction_rows(outputs, probabilities=probabilities)
+        return found if probabilities else [row[self.head.answer_column] for row in found]
+
     def text_columns(self) -> tuple[str, ...]:
         """Return the text columns that the model was trained on; empty if unknown."""
         task = self.options.get("task")
         return tuple(self.options.get("text_columns", ()) if task is None else get_task(task).text_columns)
 
 
-def _load(run_dir: str, task_options: Mapping[str, Any]) -> _Model:
+def open_model(
+    run_dir: str, task_options: Mapping[str, Any] = MappingProxyType({}), *, model: PreTrainedModel | None = None
+) -> RunModel:
+    """Load what a folder holds, or the rest of it beside a ``model`` that was loaded from it."""
     check_finished(run_dir)
     folder = Path(run_dir)
     options = run_options(folder)
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(folder):
-        check_whole(folder)
         baseline = load_baseline(folder)
-        return _Model(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+        return RunModel(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
+    if model is None:
+        model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    elif model.base_model is model:
+        raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
+    else:
+        tokenizer = head_of_model(model.config).load_preprocessor(run_dir)
+        head_of_model(model.config).fit_preprocessor(run_dir, model, tokenizer)
     head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
-    return _Model(run_dir, model, tokenizer, head, options)
+    return RunModel(run_dir, model, tokenizer, head, options)
 
 
 @dataclass
@@ -246,7 +299,7 @@ class _Rows:
     ``total`` is None if it is not known, ``reading`` if the model's classes are the task's (:func:`reading_of`).
     """
 
-    model: _Model
+    model: RunModel
     source: Source
     task: Task
     split: str
@@ -278,11 +331,7 @@ class _Rows:
             if self.on_progress is not None:
                 self.on_progress(self.done, self.total)
 
-        how: tuple[Any, ...] = (encoded, self.source.batch_size, self.source.device, count)
-        if isinstance(model.model, BaselineModel):
-            found = model.model.outputs(chunk.columns, *how)
-        else:
-            found = predict_outputs(model.model, model.tokenizer, model.head, *how)
+        found = model.outputs(chunk.columns, encoded, self.source, count)
         self.done = before + len(found)  # a row may be encoded as several
         self.unknown += model.head.unknown_rows(encoded, model.tokenizer)
         return read_as(found, self.reading, self.task.num_labels)
@@ -312,13 +361,15 @@ class _Rows:
         logger.warning("Skipped %s (%s); %s.", count, places, listed)
 
 
-def _open_rows(model: _Model, source: Source, split: str, on_progress: OnProgress | None) -> _Rows:
+def _open_rows(model: RunModel, source: Source, split: str, on_progress: OnProgress | None) -> _Rows:
     task = source.task or (model.options.get("task") if source.file is None else None)
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
     if task is not None:
         rows = _task_rows(model, source, task, source.split or split)
     elif file is not None:
         rows = _file_rows(model, source, file, split)
+    elif split == "dev" and model.options:
+        rows = _held_out_rows(model, source)
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
@@ -334,7 +385,30 @@ def _open_rows(model: _Model, source: Source, split: str, on_progress: OnProgres
     return rows
 
 
-def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
+def _held_out_rows(model: RunModel, source: Source) -> _Rows:
+    """Find the rows of its own file that a run was scored on, or that it held out to choose its epoch."""
+    run = read_run(Path(model.folder)) or {}
+    own = resolve_run(RunConfig(**run["config"], output_dir=model.folder), run.get("decided"))
+    if fingerprint(own.parts) != run["data_sha256"]:
+        raise AttendropError(
+            f"The data changed since the run in '{model.folder}', and its held-out rows are no longer known; give "
+            "--eval-file."
+        )
+    split, rows = "dev", own.parts.report.get("dev")
+    if rows is None and not own.config.refit:
+        split, rows = "selection", own.parts.selection
+    if rows is None:
+        raise AttendropError(
+            f"The run in '{model.folder}' was trained on all rows of its file; give others with --eval-file, or --task."
+        )
+    if split == "selection" and own.chooses_epoch:
+        logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
+    task = replace(own.task, options=model.head.options())
+    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
+    return _Rows(model, source, task, split, own.data.source, chunks, len(rows), BadRows())
+
+
+def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
     reading = reading_of(get_task(name), model.head)
     if reading is None:
         _check_head(get_task(name), model.head)
@@ -345,7 +419,7 @@ def _task_rows(model: _Model, source: Source, name: str, split: str) -> _Rows:
     return _Rows(model, source, task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
 
 
-def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
+def _file_rows(model: RunModel, source: Source, file: str, split: str) -> _Rows:
     columns, label = file_columns(source, file, model.options, split)
     if split == "dev" and label is None and model.head.needs_labels:
         raise AttendropError(f"No label-column is given; give one{names_of_columns(file)}.")
@@ -368,7 +442,7 @@ def _file_rows(model: _Model, source: Source, file: str, split: str) -> _Rows:
     return _Rows(model, source, files_task(columns, model.head), split, file, chunks, None, bad)
 
 
-def _check_texts(model: _Model, columns: tuple[str, ...]) -> None:
+def _check_texts(model: RunModel, columns: tuple[str, ...]) -> None:
     """Refuse another number of texts than in training, because predictions would be meaningless."""
     trained_on = model.text_columns()
     if trained_on and model.head.inputs_of(len(columns)) != model.head.inputs_of(len(trained_on)):

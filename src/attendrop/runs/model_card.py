@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
+from attendrop.text_tables import in_markdown
 from attendrop.wording import counted, interval_of, score_text
 
 CARD = "README.md"
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
+# What code on a card calls inputs of heads.
+_SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words", "image": "path"}
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
@@ -33,11 +38,15 @@ _REWARDED = {
 
 
 def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) -> str:
-    """Write the card of a run: data, protocol, scores, method, training options, and how to load the model."""
+    """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
+
+    ``stock``: the model is of a class of transformers; others need ``trust_remote_code=True``.
+    """
     parts = build_method(metrics["method"], metrics["options"]).parts
-    library = "attendrop" if not stock else "transformers" if metrics["config"].get("lora") is None else "peft"
+    library = "peft" if _is_adapter(metrics, stock) else "transformers"
     base = lasting_name(metrics["model"])
-    front = _front_matter(library, head, metrics["method"], base=None if Path(base).exists() else base)
+    is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
+    front = _front_matter(library, head, metrics["method"], base=base if is_on_hub else None)
     return "\n\n".join([front, _title(metrics, parts), *_sections(metrics, head, parts, stock)]) + "\n"
 
 
@@ -61,7 +70,7 @@ def _front_matter(library: str, head: Head, tag: str, base: str | None = None) -
 
 
 def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
-    model = Path(metrics["model"]).name
+    model = in_markdown(Path(metrics["model"]).name)
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
@@ -70,13 +79,13 @@ def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
 
 
 def _data_name(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the task, or of the training file."""
+    """Return the name of the task, or of the training file, in Markdown."""
     config = metrics["config"]
     return str(config["task"]) if config["task"] is not None else _file_names(config["train_file"])
 
 
 def _file_names(data: str) -> str:
-    return ", ".join(file.name for file in files_of(data))
+    return in_markdown(", ".join(file.name for file in files_of(data)))
 
 
 def _data(metrics: Mapping[str, Any]) -> str:
@@ -97,8 +106,13 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
     training = {f"`{name}`": values[name] for name in (*shown, *others) if values[name] is not None}
     training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    whole = stock and config.get("lora") is None
-    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=whole)
+    adapter, trusted = _is_adapter(metrics, stock), "" if stock else ", trust_remote_code=True"
+    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=not adapter, options=trusted)
+    alone = (
+        "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
+        if adapter
+        else ("With transformers alone" + ("" if stock else ", and the modelling file beside the weights"))
+    )
     sections = [
         f"## Data\n\n{_data(metrics)}",
         f"## Protocol\n\n`{metrics['protocol']}`. "
@@ -110,22 +124,32 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
         f"## Method\n\n`{metrics['method']}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n```python\n{usage}\n```" + _with_peft(metrics, head, stock),
+        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```"
+        + (_with_peft(head) if adapter and head.peft_task_type is not None else ""),
         f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
     ]
     return [section for section in sections if section]
 
 
-def _with_peft(metrics: Mapping[str, Any], head: Head, stock: bool) -> str:
-    """Describe how PEFT alone loads an adapter; empty for a full model, or if PEFT has no class for it."""
-    if metrics["config"].get("lora") is None or not stock or head.peft_task_type is None:
-        return ""
+def _is_adapter(metrics: Mapping[str, Any], stock: bool) -> bool:
+    """Return whether the files are an adapter; one on a class that transformers lacks is saved merged."""
+    return stock and metrics["config"].get("lora") is not None
+
+
+def _predicting(metrics: Mapping[str, Any], head: Head) -> str:
+    """Return a block of Python code that predicts with the model."""
+    names = [_SHOWN_NAMES.get(name, name) for name in head.inputs_of(len(metrics["data"]["text_columns"]))]
+    row = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    more = "  # probabilities=True: and how probable each is" if head.has_probabilities else ""
+    return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"
+
+
+def _with_peft(head: Head) -> str:
+    """Describe how PEFT alone loads an adapter."""
     classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
     name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
     return (
-        "\n\nThe files are an adapter of PEFT, which `attendrop.load` merges into its model. PEFT alone:\n\n"
-        f"```python\nfrom peft import {name}\n\n"
-        f"model = {name}.from_pretrained(folder{classes})\n```"
+        f"\n\nPEFT alone:\n\n```python\nfrom peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})\n```"
     )
 
 
@@ -142,7 +166,7 @@ def _refit(metrics: Mapping[str, Any]) -> str:
 
 def _scores(metrics: Mapping[str, Any]) -> str:
     scores = {
-        f"{part}: {name}": score_text(value)
+        f"{part}: {in_markdown(name)}": score_text(value)
         for part, all_ in metrics["all_scores"].items()
         for name, value in all_.items()
     }
@@ -150,14 +174,17 @@ def _scores(metrics: Mapping[str, Any]) -> str:
         scores = {f"selection: {metrics['metric']}": score_text(metrics["selection_score"])} | scores
     for part, found in metrics["baseline"].items():
         constant = score_text(found["scores"][metrics["metric"]])
-        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = constant
+        scores[f"{part}: {metrics['metric']}, always answering {in_markdown(str(found['answer']))}"] = constant
     if not scores:
         return "No rows were held out: this model has no score of its own."
     return _table("set and metric", scores) + "\n\nThis is one seed."
 
 
 def _table(head: str, values: dict[str, Any]) -> str:
-    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+    """Write a table; names are in Markdown, values are not."""
+    rows = ((name, in_markdown(str(value))) for name, value in values.items())
+    lines = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in rows)
+    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {line} |" for line in lines)])
 
 
 def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
@@ -171,8 +198,8 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
         for name, found in rows
         for score in [found["before"][metric]]
     )
-    title = f"{Path(metrics['model']).name}, {metrics['task']}"
-    unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
+    title = in_markdown(f"{Path(metrics['model']).name}, {metrics['task']}")
+    unknown = f"\n\nWhat is not known: {in_markdown(pruned['unknown'])}" if pruned["unknown"] else ""
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
     chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"
@@ -188,9 +215,7 @@ Layers were {chosen}.{unknown}
 {scores}
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
 {_speed(pruned["speed"])}
-```python
-{head.loading(stock=False)}
-```
+{_predicting(metrics, head)}
 """
 
 
@@ -213,6 +238,8 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 ## Method
 
 `{metrics["method"]}`. `attendrop predict` and `attendrop evaluate` read this folder, transformers does not.
+
+{_predicting(metrics, head)}
 """
 
 

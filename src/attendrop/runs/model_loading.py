@@ -9,20 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.model_support.models import freeze_unsaved
-from attendrop.pruning.pruned_model import load
+from attendrop.pruning.pruned_model import load_model
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.run_folder import check_whole
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
@@ -70,7 +70,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     place = resolve_model(name)
     _check_weights(Path(place))
     with _load_errors(name), without_report():
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = read_config(place)
         head = head_of_model(config) if task is None else task.head
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
@@ -136,7 +136,7 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
     if task is not None:
         refuse_untrainable(name)
     with _load_errors(name), without_report():
-        model = load(name)
+        model = load_model(name)
         model = model.model if is_pruned(name) else model
         head = head_of_model(model.config)
         tokenizer = head.load_preprocessor(name)
@@ -151,8 +151,7 @@ def load_config(name: str) -> PreTrainedConfig:
     with _load_errors(name):
         if is_adapter(name):
             return saved_config(Path(name))
-        config: PreTrainedConfig = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
-        return config
+        return read_config(resolve_model(name))
 
 
 def _check_folder(name: str) -> None:
@@ -259,5 +258,5 @@ def _read_json(place: str, name: str) -> Any:
             place, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
         )
         return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

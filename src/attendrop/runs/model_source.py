@@ -41,7 +41,7 @@ class Source:
     label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
     unknown_labels: str | None = as_in_runs("unknown_labels", "labels", shown="as in training")
     input_format: str | None = option(
-        None, "format", "Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", shown="csv"
+        None, "format", "Format of stdin: csv, tsv, json, jsonl, conll, conllu or txt.", shown="csv"
     )
     skip_bad_rows: bool = as_in_runs("skip_bad_rows", "rows", flags=("--skip-bad-rows",))
     skipped_file: str | None = option(None, "rows", "File for the skipped rows, JSON lines.", PATH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +17,41 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, declared
 from attendrop.tasks.file_formats import files_of
 
+# Characters that a file may stand for when its aliases, ``*name``, are written out: nested ones double them each time.
+_MOST_CHARACTERS = 10**6
+
 
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        loader = _Loader(Path(path).read_text(encoding="utf-8"))
+        try:
+            node = loader.get_single_node()
+            if node is not None and _characters(node, {}) > _MOST_CHARACTERS:
+                raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except FileNotFoundError:
         raise AttendropError(f"There is no {what} '{path}'.") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise AttendropError(f"The {what} '{path}' cannot be read: its values are nested too deeply.") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no date, such as 2024-13-45
         raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+
+
+def _characters(node: Any, known: dict[int, float]) -> float:
+    """Count the characters of a value with its aliases written out; those of an alias within itself are infinite."""
+    if isinstance(node, yaml.ScalarNode):
+        return len(node.value) + 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
+        known[id(node)] = 1 + sum(_characters(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
@@ -62,7 +86,8 @@ def read_run_file(path: str) -> dict[str, Any]:
     for name in options:
         if name not in (*known, "preset"):  # a preset is for options that the file does not set
             raise AttendropError(f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, known)}")
-    return {name: convert_option(path, name, value) for name, value in options.items() if value is not None}
+    where = f"The config file '{path}'"
+    return {name: convert_option(where, name, value) for name, value in options.items() if value is not None}
 
 
 def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
@@ -80,7 +105,18 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     if found.get("task") is not None and not found.get("data_dir"):
         found["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
-    return found | {name: _absolute(found[name]) for name in PATHS if found.get(name) is not None}
+    return found | absolute_paths(found)
+
+
+def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too."""
+    return {name: _absolute(options[name]) for name in PATHS if options.get(name) is not None}
+
+
+def folder_of_run(config: str) -> str | None:
+    """Return the folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    folder = Path(config).parent
+    return str(folder) if any((folder / name).is_file() for name in ("run.json", "seeds.json")) else None
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,11 +130,14 @@ def _absolute(value: str) -> str:
     if value == MINILM:
         return value
     files = files_of(value)
-    return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value
+    return ",".join(map(os.path.abspath, files)) if all(file.exists() for file in files) else value
 
 
-def convert_option(path: str, name: str, value: Any) -> Any:
-    """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string."""
+def convert_option(where: str, name: str, value: Any) -> Any:
+    """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string.
+
+    Errors begin with ``where`` it is given, such as "The config file 'run.yaml'".
+    """
     if name not in declared(RunConfig):
         return value
     try:
@@ -107,7 +146,7 @@ def convert_option(path: str, name: str, value: Any) -> Any:
             return [checked(RunConfig, name, each) for each in values]
         return checked(RunConfig, name, value)
     except AttendropError as error:
-        raise AttendropError(f"The config file '{path}': {error}") from None
+        raise AttendropError(f"{where}: {error}") from None
 
 
 PRESETS = ("paper",)

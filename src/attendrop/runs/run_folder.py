@@ -20,10 +20,20 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG, model_sha256
-from attendrop.files.output_files import check_output, disk_errors, sha256, share_permissions, write_json, write_text
+from attendrop.files.output_files import (
+    PARTIAL,
+    check_output,
+    disk_errors,
+    known_sha256,
+    refuse_links,
+    sha256,
+    share_permissions,
+    write_json,
+    write_text,
+)
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
-from attendrop.runs.run_file import PATHS, RUN_FILE, by_content, located, run_file
+from attendrop.runs.folder_lock import LOCK, check_held, check_writable, locked, refuse_if_locked
+from attendrop.runs.run_file import PATHS, RUN_FILE, absolute_paths, by_content, located, run_file
 from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"
@@ -36,9 +46,8 @@ TENSORBOARD = "tensorboard"
 NEW_RUN = ".new-run"
 _RESULTS = ".results.partial"
 _DELETED = ".deleted"
-_PARTIAL = (f".{RUN}.partial", f".{RUN_FILE}.partial")
-# Files and folders that exist only while a process writes.
-_SCRATCH = (LOCK, NEW_RUN, _RESULTS, _DELETED, *_PARTIAL)
+# Files and folders that exist only while a process writes, beside those that :data:`PARTIAL` names.
+_SCRATCH = (LOCK, NEW_RUN, _RESULTS, _DELETED)
 _FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
@@ -61,7 +70,7 @@ def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AttendropError(
             f"'{path}' is not valid JSON: it was damaged, or attendrop did not write it; restore it, or name another "
             "folder."
@@ -127,15 +136,25 @@ def last_begun(folder: Path) -> int:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise AttendropError if a file of the run is missing without which another model might be loaded.
+    """Raise AttendropError if a file of the run's model is missing, a link, or not as the run wrote it.
 
-    Files for readers only, such as its card and the options to repeat it, may be missing.
+    Files for readers only, such as its card and the options to repeat it, may be missing or changed; the configuration
+    of an adapter, which says where its model is, may be changed.
     """
     written = (read_run(folder) or {}).get("files", {})
-    lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
+    if written:
+        refuse_links(folder)
+    needed = [name for name in written if not name.endswith(_FOR_READERS)]
+    lost = [name for name in needed if not (folder / name).is_file()]
     if lost:
         raise AttendropError(
             f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
+        )
+    kept = [name for name in needed if name not in (METRICS, SAMPLED_ROWS, ADAPTER_CONFIG)]
+    if damaged := [name for name in kept if known_sha256(folder / name) != written[name]]:
+        raise AttendropError(
+            f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
+            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
         )
 
 
@@ -154,7 +173,7 @@ def foreign(path: Path, run: Mapping[str, Any]) -> list[str]:
     has a manifest. TensorBoard's files grow during training, so all are the run's if it reports to TensorBoard.
     """
     name, recorded = path.name, {**run.get("files", {}), **run.get("added", {})}
-    if name == RUN or name in _SCRATCH:
+    if name == RUN or name in _SCRATCH or PARTIAL.fullmatch(name):
         return []
     if path.is_file() and name in recorded:
         return [] if sha256(path) == recorded[name] else [f"{name} (changed since)"]
@@ -282,13 +301,14 @@ def check_folder(
 
     Raises:
         AttendropError: It is a file, or holds something else than a run; or the run there is neither resumed with the
-            same options nor replaced, or has files that it did not write.
+            same options nor replaced, or has symbolic links, or files that it did not write.
     """
     if resume and overwrite:
         raise AttendropError("resume and overwrite exclude each other; choose one.")
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder)
+    refuse_links(folder)
     if not folder.exists() or all(_is_left_over(path) for path in folder.iterdir()):
         return
     run = read_run(folder) or read_run(folder / NEW_RUN)  # without the first if a replacement was interrupted
@@ -316,7 +336,7 @@ def _is_left_over(path: Path) -> bool:
         return all(_is_left_over(part) for part in path.iterdir())
     # TensorBoard's files are made when training begins.
     of_tensorboard = path.name == TENSORBOARD and path.is_dir() and not _beside_events(path)
-    return of_tensorboard or path.name in (LOCK, *_PARTIAL)
+    return of_tensorboard or path.name == LOCK or PARTIAL.fullmatch(path.name) is not None
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
@@ -396,7 +416,9 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) 
     refuse_foreign(place, {}, files)
     place.mkdir(parents=True, exist_ok=True)
     recorded = {"files": {name: digest(content) for name, content in files.items()}}
-    began = {"config": _comparable(config), "data_sha256": data_sha256, "model_sha256": model_sha256(config.model)}
+    options = _comparable(config)
+    began = {"config": options | absolute_paths(options), "data_sha256": data_sha256}
+    began |= {"model_sha256": model_sha256(config.model)}
     write_json(place / RUN, began | recorded | entries)
     for name, content in files.items():
         write_text(place / name, content)
@@ -404,6 +426,7 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) 
 
 def note_in_run(place: Path, **entries: Any) -> None:
     """Write entries into ``run.json``, for when the run is resumed."""
+    check_held(place.parent if place.name == NEW_RUN else place)
     write_json(place / RUN, (read_run(place) or {}) | entries)
 
 
@@ -419,8 +442,10 @@ def results(place: Path) -> Iterator[Path]:
         share_permissions(partial)
         run = read_run(place) or {}
         found = digests(partial)
+        check_held(place.parent if place.name == NEW_RUN else place)
         refuse_foreign(place, run, found)
-        for name in (*found, *_PARTIAL):  # of results that were moved in part, and of a process that was killed
+        killed = [name for name in os.listdir(place) if PARTIAL.fullmatch(name)]
+        for name in (*found, *killed):  # of results that were moved in part, and of a process that was killed
             (place / name).unlink(missing_ok=True)
         write_json(place / RUN, run | {"files": run.get("files", {}) | found})
         _move(partial, place)

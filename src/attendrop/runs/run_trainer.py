@@ -34,6 +34,7 @@ from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.long_texts import DOCUMENT
 from attendrop.tasks.tokenization import columns_of
+from attendrop.training.checkpoints import reading
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
@@ -250,7 +251,10 @@ class BestInMemoryTrainer(RunTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in ``RegularizedTrainer``."""
         if isinstance(resume_from_checkpoint, str) and (Path(resume_from_checkpoint) / _BEST).exists():
-            self.best_weights = load_file(Path(resume_from_checkpoint) / _BEST)
+            with reading(resume_from_checkpoint, _BEST):
+                kept = load_file(Path(resume_from_checkpoint) / _BEST)
+                model = self.accelerator.unwrap_model(self.model)
+                self.best_weights = {name: kept[name] for name in trained_tensors(model)}
         found = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.best_weights is not None:
             with torch.no_grad():

@@ -292,14 +292,15 @@ def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files:
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if has_adapter(model):
+    stock = not pools_mean(transformers_model(model))
+    if has_adapter(model) and stock:
         save_adapter(model, files, lasting_name(run.config.model))
-    else:
-        model.save_pretrained(files)
+    else:  # transformers and PEFT would put an adapter on a class of their own
+        whole = model.merge_and_unload() if has_adapter(model) else model
+        whole.save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    stock = not pools_mean(transformers_model(model))
     (files / CARD).write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
 
 
@@ -333,8 +334,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
             logger.info("Method %s: nothing is regularised.", part.name)
         elif epochs:  # if there are none, the trainer warns
             logger.info("Method %s will regularise %s.", part.name, _listed(epochs, total))
-        if part.info.evidence:
-            logger.info("Measured for %s: %s", part.name, part.info.evidence)
+    if run.method.evidence:
+        logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
 def _training(run: ResolvedRun) -> str:

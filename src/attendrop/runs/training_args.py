@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainingArguments
 
 from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import number_of_processes
+from attendrop.training.checkpoints import trainer_state
 
 
 def run_arguments(run: ResolvedRun, rows: int, place: Path, *, save_epochs: bool = True) -> TrainingArguments:
@@ -85,7 +86,7 @@ def num_epochs(config: RunConfig, rows: int) -> int:
 
 def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> bool:
     """Return whether a run had stopped early at a checkpoint, so that it takes no more steps if it is resumed."""
-    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    state = trainer_state(checkpoint)
     stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
     waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
     stopped = config.patience is not None and waited >= config.patience

@@ -17,6 +17,7 @@ from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
+from attendrop.text_tables import in_markdown
 from attendrop.wording import score_text
 
 # How the head starts in a run that gives the model of a baseline.
@@ -57,9 +58,10 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
     unlike = next((each for each in answer.shifted.rows if each.label == label), None) if answer.shifted else None
     of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
     there = "" if unlike is None or answer.shifted is None else f"; {_spread(unlike)} on {answer.shifted.scored_on}"
+    scores = in_markdown(f"{answer.metric} {_spread(row)}, {of}, on {answer.scored_on}{there}.")
     text = (
-        f"`{label}`: {answer.metric} {_spread(row)}, {of}, on {answer.scored_on}{there}. These are scores of the "
-        "comparison's models, which were trained without these rows, and not of this one, which was trained in the end."
+        f"`{label}`: {scores} These are scores of the comparison's models, which were trained without these rows, and "
+        "not of this one, which was trained in the end."
     )
     rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
 

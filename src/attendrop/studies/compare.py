@@ -36,7 +36,8 @@ from attendrop.studies.setting_search import (
     selection_unit,
 )
 from attendrop.studies.study import check_study_folder, write_reports
-from attendrop.studies.units import REFERENCE, Result, Unit, check_evaluation, duration
+from attendrop.studies.units import REFERENCE, Event, Job, Result, Unit, check_evaluation, duration
+from attendrop.studies.worker import StepReports
 from attendrop.tasks.base import Task
 from attendrop.text_tables import in_markdown
 from attendrop.wording import counted
@@ -46,6 +47,7 @@ _SEARCH_FRACTION = 0.8
 _MOST_TRIALS = 12
 # How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
 _FINAL_TO_SELECTION = 1.3
+OnPlan = Callable[[Sequence[Unit], int], None]
 logger = logging.getLogger(__name__)
 
 
@@ -142,14 +144,14 @@ def run_comparison(
     workers: int | None = None,
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
-    on_plan: Callable[[int], None] = lambda units: None,
+    on_plan: OnPlan = lambda units, more: None,
 ) -> Outcome:
     """Run a comparison, or its missing runs.
 
     All methods train on the same rows, in the same batches and with the same number of steps for the same seed. The
     evaluation rows are scored once for each run. It can be stopped at any moment and started again: finished runs are
     kept, and the answer is the same. See :func:`attendrop.studies.executor.run_units` for the other options;
-    ``on_plan`` is called with the number of runs, as far as it is known.
+    ``on_plan`` is called with the runs, as far as they are known, and the number of further ones.
 
     Raises:
         AttendropError: The data cannot be used, or a method on the model, the folder holds the answer of another
@@ -183,7 +185,7 @@ def run_comparison(
         write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
-            kept, best = _keep_best(comparison.config, found, results, folder)
+            kept, best = _keep_best(comparison.config, found, results, folder, on_event)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
             write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())
     return outcome
@@ -207,22 +209,29 @@ def _refuse_unusable(comparison: Comparison, task: Task) -> None:
         raise AttendropError(f"{names} cannot act on {model_name!r}; name other methods by --methods. {reason}")
 
 
-def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
+def _keep_best(
+    config: RunConfig, found: Answer, results: Sequence[Result], folder: Path, on_event: OnEvent
+) -> tuple[str, Path]:
     """Train the recommended model on all rows; return the label of its row, and its folder."""
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
-    place, rows = Path(wanted.config.output_dir), fingerprint(resolve_run(wanted.config).parts)
+    job = Job(wanted, Path(wanted.config.output_dir))
+    place, rows = job.folder, fingerprint(resolve_run(wanted.config).parts)
     try:
         if (place / NEW_RUN).is_dir():  # its replacement may have been interrupted
             with locked(place):
                 replace_run(place)
         same = holds_run(place, wanted.config, rows, wanted.baseline)
-        if same and read_metrics(place) is not None:
+        if finished := same and read_metrics(place) is not None:
             clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
+        else:
+            on_event(Event("started", job))
         overwrite = not same and read_run(place) is not None
         if wanted.baseline is None:
-            train(wanted.config, resume=same, overwrite=overwrite)
+            reports = StepReports(lambda message: on_event(Event(job=job, **message)))
+            metrics = train(wanted.config, resume=same, overwrite=overwrite, callbacks=[reports])
         else:
-            run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
+            metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
+        on_event(Event("kept" if finished else "finished", job, metrics=metrics))
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error
@@ -237,9 +246,7 @@ class Steps:
     What depends on time follows from the times in ``metrics.json`` of finished runs, and of runs that failed now.
     """
 
-    def __init__(
-        self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: Callable[[int], None]
-    ) -> None:
+    def __init__(self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: OnPlan) -> None:
         self.comparison, self.runner, self.on_event, self.on_plan = comparison, runner, on_event, on_plan
         self.defaults = {setting.label: setting for setting in comparison.methods}
         self._seconds: dict[Path, float] = {}  # of each run
@@ -262,8 +269,9 @@ class Steps:
         if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
             return {}
         before = self.spent
-        self.on_plan(len(self.defaults))
-        first = self.run(selection_unit(comparison.config, setting, 0) for setting in self.defaults.values())
+        units = [selection_unit(comparison.config, setting, 0) for setting in self.defaults.values()]
+        self.on_plan(units, 0)
+        first = self.run(units)
         finished = [
             (setting, result.metrics)
             for setting, result in zip(self.defaults.values(), first, strict=True)
@@ -275,7 +283,7 @@ class Steps:
         if trials == 1:
             return {}
         selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
-        self.on_plan(selection + self._number_of_final_runs)
+        self.on_plan([], selection + comparison.seeds * (len(comparison.methods) + len(comparison.baselines)))
         decided = {setting.label: given_options(setting.method, metrics["options"]) for setting, metrics in finished}
         _, usual = min(finished, key=lambda each: each[0].learning_rate is not None)  # of the run, if one has it
         return search_settings(
@@ -304,14 +312,16 @@ class Steps:
     def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
         """Train all methods with one seed, then with all others that fit into the budget."""
         seeds, budget = self.comparison.seeds, self.comparison.budget
-        begun = len(self._seconds)
-        self.on_plan(begun + self._number_of_final_runs)
+        more = len(self._seconds) + self.comparison.keep_best  # trials, and the model that is kept
+        units = [unit for seed in range(seeds) for unit in self._units_of(seed, settings)]
+        self.on_plan(units, more)
         before = self.spent
-        found = self.run(self._units_of(0, settings))
+        found = self.run(units[: len(units) // seeds])
         once = self.spent - before
         if budget is not None:
             seeds = min(seeds, 1 + int(max(0.0, budget - self.spent) / max(once, 1e-3)))
-            self.on_plan(begun + seeds * len(found))
+            units = units[: seeds * len(found)]
+            self.on_plan(units, more)
         logger.info(
             "A seed of all methods and baselines takes about %s: %s %s in all.",
             duration(once), f"{counted(seeds, 'seed')} take{'s' * (seeds == 1)}",
@@ -319,7 +329,7 @@ class Steps:
         )  # fmt: skip
         if seeds < self.comparison.seeds:
             logger.warning("Only %d of %d seeds fit into the budget.", seeds, self.comparison.seeds)
-        found += self.run(unit for seed in range(1, seeds) for unit in self._units_of(seed, settings))
+        found += self.run(units[len(found) :])
         plain = [each for each in found if each.unit.method == REFERENCE]
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
@@ -336,10 +346,6 @@ class Steps:
                 units = [Unit(setting.applied(self.comparison.config, seed=seed)) for seed in range(seeds)]
                 labels |= {unit.key(): named for unit in units}
         return labels
-
-    @property
-    def _number_of_final_runs(self) -> int:
-        return self.comparison.seeds * (len(self.comparison.methods) + len(self.comparison.baselines))
 
     def _units_of(self, seed: int, settings: Mapping[str, MethodSetting]) -> list[Unit]:
         config = self.comparison.config

@@ -18,7 +18,15 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import PATH, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.units import ANSWER, BASELINES, CHEAP, REFERENCE, data_sha256, with_evaluation
+from attendrop.studies.units import (
+    ANSWER,
+    BASELINES,
+    CHEAP,
+    REFERENCE,
+    check_number_of_runs,
+    data_sha256,
+    with_evaluation,
+)
 from attendrop.tasks.file_formats import files_of
 
 if TYPE_CHECKING:
@@ -134,6 +142,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
         object.__setattr__(self, "config", with_evaluation(self.config))
 
     def of_baselines(self, defined: Collection[str]) -> Comparison:

@@ -20,7 +20,7 @@ from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import delete_checkpoints, number_of_processes, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
-from attendrop.studies.units import RUNS, Event, Job, Result, Unit, data_sha256
+from attendrop.studies.units import RUNS, Event, Job, Result, Unit, check_workers, data_sha256
 from attendrop.studies.worker import perform
 
 LOCAL = "local"
@@ -232,6 +232,7 @@ class InProcess:
 
 def _workers(backend: str, count: int | None) -> AbstractContextManager[Workers]:
     if backend == LOCAL:
+        check_workers(count)
         return InProcess() if count == 0 else LocalWorkers(count)
     if not backend.startswith(RAY):
         raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
@@ -253,11 +254,10 @@ def read_failure(folder: Path) -> dict[str, Any] | None:
 
 
 def _clear_failure(folder: Path) -> int:
-    """Delete ``failed.json``, also what a kill left of its writing; return how often the unit had failed."""
+    """Delete ``failed.json``; return how often the unit had failed."""
     failure = read_failure(folder)
-    for name in (FAILED, f".{FAILED}.partial"):
-        with suppress(OSError):
-            (folder / name).unlink()
+    with suppress(OSError):
+        (folder / FAILED).unlink()
     return failure["attempts"] if failure else 0
 
 

@@ -18,9 +18,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import ModuleType
 
-from attendrop.argument_checks import check_count
 from attendrop.runs.shared_results import share_results
-from attendrop.studies.units import Event, Job
+from attendrop.studies.units import Event, Job, available_cores
 from attendrop.studies.worker import Message, forwarded_warnings, perform
 
 MOST_WORKERS = 8
@@ -38,8 +37,6 @@ class LocalWorkers:
     attempts = 2
 
     def __init__(self, count: int | None = None) -> None:
-        if count is not None:
-            check_count("workers", count)
         cores, gpus = available_cores(), visible_gpus()
         self.count = count or len(gpus) or min(cores, MOST_WORKERS)
         self._logs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -200,11 +197,6 @@ def threads_of_worker(threads: int) -> dict[str, str]:
     """
     wanted = os.environ.get(_THREADS[0], str(threads))
     return {name: os.environ.get(name, wanted) for name in _THREADS}
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:

@@ -21,8 +21,8 @@ from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_bytes
 from attendrop.runs.run_folder import METRICS
 from attendrop.runs.shared_results import share_results
-from attendrop.studies.local_workers import available_cores, threads_of_worker
-from attendrop.studies.units import Event, Job
+from attendrop.studies.local_workers import threads_of_worker
+from attendrop.studies.units import Event, Job, available_cores
 from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
 
 HERE = "local"
@@ -146,6 +146,10 @@ def run_on_machine(request: dict[str, Any], current: str) -> Message:
     if not shared:
         name = hashlib.sha256(request["folder"].encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"attendrop-{name}" / folder.name
+        if folder.parent.is_symlink():  # all users of the machine may write there
+            error = AttendropError(f"'{folder.parent}', in which the run is to take place, is a link; delete it.")
+            return {"kind": "failed", **describe(error), "warnings": [], "files": {}}
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
     files: dict[str, bytes] = {}
     with forwarded_warnings(lambda message: warned.append(message["text"])):
         message = perform(request | {"folder": str(folder)}, lambda report: None)

@@ -14,7 +14,7 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json, write_text
-from attendrop.runs.folder_lock import LOCK
+from attendrop.runs.folder_lock import LOCK, check_writable
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
@@ -64,6 +64,7 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     """Raise AttendropError if a folder holds other files than a study's, or a comparison."""
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
+    check_writable(folder)
     found = read_json(folder / ANSWER, {})
     known = (folder / RUNS).is_dir() or not {"settings", "methods"}.isdisjoint(found or {})
     if folder.exists() and not known and any(path.name != LOCK for path in folder.iterdir()):

@@ -26,6 +26,7 @@ environment variables, ``$ATTENDROP_DATA/tickets.csv``, and begin with ``~``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,11 +40,12 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
-from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, with_evaluation
+from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
 from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
+_EXAMPLES = {"run": "{epochs: 4}", "data": "{task: rte}", "methods": "{name: METHOD}", "options": "{p: 0.3}"}
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
@@ -106,23 +108,30 @@ class _Reader:
     path: str
     check_data: bool
 
+    @property
+    def named(self) -> str:
+        return f"The study file '{self.path}'"
+
     def error(self, what: str) -> AttendropError:
-        return AttendropError(f"The study file '{self.path}' {what}")
+        return AttendropError(f"{self.named} {what}")
 
     def study(self, content: Mapping[str, Any]) -> Study:
         self.check_keys("", content, _KEYS)
         for key in ("data", "methods", "seeds"):
             if not content.get(key):
                 raise self.error(f"has no {key}.")
-        if isinstance(content["seeds"], int) and content["seeds"] < 1:
-            raise self.error(f"has {content['seeds']} seeds; give at least one, or a list.")
-        if isinstance(content["seeds"], str) and content["seeds"].strip().isdecimal():
-            raise self.error(
-                f"has the text {content['seeds']!r} as seeds: a number of them is without quotation marks."
-            )
+        if isinstance(seeds := content["seeds"], bool):
+            raise self.error(f"has seeds={seeds!r}; give their number, or a list.")
+        if isinstance(seeds, int) and seeds < 1:
+            raise self.error(f"has {seeds} seeds; give at least one, or a list.")
+        if isinstance(seeds, str) and seeds.strip().isdecimal():
+            raise self.error(f"has the text {seeds!r} as seeds: a number of them is without quotation marks.")
         baselines = self.baselines(content.get("baselines"))
-        seeds = content["seeds"]
-        seeds = range(seeds) if isinstance(seeds, int) else convert_option(self.path, "seed", seeds)
+        if isinstance(seeds, int):
+            check_number_of_runs(seeds, self.named)
+            seeds = range(seeds)
+        else:
+            seeds = convert_option(self.named, "seed", seeds)
         shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
         points = []
         for entry in _listed(content["data"]):
@@ -130,12 +139,13 @@ class _Reader:
             name = "" if (name := given.pop("name", None)) is None else " ".join(str(name).split())
             methods = self.methods(given.pop("methods", content["methods"]))
             own = self.baselines(given.pop("baselines")) if "baselines" in given else baselines
-            for point, varied in _grid(shared | self.options("data", given)):
+            for point, varied in self.grid(shared | self.options("data", given)):
                 source = "task" if "task" in point else "train_file"
                 if not name:
                     varied.pop(source, None)
                 named = name or Path(point.get(source, "files")).stem
                 points.append((", ".join([named, *varied.values()]), point, methods, own))
+        check_number_of_runs(len(seeds) * sum(len(methods) + len(own) for _, _, methods, own in points), self.named)
         names = [name for name, *_ in points]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self.error(f"has two data named {twice!r}; give each a 'name'.")
@@ -165,7 +175,7 @@ class _Reader:
 
     def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
         if not isinstance(given, dict):
-            raise AttendropError(f"The study file '{self.path}': {where} must hold options, not {given!r}.")
+            raise self.error(f"has {given!r} as {where}; write names with values, such as {_EXAMPLES[where]}.")
         if empty := next((name for name, value in given.items() if value == [] and name != "baselines"), None):
             raise self.error(f"has no {empty}.")
         return {str(name).replace("-", "_"): value for name, value in given.items()}
@@ -179,7 +189,7 @@ class _Reader:
     def option(self, name: str, value: Any) -> Any:
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
-        found = convert_option(self.path, name, value)
+        found = convert_option(self.named, name, value)
         if name not in _PATHS or found is None:
             return found
         return ",".join(str(file.absolute()) for file in files_of(self.expanded(name, found)))
@@ -189,7 +199,7 @@ class _Reader:
         found = os.path.expandvars(given)
         if unset := re.search(r"\$\{?(\w+)", found):
             raise self.error(f"names '{given}', but {unset[1]} is not set; set it to the folder.")
-        return str(convert_option(self.path, name, found))
+        return str(convert_option(self.named, name, found))
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
         given = _listed(content.get("models") or "minilm")
@@ -231,9 +241,19 @@ class _Reader:
             raise self.error(f"has a label that is not text: {label!r}; quote it.")
         label = " ".join(label.split())  # tables have a line for each method
         options = self.mapping("options", given.get("options") or {})
-        for point, varied in _grid(options):
+        for point, varied in self.grid(options):
             check_declared(given["name"], point)
             yield _MethodEntry(given["name"], point, " ".join([label, *varied.values()]) if label else "")
+
+    def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
+        values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
+        check_number_of_runs(math.prod(map(len, values.values())), self.named)
+        varied = [name for name in values if len(values[name]) > 1]
+        here = f"{Path.cwd()}{os.sep}"  # tables and figures are to show paths as the file has them
+        for point in product(*values.values()):
+            found = dict(zip(values, point, strict=True))
+            yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
@@ -284,16 +304,6 @@ def _setting(
             unit = Unit(with_evaluation(config), baseline)
             units[unit.key()] = unit
     return Setting(name, tuple(units.values()), labels)
-
-
-def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
-    values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
-    varied = [name for name in values if len(values[name]) > 1]
-    here = f"{Path.cwd()}{os.sep}"  # tables and figures are to show paths as the file has them
-    for point in product(*values.values()):
-        found = dict(zip(values, point, strict=True))
-        yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
 
 
 def _listed(value: Any) -> list[Any]:

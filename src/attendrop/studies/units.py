@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
+from attendrop.wording import counted
 
 RUNS = "runs"
 # What an answer calls a run, beside the entries of its ``metrics.json``.
@@ -30,6 +34,34 @@ SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
 _LONGEST_NAME = 220
 DEFAULT_TEST_FRACTION = 0.25
+# A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
+MOST_RUNS = 10_000
+# Worker processes of a core, and of a machine with few cores: each loads PyTorch and a model.
+_MOST_WORKERS_OF_CORE, _MOST_WORKERS = 4, 16
+
+
+def check_number_of_runs(runs: int, owner: str) -> None:
+    """Raise AttendropError if a study or a comparison has more runs than any has time for."""
+    if runs > MOST_RUNS:
+        raise AttendropError(f"{owner} has {runs:,} runs, above the {MOST_RUNS:,} that are allowed; divide it.")
+
+
+def check_workers(count: int | None) -> None:
+    """Raise AttendropError unless a number of worker processes of this machine is 0 or more, and not far too many."""
+    if count is None:
+        return
+    check_count("workers", count, 0)
+    cores = available_cores()
+    if count > (most := max(_MOST_WORKERS, _MOST_WORKERS_OF_CORE * cores)):
+        raise AttendropError(
+            f"workers={count} are too many for {counted(cores, 'core')}: each loads PyTorch and a model; give at most "
+            f"{most}, or omit it."
+        )
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_evaluation(options: Mapping[str, Any]) -> None:
@@ -86,6 +118,13 @@ class Unit:
         readable = f"{data}-{self.method}-seed{self.config.seed}"
         readable = re.sub(r"[^A-Za-z0-9+._-]", "_", readable)[-_LONGEST_NAME:]
         return f"{readable}-{self.key(data_sha256)[:8]}"
+
+    @cached_property
+    def kind(self) -> str:
+        """What the unit has in common with those of other seeds, which take as long."""
+        content = self.as_dict()
+        del content["config"]["seed"]
+        return json.dumps(content, sort_keys=True)
 
     def described(self) -> dict[str, Any]:
         """Return what distinguishes the unit from others in a comparison, by the names of ``metrics.json``."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, machine_failure, one_line
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import refuse_if_locked
 from attendrop.runs.train import train
@@ -69,7 +69,7 @@ def perform(request: dict[str, Any], send: Send) -> Message:
     try:
         config = RunConfig(**request["config"], output_dir=request["folder"])
         job = Job(Unit(config, request["baseline"], request["keep_model"]), Path(request["folder"]))
-        run_unit(job, callbacks=[_StepReports(send)], checkpoint_seconds=request["checkpoint_seconds"])
+        run_unit(job, callbacks=[StepReports(send)], checkpoint_seconds=request["checkpoint_seconds"])
     except Exception as error:  # whatever it is, the next unit may succeed
         return {"kind": "failed", **({"unusable": True} if _breaks_device(error) else {}), **describe(error)}
     finally:
@@ -95,7 +95,7 @@ def forwarded_warnings(send: Send) -> Iterator[None]:
         warnings.showwarning = show
 
 
-class _StepReports(TrainerCallback):
+class StepReports(TrainerCallback):
     """Send the optimizer steps taken and planned, at most twice a second."""
 
     def __init__(self, send: Send) -> None:
@@ -113,7 +113,8 @@ def describe(error: Exception) -> dict[str, str]:
     if isinstance(error, AttendropError):
         return {"text": str(error), "details": ""}
     lines = str(error).strip().splitlines()
-    return {"text": f"{type(error).__name__}: {lines[0] if lines else ''}", "details": traceback.format_exc()}
+    text = machine_failure(error) or f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return {"text": one_line(text), "details": traceback.format_exc()}
 
 
 def _breaks_device(error: Exception) -> bool:

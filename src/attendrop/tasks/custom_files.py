@@ -17,7 +17,8 @@ from attendrop.tasks.groups import GROUP, ungrouped
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.inspection import group_columns
-from attendrop.tasks.label_map import as_meant, label_columns, read_label_map
+from attendrop.tasks.label_forms import check_form
+from attendrop.tasks.label_map import as_meant, check_map, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
@@ -50,10 +51,10 @@ def load_files(
         label_column: Required unless the head needs no labels. Several, comma-separated: a column of zeros and ones
             for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
-            texts are lists of words, choices if there are more than two text columns or the second has lists, answers
-            if they are objects as in SQuAD, several labels if they are lists, numbers if at least one, in any file, has
-            a decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
-            refused unless classes are asked for.
+            texts are lists of words, answers if they are objects as in SQuAD, several labels if they are lists, numbers
+            if at least one, in any file, has a decimal fraction or an exponent, otherwise classes. Numbers in other
+            notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
+            :func:`attendrop.tasks.label_forms.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         token_columns: Further columns of the training file to read, by name with their kinds (see
             :mod:`attendrop.tasks.token_columns`). "train" then has them, and "place", where each row is in the file.
@@ -65,17 +66,20 @@ def load_files(
             :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
 
     Raises:
-        AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
-            numbers are mixed with text; a label does not occur in training; it is unclear whether labels are classes;
-            the training data have a single class; all rows of a file are of one group; or a token column is not of its
-            kind. The message names the file, the line and the column.
+        AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
+            is empty or NaN; numbers are mixed with text; a label does not occur in training; it is not clear whether
+            labels are classes; the training data have a single class; all rows of a file are of one group; or a token
+            column is not of its kind. The message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names(token_columns)
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     tables = {split: read_table(path, bad) for split, path in paths.items()}
+    if label_map is not None:
+        check_map(label_map, rows.meanings, tables["train"], label_column)
     tables = {split: as_meant(table, label_column, rows.meanings, label_type, bad) for split, table in tables.items()}
+    check_form(tables["train"], text_columns, [] if label_column is None else [label_column], label_type)
     kinds = rows.kinds(tables["train"], label_type)
     reader = kinds[0]
     rows.check_inputs(token_columns, reader)

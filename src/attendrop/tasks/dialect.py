@@ -40,9 +40,12 @@ _NO_TEXT = {
 }
 # NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
 _NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_FASTTEXT = re.compile(r"(?<!\S)__label__\S+")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _BEYOND_ASCII = re.compile("[^\0-\x7f]")
 _START, _BLOCK = 4096, 2**20  # bytes
+# Characters of a line or a field: no model reads so many, and a small .gz may unpack to one line beyond all memory.
+LONGEST = 2**24
 
 
 def encoding_of(path: Path) -> str:
@@ -79,6 +82,11 @@ def text_lines(path: Path, newline: str = "\n") -> Iterator[Iterator[str]]:
             for line in valid:
                 blank.append(line)
                 if line.strip():
+                    if marker := _FASTTEXT.search(line):
+                        raise AttendropError(
+                            f"{path} is a fastText file, with labels such as {marker[0]!r} in its texts; write a table "
+                            "with the columns text and label, as .csv or .jsonl."
+                        )
                     break
             else:
                 raise AttendropError(f"{path} is empty.")
@@ -151,14 +159,20 @@ def _encoding(path: Path, file: Any) -> str:
     return "cp1252" if 2 * broken > letters else marked or "utf-8"
 
 
-def _lines(text: Iterator[str]) -> Iterator[str]:
-    """Return lines, also those of a file in which all end in a carriage return, as once on Macs: it looks like one."""
-    first = next(text, "")
-    return chain([first] if "\n" in first else io.StringIO(first, newline="\r"), text)
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Return lines, also those of a file in which all end in a carriage return, as once on Macs: it looks like one.
+
+    Of a line that is too long, the beginning is returned.
+    """
+    lines = iter(partial(text.readline, LONGEST + 1), "")
+    first = next(lines, "")
+    return chain([first] if "\n" in first or len(first) > LONGEST else io.StringIO(first, newline="\r"), lines)
 
 
 def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST:
+            raise AttendropError(f"{path}, line {number}: the line has more than {LONGEST:,} characters; divide it.")
         if wrong := _NOT_TEXT.search(line):
             byte = ord(wrong[0]) - 0xDC00
             problem = "a NUL character, which no text has; delete it, or save the file as UTF-8"

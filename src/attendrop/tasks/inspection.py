@@ -17,8 +17,9 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
-from attendrop.tasks.heads.builtin import NUMBER, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
-from attendrop.tasks.label_map import as_meant, label_columns, label_counts, label_variants, read_label_map
+from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
+from attendrop.tasks.label_forms import check_form
+from attendrop.tasks.label_map import as_meant, check_map, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.values import (
@@ -34,6 +35,7 @@ from attendrop.tasks.values import (
     may_be_missing,
     number_form,
     plain,
+    read_list,
     text_problem,
     value_problem,
     written,
@@ -127,6 +129,15 @@ class Inspection:
         found = group_columns(self.table, read)
         return [name for name in found if self.evaluated is None or name in self.evaluated.columns]
 
+    @cached_property
+    def tags(self) -> dict[str, int]:
+        """Words with each tag, the most frequent first; none if the labels are no tags of words."""
+        lists = len(self.text_columns) == 1 and _is_listed(self.table.column(self.text_columns[0])[0])
+        of_words = self.label_type in OF_WORDS or (self.label_type == "auto" and lists and not self.are_chats)
+        if self.label_column is None or not of_words:
+            return {}
+        return label_counts(map(read_list, self.table.column(self.label_column)), several=True)
+
     @property
     def variants(self) -> list[list[str]]:
         """Groups of labels that may be the same."""
@@ -161,7 +172,7 @@ class Inspection:
         """Return what was found as JSON values."""
         named = (
             *("written_as", "text_columns", "label_column", "group_columns"),
-            *("label_type", "labels", "variants", "notes"),
+            *("label_type", "labels", "tags", "variants", "notes"),
         )
         found = {"file": str(self.table.path), "rows": len(self.table.rows)}
         found |= {name: getattr(self, name) for name in named}
@@ -213,8 +224,11 @@ def inspect_files(
     if label_column is not None and kind == "auto":
         kind = _label_type(table, texts, label_column, meanings)
     meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
+    if label_map is not None:
+        check_map(label_map, meanings, table, label_column)
     quoted = _is_quoted(table)  # labels as they are meant may have separators that the file does not have
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
+    _check_form(table, texts, label_column, label_type, given=not candidates)
     labels = _labels(table, label_column, kind)
     read = next(iter(evaluated), None)
     is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
@@ -227,21 +241,29 @@ def inspect_files(
 
 
 def candidate_columns(
-    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None
+    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None, label_type: str = "auto"
 ) -> tuple[list[tuple[str, ...]], list[str], str]:
     """Return what may be the text columns of a file, and its label column: those given, or all that look like it.
 
     The last part of the result is a hint where several may hold the labels, a sentence with a space before it.
 
     Raises:
-        AttendropError: The file cannot be read.
+        AttendropError: The file cannot be read, or :func:`check_form` refuses its labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the reader of the run warns
         table = read_table(file, BadRows(skip=True), MOST_ROWS)
     labels = [label_column] if label_column is not None else _label_columns(table, text_columns)
     texts = [tuple(text_columns)] if text_columns else _text_columns(table, next(iter(labels), None))
+    _check_form(table, next(iter(texts), ()), next(iter(labels), None), label_type, given=label_column is not None)
     return texts, labels, f" The labels may be in {_choice_of(table, labels)}." if len(labels) > 1 else ""
+
+
+def _check_form(table: Table, texts: Sequence[str], label: str | None, label_type: str, *, given: bool) -> None:
+    """Check the labels; all columns if their own is a guess, for which its name is no reason."""
+    known = label is not None and (given or _named(label, LABEL))
+    columns = [label] if known else table.columns
+    check_form(table, texts, [name for name in columns if name in table.columns], label_type, guessed=not known)
 
 
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
@@ -329,6 +351,11 @@ def _doubts(found: Inspection) -> Iterator[tuple[str, str]]:
     if repeated := len(whole) - len(set(whole)):
         yield "duplicates", f"{counted(repeated, 'row')} with the text of an earlier row."
     main = {label: group[0] for group in found.variants for label in group}
+    for column in found.columns:
+        again = len(found.table.rows) - column.missing - column.distinct
+        if column.role == ID and again and not _named(re.split("[_ -]", column.name)[0], SOURCE):
+            yield "ids", f"{counted(again, 'row')} with the id of an earlier row, in {column.name!r}."
+            break
     labels_of: defaultdict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for row, label in zip(texts, labels, strict=True):
         labels_of[row] |= {main.get(label, label): None} if label and all(row) else {}
@@ -422,7 +449,9 @@ def _role(name: str, values: Sequence[str]) -> str:
         return CONSTANT if len(values) > 1 else "" if values else EMPTY
     if all(map(_DATE.fullmatch, values)):
         return DATE
-    if distinct == len(values) and (_named(name, ID) or (len(values) > 9 and _words(values) <= 1)):
+    if _named(name, ID) and (2 * distinct >= len(values) or name.lower() in ("id", "uuid", "guid")):
+        return ID
+    if distinct == len(values) > 9 and _words(values) <= 1:
         return ID
     if _words(values) >= _LONG_TEXT and distinct > len(values) / 2:
         return TEXT

@@ -23,6 +23,7 @@ from attendrop.tasks.values import (
     class_name,
     is_missing,
     json_list,
+    label_names,
     may_be_missing,
     number_form,
     plain,
@@ -30,6 +31,7 @@ from attendrop.tasks.values import (
     written,
     yes_or_no,
 )
+from attendrop.wording import names_of
 
 LABEL, MEANING = "label", "meaning"
 # Spaces, which are all blanks in a plain text, and letters without a shape, such as a soft hyphen.
@@ -38,6 +40,8 @@ _UNSEEN = ("Zs", "Cf")
 _TIMES_RARER = 4
 # Labels that are compared; more are hardly classes, and comparing takes the square of their number.
 _MOST_LABELS = 300
+# Labels that a message names.
+_SHOWN = 5
 
 
 def read_label_map(path: str | Path) -> dict[str, str]:
@@ -57,6 +61,20 @@ def read_label_map(path: str | Path) -> dict[str, str]:
             known = meanings[label]
             raise AttendropError(f"{path}, {place}: {label!r} means {known!r} and {meaning!r}; delete one of them.")
     return meanings
+
+
+def check_map(path: str | Path, meanings: Mapping[str, str], table: Table, column: str | None) -> None:
+    """Raise AttendropError if a map, read from a path, has none of the labels in a column of a table."""
+    names = label_columns(table.columns, column)
+    values = names if len(names) > 1 else table.column(names[0]) if names else []
+    found = {written(value) for value in values if not is_missing(value)}
+    found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+    if found and not found & meanings.keys():
+        shown = names_of(sorted(found)[:_SHOWN])
+        raise AttendropError(
+            f"the label map {path} has none of the labels of {table.path}, column {column!r}, such as {shown}; correct "
+            f"its column {LABEL!r}, or omit it."
+        )
 
 
 def write_label_map(

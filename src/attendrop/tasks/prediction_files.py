@@ -5,24 +5,32 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
-from uuid import uuid4
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite
+from attendrop.files.output_files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table
+from attendrop.wording import counted
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+# Column of the reason why a row has no prediction, where invalid rows are skipped.
+SKIPPED = "skipped"
+# What a spreadsheet computes when it opens a file: a cell that begins so, and is not just a number.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20](?![\d.,]+%?$)")
+logger = logging.getLogger(__name__)
 
 
 class PredictionWriter:
@@ -33,7 +41,10 @@ class PredictionWriter:
     the file, from 0) and those of the head, such as ``label`` and ``probability`` (softmax of the predicted class).
     Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line for each
     word: the words, and the prediction last. A .txt file has a line for each row of the input, with the prediction
-    alone; rows that were skipped have an empty line. The file is created when the block ends without an error.
+    alone. The file is created when the block ends without an error.
+
+    There is an answer to each row of the input, in their order. One that was left out has an empty one, in a .conll
+    file a sentence of the word "_"; where invalid rows are skipped, the column ``skipped`` of tables says why.
 
     Args:
         path: The file; "-" is standard output.
@@ -42,6 +53,9 @@ class PredictionWriter:
         probabilities: Also write ``probability_CLASS`` for every class; of choices, a list of ``probabilities``.
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
+        bad: What was left out of the input so far, whenever a prediction is written.
+        escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
+            cells are otherwise written as they are, with a warning.
 
     Raises:
         AttendropError: The format is unknown, or cannot hold what is requested; an output is NaN; or an input column
@@ -56,6 +70,8 @@ class PredictionWriter:
         format: str | None = None,
         probabilities: bool = False,
         keep_columns: bool = False,
+        bad: BadRows | None = None,
+        escape_formulas: bool = False,
     ) -> None:
         self.path, self.task = Path(path), task
         self.probabilities, self.keep_columns = probabilities, keep_columns
@@ -65,18 +81,19 @@ class PredictionWriter:
                 f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
                 "instead of the task."
             )
-        if probabilities and not task.head.has_probabilities:
-            raise AttendropError(
-                f"The model predicts {task.head.predicts}: it has no probabilities of classes; leave out the option."
-            )
+        if probabilities:
+            task.head.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
+        if escape_formulas and self.format not in _DELIMITERS:
+            raise AttendropError(f"A .{self.format} file has no cells of spreadsheets; omit --escape-formulas.")
+        self._apostrophe, self._formulas = "'" * escape_formulas, 0
         self._answer = "prediction" if task.name in GLUE else task.head.answer_column
-        # A unique name, so that two programs that write the same file do not mix their rows.
-        self._unfinished = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
-        self._lines = 0
+        self._delimited_columns: list[str] = []  # of a table of fields, which a row may have too few or too many of
+        self._bad = bad or BadRows()
+        self._gives_reasons = self._bad.skip and self.format not in ("txt", "conll")
 
     def __enter__(self) -> PredictionWriter:
         return self
@@ -93,6 +110,41 @@ class PredictionWriter:
         else:
             name, ids = head.row_ids(columns)
             rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
+        if self._gives_reasons and SKIPPED in rows[0]:
+            raise AttendropError(
+                f"The input has a column {SKIPPED!r}, a name that the predictions use for skipped rows; rename it."
+            )
+        rows = [row | {SKIPPED: None} for row in rows] if self._gives_reasons else rows
+        self._delimited_columns = table.columns if table is not None and table.delimiter else []
+        numbers: list[int] = columns["index"][:]
+        if empty := [(number, self._empty(number, rows[0])) for number in self._left_out(numbers[-1])]:
+            in_order = sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))
+            rows = [row for _, row in in_order]
+        self._write(rows)
+
+    def write_left_out(self) -> None:
+        """Write the empty answers to what was left out of the input after the last row that has an answer."""
+        self._write([self._empty(number, self._columns) for number in self._left_out(None)])
+
+    def _left_out(self, before: int | None) -> list[int]:
+        return sorted(number for number in self._bad.left_out if before is None or number < before)
+
+    def _empty(self, number: int, columns: Iterable[str]) -> dict[str, Any]:
+        """Make the empty answer to a row that was left out, with what could be read of the columns that are kept."""
+        left_out, empty = self._bad.left_out.pop(number), dict.fromkeys(columns)
+        if self.format == "conll":
+            return empty
+        if not self.keep_columns:
+            empty[next(iter(empty))] = number
+        elif isinstance(left_out.row, dict):
+            empty |= {name: value for name, value in left_out.row.items() if name in empty}
+        elif isinstance(left_out.row, list):  # of too few or too many fields
+            empty |= dict(zip(self._delimited_columns, left_out.row, strict=False))
+        return empty | ({SKIPPED: left_out.reason} if self._gives_reasons else {})
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
         file = self._file or self._begin(list(rows[0]))
         if self.format == "jsonl":
             file.writelines(json.dumps(finite(row), ensure_ascii=False, default=str) + "\n" for row in rows)
@@ -101,10 +153,8 @@ class PredictionWriter:
             file.writelines(map(_sentence, rows))
             return
         if self.format == "txt":
-            for number, row in zip(columns["index"][:], rows, strict=True):
-                self.leave_out(number)
-                file.write(" ".join(str(_cell(row[self._answer])).split()) + "\n")
-                self._lines += 1
+            answers = ("" if row[self._answer] is None else str(_cell(row[self._answer])) for row in rows)
+            file.writelines(" ".join(answer.split()) + "\n" for answer in answers)
             return
         unknown = [name for row in rows for name in row if name not in self._columns]
         if unknown:
@@ -112,28 +162,29 @@ class PredictionWriter:
                 f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
                 f".{self.format} file is already written; write .jsonl."
             )
-        self._delimited(file).writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-
-    def leave_out(self, row: int) -> None:
-        """Skip the rows before a row number of the input; a .txt file has an empty line for each."""
-        if self.format == "txt" and self._file is not None:
-            self._file.write("\n" * (row - self._lines))
-            self._lines = max(self._lines, row)
+        cells = ({name: self._for_spreadsheets(_cell(value)) for name, value in row.items()} for row in rows)
+        self._delimited(file).writerows(cells)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is None:
             return
+        if self._formulas and not self._apostrophe and error is None:
+            logger.warning(
+                "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
+                "--escape-formulas writes an apostrophe there.",
+                *(self.path, counted(self._formulas, "cell")),
+            )
         if self._file is sys.stdout:
             self._file.flush()
             return
         try:
             self._file.close()
             if error is None:
-                self._unfinished.replace(self.path)
+                os.replace(self._file.name, self.path)
         finally:
-            self._unfinished.unlink(missing_ok=True)
+            Path(self._file.name).unlink(missing_ok=True)
 
     def _begin(self, columns: list[str]) -> TextIO:
         self._columns = columns
@@ -143,10 +194,10 @@ class PredictionWriter:
                 file.reconfigure(encoding="utf-8", newline="")
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._unfinished.open("w", encoding="utf-8", newline="")
+            file = new_file(self.path, "x", encoding="utf-8", newline="")
         self._file = file
         if self.format in _DELIMITERS:
-            self._delimited(file).writeheader()
+            self._delimited(file).writerow({name: self._for_spreadsheets(name) for name in columns})
         return file
 
     def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
@@ -154,6 +205,13 @@ class PredictionWriter:
         return csv.DictWriter(
             _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
         )
+
+    def _for_spreadsheets(self, cell: Any) -> Any:
+        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
+        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
+            return cell
+        self._formulas += 1
+        return self._apostrophe + cell
 
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
@@ -190,7 +248,7 @@ def _cell(value: Any) -> Any:
 
 def _sentence(row: Mapping[str, Any]) -> str:
     """Write a row of a column file; nothing is "_"."""
-    values = list(row.values())
+    values = [["_"] if value is None else value for value in row.values()]
     if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
         raise AttendropError(
             f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."

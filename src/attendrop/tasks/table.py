@@ -11,7 +11,7 @@ from typing import Any
 
 from attendrop.argument_checks import check_choice, check_known
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite
+from attendrop.files.output_files import finite, write_bytes
 from attendrop.wording import names_of
 
 # What is done with labels of evaluation data that training lacks.
@@ -37,6 +37,10 @@ class BadRows:
     Args:
         skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
         unknown_labels: Whether labels that training lacks are invalid, ``"error"`` (default), or count as ``"wrong"``.
+
+    Attributes:
+        skipped: The invalid rows.
+        left_out: These, and rows without any value, by their number in the file, from 0: they have no answer.
     """
 
     def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:
@@ -44,8 +48,9 @@ class BadRows:
         self.skip = skip
         self.keeps_unknown = unknown_labels == WRONG
         self.skipped: list[SkippedRow] = []
+        self.left_out: dict[int, SkippedRow] = {}
 
-    def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:
+    def add(self, path: Path, place: str, index: int, problem: str, row: Any, column: str | None = None) -> None:
         """Report an invalid row, see :class:`SkippedRow`; a problem is a sentence without its full stop.
 
         Raises:
@@ -53,15 +58,21 @@ class BadRows:
         """
         reason = f"column {column!r}: {problem}" if column is not None else problem
         if not self.skip:
+            end = "" if reason.endswith("?") else "."  # after a suggestion
             separator = ", " if column is not None else ": "
-            raise AttendropError(f"{path}, {place}{separator}{reason}. Correct it, or add --skip-bad-rows.")
-        self.skipped.append(SkippedRow(str(path), place, reason, row))
+            raise AttendropError(f"{path}, {place}{separator}{reason}{end} Correct it, or add --skip-bad-rows.")
+        self.left_out[index] = SkippedRow(str(path), place, reason, row)
+        self.skipped.append(self.left_out[index])
+
+    def add_empty(self, path: Path, place: str, index: int) -> None:
+        """Report a row without any value, such as a line of separators, which is not invalid."""
+        self.left_out[index] = SkippedRow(str(path), place, "the row has no value", {})
 
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
     lines = [json.dumps(finite(asdict(row)), ensure_ascii=False, default=str) + "\n" for row in _in_order(skipped)]
-    Path(path).write_text("".join(lines), encoding="utf-8", errors="backslashreplace", newline="")
+    write_bytes(Path(path), "".join(lines).encode(errors="backslashreplace"))
 
 
 def skipped_places(skipped: Sequence[SkippedRow]) -> str:
@@ -136,7 +147,7 @@ class Table:
         for row, problem in enumerate(problems):
             if problem is not None:
                 content = dict(zip(self.columns, self.rows[row], strict=True))
-                bad.add(self.path, self.places[row], problem, content, column)
+                bad.add(self.path, self.places[row], self.index[row], problem, content, column)
         good = [row for row, problem in enumerate(problems) if problem is None]
         return self if len(good) == len(problems) else self.only(good)
 

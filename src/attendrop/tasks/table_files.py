@@ -10,15 +10,17 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.dialect import STDIN, delimiter_of, text_lines
+from attendrop.tasks.dialect import LONGEST, STDIN, delimiter_of, text_lines
 from attendrop.tasks.file_formats import extension_of, files_of
 from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.tasks.text_files import read_conll, read_conllu, read_lines, read_parallel
+from attendrop.tasks.values import number_form
 from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -54,7 +56,8 @@ def read_chunks(
 ) -> Iterator[Table]:
     """Read a file in chunks, by its extension: a table, sentences, lines of text, two parallel texts, or images.
 
-    Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl and .parquet files. Text may be packed by gzip,
+    Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl, .json (an array of objects, or JSON lines) and
+    .parquet files. Text may be packed by gzip,
     with ``.gz`` after the extension; see :mod:`attendrop.tasks.dialect` for its encoding. CSV and TSV files have a
     header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header,
     or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of JSON lines are those
@@ -103,8 +106,9 @@ def read_chunks(
 
 
 def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
-    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
-    with text_lines(path, "") as lines:
+    csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
+    with text_lines(path, "") as raw:
+        lines = _joined_at_returns(path, raw)
         first = list(islice(lines, _SNIFFED))
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
@@ -118,13 +122,17 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
 
 def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
     """Warn of rows with a field that seems to hold whole rows, between two quotes that are part of texts."""
-    labels = {label for label, count in Counter(row[-1] for row in table.rows).items() if count > 1}
+    begins, ends = (
+        {value for value, count in Counter(row[place] for row in table.rows).items() if value and count > 1}
+        for place in (0, -1)
+    )
+    numbers = not ends and all(number_form(row[-1]) != "text" for row in table.rows[:_SNIFFED])
     joined = []
     for row, place in zip(table.rows, table.places, strict=True):
         if not any("\n" in field or "\r" in field for field in row):
             continue  # nearly all; splitting takes longer
         fields = [_LINE_END.split(field) for field in row]
-        if any(_holds_rows(lines, column, len(row), delimiter, labels) for column, lines in enumerate(fields)):
+        if any(_holds_rows(*field, len(row), delimiter, begins, ends, numbers) for field in enumerate(fields)):
             first = int(place.removeprefix("line "))
             joined.append(f"{first}-{first + sum(len(lines) - 1 for lines in fields)}")
     if joined:
@@ -136,14 +144,19 @@ def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
         )
 
 
-def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, labels: set[str]) -> bool:
-    """Return whether a line of a field ends in a label, or has the separators of a row, without spaces as in prose."""
+def _holds_rows(
+    column: int, lines: list[str], width: int, delimiter: str, begins: set[str], ends: set[str], numbers: bool
+) -> bool:
+    """Return whether a line of a field begins or ends as rows do, or has more separators than prose, and no spaces."""
     for number, line in enumerate(lines if len(lines) > 1 else []):
         last = number == len(lines) - 1
         others = (column if number == 0 else 0) + (width - 1 - column if last else 0)  # outside of the field
-        as_many = line.count(delimiter) == width - 1 - others and delimiter + " " not in line
-        _, separator, end = line.rpartition(delimiter)
-        if separator and (as_many or (not last and end in labels)):
+        count = line.count(delimiter)
+        begin, end = line.partition(delimiter)[0], line.rpartition(delimiter)[2]
+        if count and ((number and begin in begins) or (not last and end in ends)):
+            return True
+        is_row = count > 2 or (numbers and number_form(end) != "text")
+        if count and count == width - 1 - others and delimiter + " " not in line and is_row:
             return True
     return False
 
@@ -171,16 +184,44 @@ def _fitting(
     index = 0
     for line, record in records:
         if not any(record) and len(header) > 1:
-            index += bool(record)  # blank lines are not rows to pandas, either
+            if record:  # blank lines are not rows to pandas, either
+                bad.add_empty(path, f"line {line}", index)
+                index += 1
             continue
         values = record or [""]
         if len(values) == len(header):
             yield index, f"line {line}", values
         else:
             problem = f"{counted(len(values), 'field')} where the header has {len(header)}"
-            problem += f"; {hint}"
-            bad.add(path, f"line {line}", problem, values)
+            returns = any("\r" in value for value in values)
+            problem += f"; {'a carriage return without a line feed ends no row' if returns else hint}"
+            bad.add(path, f"line {line}", index, problem, values)
         index += 1
+
+
+def _joined_at_returns(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Join lines that end in a carriage return alone with the next, unless the first does, and warn of them.
+
+    In its place is a NUL, which no text has, for the reader of CSV takes the end of any line for that of a row.
+    """
+    usual, joined, number, found = "", "", 1, list[int]()
+    for line in lines:
+        usual = usual or line[-1:]
+        if usual == "\n" and line.endswith("\r"):
+            joined += line[:-1] + "\0"
+            found += [] if joined.count('"') % 2 or number in found[-1:] else [number]  # it may be in a quoted field
+        else:
+            yield joined + line
+            joined, number = "", number + 1
+    if joined:
+        yield joined.replace("\0", "\n")
+    if found:
+        shown = ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")
+        warnings.warn(
+            f"{path}: a carriage return without a line feed is read as part of a text ({counted(len(found), 'line')}: "
+            f"{shown}); where it is to end a row, write a line feed, and elsewhere best a space.",
+            stacklevel=2,
+        )
 
 
 def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -191,6 +232,7 @@ def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple
     try:
         for record in reader:
             if record:
+                record = [value.replace("\0", "\r") for value in record]
                 _check_quotes(path, line, record, delimiter)
                 yield from blank if begun else ()
                 begun, blank = True, []
@@ -290,32 +332,49 @@ def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> N
         )
 
 
-def _read_json_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+def _read_json_lines(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool = False) -> Iterator[Table]:
     columns: list[str] = []
     with text_lines(path) as lines:
-        objects = _objects(path, lines, bad)
+        start = [next(lines)]
+        while not start[-1].strip():  # a line that is not blank follows
+            start.append(next(lines))
+        is_array = may_be_array and start[-1].lstrip().startswith("[")
+        objects = (_elements if is_array else _objects)(path, chain(start, lines), bad)
         while chunk := list(islice(objects, size)):
             index, places, found = map(list, zip(*chunk, strict=True))
             columns = list(dict.fromkeys(chain(columns, *found)))
             yield Table(path, columns, [[row.get(column) for column in columns] for row in found], places, index)
 
 
-def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _elements(path: Path, lines: Iterable[str], bad: BadRows) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the objects of a JSON array."""
+    try:
+        elements = json.loads("".join(lines), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
+    yield from _objects(path, map(json.dumps, elements), bad, "row")
+
+
+def _objects(
+    path: Path, lines: Iterable[str], bad: BadRows, unit: str = "line"
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the objects of JSON lines, with their index and place."""
     written = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     for index, (number, line) in enumerate(written):
-        place = f"line {number}"
+        place = f"{unit} {number}"
         try:
             row = json.loads(line, object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:
-            bad.add(path, place, f"not valid JSON ({error})", line)
+            array = "; name a file with a JSON array .json" if number == 1 and line.lstrip().startswith("[") else ""
+            bad.add(path, place, index, f"not valid JSON ({error}){array}", line)
             continue
         half = _lone_surrogate(line, row)
         if half is not None:
-            bad.add(path, place, f"{half!r} is half of a surrogate pair, not a character", line)
+            bad.add(path, place, index, f"{half!r} is half of a surrogate pair, not a character", line)
         elif isinstance(row, dict):
             yield index, place, row
         else:
-            bad.add(path, place, 'every line must be an object such as {"text": ...}', line)
+            bad.add(path, place, index, f'every {unit} must be an object such as {{"text": ...}}', line)
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:
@@ -356,6 +415,7 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".tsv": lambda path, size, bad: _read_delimited(path, size, bad, "\t"),
     ".xlsx": _read_excel,
     ".jsonl": _read_json_lines,
+    ".json": partial(_read_json_lines, may_be_array=True),
     ".parquet": _read_parquet,
     ".conll": read_conll,
     ".conllu": read_conllu,
@@ -363,4 +423,3 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
 }
 # What to do with files of formats that are not read.
 _SAVED_AS = dict.fromkeys((".xls", ".ods"), "save it as .xlsx, or as CSV in UTF-8")
-_SAVED_AS[".json"] = "save it as JSON lines, .jsonl, with an object for each row on its line"

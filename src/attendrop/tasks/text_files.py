@@ -113,7 +113,7 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             if wrong:
                 word = sentence.words[wrong[0]]
                 problem = f"{counted(len(word), 'column')} where the first line of the file has {len(columns)}"
-                bad.add(path, f"line {sentence.line + wrong[0]}", problem, word)
+                bad.add(path, f"line {sentence.line + wrong[0]}", index, problem, word)
             else:
                 yield index, f"line {sentence.line}", [list(values) for values in zip(*sentence.words, strict=True)]
 
@@ -134,7 +134,7 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             words = [word for word in sentence.words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
             problem = _conllu_problem(words)
             if problem is not None:
-                bad.add(path, f"line {sentence.line}", problem, [" ".join(word) for word in sentence.words])
+                bad.add(path, f"line {sentence.line}", index, problem, [" ".join(word) for word in sentence.words])
                 continue
             values: dict[str, Any] = {name: [word[at] for word in words] for name, at in _CONLLU.items()}
             heads = enumerate(values[HEADS])

@@ -190,7 +190,7 @@ def json_list(text: str) -> list[Any] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             if _ARRAY.fullmatch(text):  # of which Python would join the texts
                 return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
@@ -217,7 +217,7 @@ def read_answers(value: Any) -> dict[str, list[Any]] | None:
     means that there is no answer. Returns None if the value has another form.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found = json.loads(value)
             if isinstance(found, dict) or all(isinstance(text, str) for text in found):
                 value = found  # and no answer in brackets

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
@@ -166,6 +167,41 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+@contextmanager
+def reading(checkpoint: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Convert errors of libraries that read part of a checkpoint, such as ``"its optimizer"``, to one sentence.
+
+    A manifest says that a checkpoint is as it was written, and not by whom, or of which model. What PyTorch says of a
+    file that it cannot read without running code advises to run that.
+    """
+    try:
+        yield
+    except (AttendropError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each file has its own library
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' cannot be resumed from: {what} cannot be read ({type(error).__name__}), "
+            "since it is damaged, or of another program or model. Delete it to resume from the one before, or train "
+            "anew."
+        ) from error
+
+
+def refuse_pickled_weights(checkpoint: Path) -> None:
+    """Raise AttendropError if a checkpoint has weights that only ``torch.load`` reads; they are read by no trainer."""
+    pickled = [file.name for file in _files(checkpoint) if file.suffix == ".bin" and file.name != TRAINING_ARGS_NAME]
+    if pickled:
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' holds pickled weights ({pickled[0]}), and unpickling can run any code; "
+            "delete it, and resume from one with safetensors, or train anew."
+        )
+
+
+def trainer_state(checkpoint: Path) -> Any:
+    """Read how far the trainer had come, a ``TrainerState``; raises AttendropError if that cannot be read."""
+    with reading(checkpoint, TRAINER_STATE_NAME):
+        return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
     """Read the state of the run; raise AttendropError for no or half a checkpoint, or another method or options."""
     if not (checkpoint / MANIFEST).exists():
@@ -174,7 +210,10 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
         )
     if not is_complete(checkpoint):
         raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
-    found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    with reading(checkpoint, STATE):
+        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = dict(found["state"])
+        found = {"method": str(found["method"]), "options": dict(found["options"])}
     if found["method"] != method.name:
         raise AttendropError(
             f"The checkpoint '{checkpoint}' is from method '{found['method']}', not from '{method.name}'."
@@ -186,7 +225,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
             f"The checkpoint '{checkpoint}' was made with {name}={found['options'].get(name)!r}, not "
             f"{name}={method.options()[name]!r}; resume with the options that the run began with."
         )
-    return dict(found["state"])
+    return state
 
 
 def _check_plain(value: Any, name: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from attendrop.attention.model_outputs import loss_and_outputs
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
@@ -18,6 +19,9 @@ from attendrop.model_support.batches import Batch
 from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
+
+# The names of the model in the wrappers of torch.compile and of Lightning Fabric.
+_WRAPPED = ("_orig_mod", "_forward_module")
 
 
 @contextmanager
@@ -54,7 +58,8 @@ def regularize(
 
     Args:
         model: A transformers model, or a class of your own whose forward pass hands ``**kwargs`` on to one in it;
-            compiled or not; without wrappers such as DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
+            compiled or not, set up by Lightning Fabric for one device or not; without wrappers such as
+            DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
             divided among processes is trained by all of them: each passes its own part of a batch, with the same number
             of rows, and calls the same functions of the regularised model, including :meth:`Regularization.logs`.
         method: The method, such as ``ADDrop()``.
@@ -76,7 +81,11 @@ def regularize(
             with that of another block around the same model.
     """
     check_method(method)
-    run, model = model, getattr(model, "_orig_mod", model)
+    run = model
+    # The wrappers of torch.compile and of Lightning Fabric run the training pass, and methods act on the model in them:
+    # the names of its parameters, which key random masks, are then the same with and without.
+    while inner := next((model._modules[name] for name in _WRAPPED if name in model._modules), None):
+        model = inner
     _refuse_wrapper(model)
     if isinstance(optimizer, Sequence):
         raise AttendropError(
@@ -85,8 +94,8 @@ def regularize(
         )
     device = next(model.parameters()).device
 
-    def evaluate(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        return loss_and_outputs(model(**batch))
+    def evaluate(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+        return loss_and_outputs(model(**batch, **({} if plan is None else {PLAN_KEYWORD: plan})))
 
     training = TrainingContext(
         model=model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,7 +57,7 @@ class Regularization:
         loss_weight: The weight of a mean over the micro-batch in the loss of the step.
         accumulation_steps: Number of micro-batches whose losses are averaged after :meth:`compute`; 1 if
             ``loss_weight`` accounts for them.
-        model_columns: Names of the columns of the batch that the model receives; None for all.
+        as_inputs: Returns what the model receives for a batch; None: all its columns. See :class:`StepContext`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Regularization:
         self._trained_model = training.model if compiled_model is None else compiled_model
         self.method = method
         self.training = dataclasses.replace(
-            training, evaluate=lambda model, batch: training.evaluate(model, model_inputs(batch))
+            training, evaluate=lambda model, batch, *plan: training.evaluate(model, model_inputs(batch), *plan)
         )
         self.epoch: int | None = None
         self.steps_taken = 0
@@ -81,7 +81,7 @@ class Regularization:
         self.loss_scale = 1.0
         self.loss_weight: float | Tensor = 1.0
         self.accumulation_steps = 1
-        self.model_columns: Collection[str] | None = None
+        self.as_inputs: Callable[[Batch], Batch] | None = None
         self.sequences = 0
         self._called = 0  # number of losses
         self._stepped = self._closed = False
@@ -262,7 +262,8 @@ class Regularization:
             * processes.world_size
             / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
             loss_scale=self.loss_scale,
-            model_columns=self.model_columns,
+            as_inputs=self.as_inputs,
+            evaluate=self._additional_pass,
             extra=extra,
             adapter_if_any=self.adapter,
         )
@@ -407,6 +408,10 @@ class Regularization:
             return loss_and_outputs(self._trained_model(**batch, **keywords))
         with in_precision_of(self.model, model):
             return loss_and_outputs(model(**batch, **keywords))
+
+    def _additional_pass(self, batch: Batch, plan: Plan) -> tuple[Tensor, Any]:
+        assert self.adapter is not None
+        return self.training.evaluate(self.model, batch, self.adapter.bind(plan))
 
     def _weight_like(self, loss: Tensor) -> Tensor:
         """Return the weight of the loss as a tensor on its device, without synchronisation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import Trainer
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import EvalPrediction, TrainOutput
@@ -38,8 +38,10 @@ from attendrop.training.checkpoints import (
     mark_unfinished,
     own_names,
     packed,
+    reading,
     save_method_state,
     seal,
+    trainer_state,
     unpacked,
 )
 from attendrop.training.labelled_data import (
@@ -90,8 +92,9 @@ class RegularizedTrainer(TrainerHooks):
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
-            wrapped; reentrant activation checkpointing; or, when training starts, a model that the method cannot act
-            on, or a ``compute_loss`` or ``training_step`` of a subclass that leaves it no call of the model to act on.
+            wrapped; reentrant activation checkpointing with a method that acts within the model; or, when training
+            starts, a model that the method cannot act on, or a ``compute_loss`` or ``training_step`` of a subclass that
+            leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -102,6 +105,11 @@ class RegularizedTrainer(TrainerHooks):
         compute_reward_metrics: Callable[..., dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
+        # What `regularized` made a subclass take whose __init__ does not hand these on.
+        own = vars(self).pop("_own_arguments", {})
+        regularizer = own.get("regularizer", regularizer)
+        reward_dataset = own.get("reward_dataset", reward_dataset)
+        compute_reward_metrics = own.get("compute_reward_metrics", compute_reward_metrics)
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
         self.reward_dataset = reward_dataset
@@ -128,7 +136,8 @@ class RegularizedTrainer(TrainerHooks):
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
 
         Raises:
-            AttendropError: The checkpoint is incomplete or belongs to another method, or the model is not supported.
+            AttendropError: The checkpoint is incomplete, belongs to another method, has pickled weights or state that
+                cannot be read; or the model is not supported.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
@@ -196,12 +205,13 @@ class RegularizedTrainer(TrainerHooks):
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
-            statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
-            self._regularization.load_state_dict(
-                state | {"statistics": statistics},
-                load_method_state(checkpoint, self.args.process_index, self.args.world_size),
-            )
-            self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
+            with reading(checkpoint, "the state of its method"):
+                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
+                self._regularization.load_state_dict(
+                    state | {"statistics": statistics},
+                    load_method_state(checkpoint, self.args.process_index, self.args.world_size),
+                )
+                self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
         elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
             self.method_state.load_state_dict(*unpacked(self._start))
         elif self.args.auto_find_batch_size:
@@ -310,10 +320,10 @@ class RegularizedTrainer(TrainerHooks):
 
     def _refuse_to_skip_rows(self, checkpoint: Path) -> None:
         """Refuse what skips too few rows of an epoch: accelerate takes the batches of a process for those of all."""
+        epoch = trainer_state(checkpoint).epoch or 0.0
         dispatch: Any = self.args.accelerator_config
         if self.args.world_size == 1 or not dispatch.dispatch_batches or dispatch.split_batches:
             return
-        epoch = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).epoch or 0.0
         if not float(epoch).is_integer() and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
             raise AttendropError(
                 f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several processes "
@@ -463,13 +473,20 @@ class RegularizedTrainer(TrainerHooks):
                 "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
                 "arguments, or compile it in place: model.compile()."
             )
+        # The second run of a block, in the backward pass, would not be that of the first with a method in it.
+        within = [
+            part.name
+            for part in self.regularizer.parts
+            if part.info.uses_attention or {*part.info.acts_on} - {"gradients", "inputs", "loss"}
+        ]
         given = vars(self.args)
         name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
         keywords = given[f"{name}_checkpointing_kwargs"]
-        if given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant"):
+        reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
+        if reentrant and within:
             raise AttendropError(
-                "Reentrant activation checkpointing is not supported; set "
-                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
+                f"Method '{within[0]}' acts within the model, where reentrant activation checkpointing is not "
+                f"supported; set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
             )
 
 
@@ -480,9 +497,11 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
 
     Everything else about the trainer is unchanged. Its loss must come from one call of a transformers model, unless the
-    method acts on weights or gradients only. Tested with ``trl.SFTTrainer``, whose loss builds no logits, so that
-    methods that compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
-    calls its model once for each text of a row, so that only methods on weights and gradients work.
+    method acts on weights or gradients only. Tested with ``trl.SFTTrainer`` and ``trl.DPOTrainer``, whose losses build
+    no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
+    with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
+    once for each text of a row, so that only methods on weights and gradients work. A subclass of
+    :class:`RegularizedTrainer` is returned as it is, unless its ``__init__`` takes no ``regularizer``.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
@@ -496,6 +515,17 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         )
     if issubclass(RegularizedTrainer, trainer):
         return RegularizedTrainer
-    if issubclass(trainer, RegularizedTrainer):
+    name, members = f"Regularized{trainer.__name__}", {"__doc__": trainer.__doc__}
+    if not issubclass(trainer, RegularizedTrainer):
+        return type(name, (RegularizedTrainer, trainer), members)
+    own = {"regularizer", "reward_dataset", "compute_reward_metrics"}
+    parameters = inspect.signature(trainer.__init__).parameters.values()
+    left = own - {each.name for each in parameters}
+    if not left or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return trainer
-    return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._own_arguments = {name: kwargs.pop(name) for name in left & kwargs.keys()}
+        trainer.__init__(self, *args, **kwargs)
+
+    return type(name, (trainer,), members | {"__init__": __init__})

@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from attendrop.model_support.devices import gathered
 from attendrop.model_support.models import transformers_model
+from attendrop.training.checkpoints import reading, refuse_pickled_weights
 from attendrop.training.model_call import replaced_attribute
 
 # What trainers of TRL record in each call of compute_loss, and log as means or sums.
@@ -150,6 +151,31 @@ class TrainerHooks(Trainer):
             prepared.generator = torch.Generator().manual_seed(self.args.seed)
         return loader
 
+    # What a checkpoint holds is read by PyTorch and safetensors, whose errors are not for users.
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        refuse_pickled_weights(Path(resume_from_checkpoint))
+        with reading(resume_from_checkpoint, "the weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
+
+    def _load_best_model(self) -> None:
+        best = str(self.state.best_model_checkpoint)
+        refuse_pickled_weights(Path(best))
+        with reading(best, "the weights"):
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(str(checkpoint), "the state of the optimizer or of its schedule"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with reading(str(checkpoint), "the state of the gradient scaler"):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading(str(checkpoint), "the state of the random numbers"):
+            super()._load_rng_state(checkpoint)
+
     # The position at which a resumed run begins is a local variable of the training loop, which assigns all steps to
     # the first epoch if the length of the data is unknown. Callbacks keep no counts, such as epochs without
     # improvement, unless arguments are restored, too. The best checkpoint is recorded by its path: if the folder was
@@ -164,7 +190,8 @@ class TrainerHooks(Trainer):
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         if resume_from_checkpoint is not None:
-            self._restore_counts()
+            with reading(resume_from_checkpoint, "what callbacks had counted"):
+                self._restore_counts()
             best = Path(resume_from_checkpoint).parent / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
             if self.state.best_global_step and best.is_dir():
                 self.state.best_model_checkpoint = str(best)
@@ -207,6 +234,9 @@ class TrainerHooks(Trainer):
         unsaved: list[str] = getattr(model, "_keys_to_ignore_on_save", None) or []
         absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
         missing = [key for key in load_result.missing_keys if key not in absent]
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and name in missing:
+                raise KeyError(name)  # which becomes a sentence, as all that is wrong with what a checkpoint holds
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     # Labels of -100 are not counted, not even among numbers to predict. The stock trainer multiplies the loss of an

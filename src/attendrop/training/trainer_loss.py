@@ -49,8 +49,8 @@ class TrainerLoss:
     ) -> Any:
         """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``."""
         self._refuse_smoothed_numbers(inputs)
-        if not regularization.idle and regularization.model_columns is None:
-            regularization.model_columns = self._model_columns(model, inputs)
+        if not regularization.idle and regularization.as_inputs is None:
+            regularization.as_inputs = self._inputs_of(model, inputs)
         is_mean = num_items_in_batch is not None and self.is_mean(inputs)
         is_first = True
 
@@ -77,10 +77,14 @@ class TrainerLoss:
         loss, outputs = regularization.compute(inputs, one_pass)
         return (loss, outputs) if return_outputs else loss
 
-    def evaluate(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Any]:
-        """Compute the mean loss of a model on a batch outside of training, and its outputs."""
+    def evaluate(self, model: nn.Module, inputs: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+        """Compute the mean loss of a model on a batch beside training, and its outputs."""
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         with unrecorded(self.trainer):
-            return self._loss_and_outputs(model, inputs, None, self._number_of_items(inputs))
+            found = self._loss_and_outputs(model, inputs, plan, self._number_of_items(inputs))
+        for parameter in frozen:  # PEFT unfreezes an adapter that a loss switched off and on, as trl's DPO does
+            parameter.requires_grad_(False)
+        return found
 
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
@@ -106,10 +110,15 @@ class TrainerLoss:
                 "it to 0."
             )
 
-    def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:
-        """Find the columns that ``compute_loss`` passes on to the model; refuse what the method could not repeat."""
-        with torch.no_grad(), forked_rng(model):
-            arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
+    def _inputs_of(self, model: nn.Module, inputs: dict[str, Any]) -> Callable[[Batch], Batch]:
+        """Return what the model receives for a batch, as a function of it; refuse what a method could not repeat."""
+
+        def passed(batch: Batch) -> dict[str, Any]:
+            with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
+                own = self._without_extra_columns(dict(batch))
+                return model_arguments(lambda: self.compute_loss(model, own), model)
+
+        arguments = passed(inputs)
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
         if in_one and (self._reads_outputs or any(part.info.uses_attention for part in self.method.parts)):
             raise AttendropError(
@@ -117,13 +126,11 @@ class TrainerLoss:
                 f"the model once for each text of a row, which method '{self.method.name}' does not support; use a "
                 "method that acts on weights or gradients only."
             )
-        made = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in inputs)
-        if made and any(part.info.uses_attention for part in self.method.parts):
-            raise AttendropError(
-                f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
-                "the model itself; have the data collator put it into the batch."
-            )
-        return set(arguments)
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        if all(value is inputs.get(name) for name, value in tensors.items()):
+            return lambda batch: {name: value for name, value in model_inputs(batch).items() if name in arguments}
+        # compute_loss makes some of them, as that of trl.DPOTrainer makes labels: each batch shows which.
+        return lambda batch: {name: value for name, value in passed(batch).items() if isinstance(value, Tensor)}
 
     def is_mean(self, inputs: dict[str, Any]) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer treats it as a sum over ``num_items``.

@@ -10,7 +10,7 @@ import torch
 from helpers.table import TABLE
 
 from attendrop import ADDrop, AttendropError, FineTune, Method
-from attendrop.methods.core.options import described
+from attendrop.methods.core.options import described, searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
 from attendrop.methods.core.running_statistics import RunningStatistics
 
@@ -42,6 +42,37 @@ def test_options_that_were_given(name: str, options: dict[str, Any], given: dict
     """Some defaults of AttendOut depend on its other options."""
     assert given_options(name, options) == given
     assert given_options(name, build_method(name, options).options()) == given
+
+
+def others(name: str, method: Method) -> list[Method]:
+    """The method with another value of one option: those that a search tries, the choices, and the next number."""
+    found = []
+    for option, value in method.options().items():
+        values = [*searched_values(type(method)).get(option, ()), *described(type(method))[option]["range"].split(", ")]
+        if isinstance(value, bool | int | float):
+            values += [not value] if isinstance(value, bool) else [value * 0.9, value + 1]
+        for other in values:
+            try:
+                found.append(build_method(name, method.options() | {option: other}))
+            except AttendropError:  # not one of its values
+                continue
+    return found
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_what_was_measured_is_quoted_for_that_setting_alone(name: str) -> None:
+    kind = get_method(name)
+    measured = [(build_method(name, options), sentence) for options, sentence in kind.info.evidence]
+    for method, sentence in measured:
+        assert method.evidence == sentence and sentence in kind.info.measured()
+    for method in (kind(), *(other for each, _ in measured for other in others(name, each)), *others(name, kind())):
+        assert method.evidence == next((sentence for each, sentence in measured if each == method), "")
+
+
+def test_what_was_measured_of_a_default_that_depends_on_the_data() -> None:
+    assert "generated messages with new phrases" in ADDrop().for_data(20, 400).evidence
+    assert "CoLA, MRPC, STS-B and RTE" in ADDrop().for_data(2, 400).evidence
+    assert ADDrop().evidence == ""  # not decided yet
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import transformers as hf
 from helpers import zoo
 from torch.nn.functional import cross_entropy, mse_loss
 
+import attendrop
 from attendrop.errors import AttendropError
+from attendrop.runs.model_loading import load_config
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.model_classes import configure_pooling, pooling_of
 from attendrop.tasks.heads.regression import Regression
@@ -103,3 +106,23 @@ def test_weights_of_an_encoder_without_a_head_are_found(family: str, tmp_path: P
     model, found = cls.from_pretrained(tmp_path, config=config, output_loading_info=True)
     assert set(found["missing_keys"]) == {"mean_classifier.weight", "mean_classifier.bias"}
     assert torch.equal(model.base_model.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)
+
+
+def test_what_is_saved_is_loaded_with_the_code_of_this_library(tmp_path: Path) -> None:
+    model, batch = mean_model("Albert"), zoo.batch_of("bert", labels=False)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "modeling_mean_pooling.py").write_text("raise SystemExit('code of the folder was run')")
+    assert type(attendrop.load(tmp_path)) is type(model)
+    for loaded in (attendrop.load(tmp_path), hf.AutoModelForSequenceClassification.from_pretrained(tmp_path)):
+        with torch.no_grad():
+            assert torch.equal(loaded.eval()(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("encoder", ["bert", {"model_type": "nothing"}, {"hidden_size": 16}, None])
+def test_a_configuration_without_an_encoder_is_refused(encoder: Any, tmp_path: Path) -> None:
+    mean_model("Bert").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"encoder": encoder}))
+    for load in (attendrop.load, lambda folder: load_config(str(folder))):
+        with pytest.raises(AttendropError, match="cannot be loaded"):
+            load(tmp_path)

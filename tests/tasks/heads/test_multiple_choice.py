@@ -153,7 +153,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def load(path: Path, columns: str = "q,a,b,c", **options: Any) -> Any:
-    return load_files(train_file=path, text_columns=columns.split(","), label_column="label", **options)
+    named = {"text_columns": columns.split(","), "label_column": "label", "label_type": "choice"}
+    return load_files(train_file=path, **named, **options)
 
 
 def test_choices_in_columns_of_which_the_last_may_be_empty(write: Write) -> None:

@@ -170,6 +170,18 @@ def test_a_text_without_a_token_has_an_empty_answer(tokenizer: PreTrainedTokeniz
     assert [row["answer"] for row in head.prediction_rows(outputs, probabilities=False)] == [""]
 
 
+@pytest.mark.parametrize(
+    "context", ["a (cat) sees", 'a "cat" sees', "a red-cat sees", "a dog.cat", "(cat", "a cat, sees"]
+)
+def test_an_answer_is_learnt_without_punctuation_around_it(tokenizer: PreTrainedTokenizerBase, context: str) -> None:
+    head = QuestionAnswering(ALWAYS)
+    label = {"text": ["cat"], "answer_start": [context.index("cat")]}
+    windows = head.tokenize({"question": ["the"], "context": [context], "label": [label]}, tokenizer, LENGTH)
+    ((first, last),) = head.targets([label], windows, tokenizer)
+    offsets = windows["offsets"][0]
+    assert context[offsets[first][0] : offsets[last][1]] == "cat"
+
+
 def test_an_answer_begins_with_its_first_letter(tmp_path: Path) -> None:
     """Tokens of byte-level vocabularies begin with the space before a word."""
     head = QuestionAnswering(ALWAYS)

@@ -99,7 +99,7 @@ class Micro:
     """
 
     batch: dict[str, Any]  # with labels
-    inputs: list[str]  # names of the columns passed to the model
+    inputs: dict[str, Any]  # what the model receives
     key: SampleKey
     sequences: int = 0  # in attention: more than rows in multiple choice, 0 if all layers were skipped
     masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)  # distinct ones of valid keys
@@ -108,7 +108,7 @@ class Micro:
     @classmethod
     def of(cls, context: StepContext) -> Micro:
         """Begin the record of a micro-batch."""
-        return cls(dict(context.batch), list(context.inputs), context.key)
+        return cls(dict(context.batch), dict(context.inputs), context.key)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record as tensors and plain values."""
@@ -118,7 +118,8 @@ class Micro:
     def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
         """Restore a :meth:`state_dict` on a device."""
         masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
-        own = {"batch": to_device(state["batch"], device), "key": SampleKey(**state["key"]), "masks": masks}
+        own: dict[str, Any] = {name: to_device(state[name], device) for name in ("batch", "inputs")}
+        own |= {"key": SampleKey(**state["key"]), "masks": masks}
         return cls(**{**state, **own})
 
 
@@ -254,7 +255,7 @@ class Decide(GeneratorPlan):
 
 def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
     """Repeat the generator's actions of a pass, with gradients, on each selected layer that ran."""
-    course = Course(policy, {name: micro.batch[name] for name in micro.inputs})
+    course = Course(policy, micro.inputs)
     batch, length, _ = course.draft.hidden.shape
     masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
     for key, number in micro.layers.items():

@@ -44,8 +44,8 @@ class AttendOut(AttendOutOptions):
     fine-tuning, bit for bit (on a CPU).
 
     With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
-    period. Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both
-    are provided by :class:`attendrop.RegularizedTrainer`.
+    period. Takes about 1.7 times the memory of fine-tuning, and a step 2.5 times its time. Needs the model's optimizer
+    and data to score on; both are provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
         >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader, total_steps=500) as reg:
@@ -111,9 +111,11 @@ class AttendOut(AttendOutOptions):
         "learns from rewards which layers' attention to drop",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
         evidence=(
-            "with its defaults the model is that of plain fine-tuning, bit for bit, unless dropping a layer is shown "
-            "to help, in about twice the time; on CoLA, STS-B and Banking77 no layer was, in 18 runs (the project's "
-            "docs/attendout.md)."
+            (
+                {},
+                "the model is that of plain fine-tuning, bit for bit, unless dropping a layer is shown to help; with "
+                "MiniLM, on CoLA, STS-B and Banking77, none was in 18 runs (the project's docs/attendout.md).",
+            ),
         ),
         acts_on=("scores",),
         forward="2 + scoring",

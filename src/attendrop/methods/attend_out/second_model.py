@@ -42,6 +42,13 @@ class SecondModel:
         assert training.optimizer is not None
         self.training = training
         self.first = training.model
+        own = {"forward": None} | vars(self.first)
+        forward = own.get("_original_forward", own["forward"])  # accelerate wraps that one
+        if forward is not None and getattr(forward, "__func__", None) is not type(self.first).forward:
+            raise AttendropError(
+                f"The forward pass of {type(self.first).__name__} was replaced, as by trl's trainers, and a copy of "
+                "the model, which AttendOut trains as well, would run without it; use another method."
+            )
         self.first_optimizer = training.optimizer
         here, there = next(self.first.parameters()).device, _device(device, training)
         elsewhere = there is not None and there != here

@@ -36,7 +36,10 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
         return CLASSES, [_by_copy(wide(logits), copies) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
-        raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
+        raise AttendropError(
+            f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...) here, so its "
+            "predictions cannot be compared; use a method that compares none."
+        )
     views = _by_copy(wide(logits), copies)
     if kind != TOKENS:
         return kind, [views]

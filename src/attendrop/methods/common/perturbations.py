@@ -33,7 +33,7 @@ class WordPlan(Plan):
         if self._changed:  # the decoder shares the embedding
             return embedded
         self._changed = True
-        return self.change(embedded, real_tokens(self.context.batch.get("attention_mask"), embedded))
+        return self.change(embedded, real_tokens(self.context.inputs.get("attention_mask"), embedded))
 
 
 def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:

@@ -185,6 +185,11 @@ class Method:
         """Return the options as JSON-serialisable values."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
+    @property
+    def evidence(self) -> str:
+        """The sentence of ``info.evidence`` on exactly these options; empty if they were not measured."""
+        return next((sentence for options, sentence in self.info.evidence if type(self)(**options) == self), "")
+
     def has(self, trait: str) -> bool:
         """Return whether the method has a trait with its current options; its name is also a trait."""
         return trait in (ANY, self.name) or self._has_own(trait)

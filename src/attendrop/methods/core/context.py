@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -81,7 +83,8 @@ class TrainingContext:
         reward_data: Rows to score models on, if any.
         train_data: The training rows, if known.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
-            unless within :func:`attendrop.attention.isolation.in_full_precision`.
+            unless within :func:`attendrop.attention.isolation.in_full_precision`. A third argument is a plan for the
+            pass, bound to the model.
         metric: Computes a score (higher is better) from logits and their labelled batch, if any.
         mask_token: Id of the mask token, if any.
         special_tokens: Ids of tokens that are never masked.
@@ -92,7 +95,7 @@ class TrainingContext:
     """
 
     model: nn.Module
-    evaluate: Callable[[nn.Module, Batch], tuple[Tensor, Any]]
+    evaluate: Callable[..., tuple[Tensor, Any]]
     seed: int = 0
     processes: Processes = field(default_factory=Processes)
     total_steps: int | None = None
@@ -124,8 +127,10 @@ class StepContext:
             the sum over the micro-batch times this number estimates the sum over the global batch.
         loss_scale: Factor by which gradients are multiplied under float16, for methods that declare
             ``needs_loss_scale``; otherwise 1.
-        model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is
-            computed outside the model); None for all.
+        as_inputs: Returns what the model receives for a batch: some of its columns (not the labels, if the loss is
+            computed outside the model), or what a trainer makes of them. None: all columns.
+        evaluate: Computes the loss of a batch in an additional pass with a plan, as training does, and the outputs;
+            None where nothing is trained.
         extra: Columns of the batch that only the method reads; see :attr:`Method.columns`.
         adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
     """
@@ -139,7 +144,8 @@ class StepContext:
     progress: float | None = None
     micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
-    model_columns: Collection[str] | None = None
+    as_inputs: Callable[[Batch], Batch] | None = None
+    evaluate: Callable[[Batch, Plan], tuple[Tensor, Any]] | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     adapter_if_any: ModelAdapter | None = None
 
@@ -149,13 +155,16 @@ class StepContext:
         assert self.adapter_if_any is not None
         return self.adapter_if_any
 
-    @property
+    @cached_property
     def inputs(self) -> Batch:
-        """Columns of ``batch`` that the model receives."""
-        inputs = model_inputs(self.batch)
-        if self.model_columns is None:
-            return inputs
-        return {name: value for name, value in inputs.items() if name in self.model_columns}
+        """What the model receives for ``batch``."""
+        return model_inputs(self.batch) if self.as_inputs is None else self.as_inputs(self.batch)
+
+    def run_loss(self, plan: Plan) -> Any:
+        """Run an additional pass of the training loss with a plan, and return outputs with ``loss``, a mean."""
+        if self.evaluate is None:
+            return self.adapter.forward(self.batch, plan)
+        return SimpleNamespace(loss=self.evaluate(self.batch, plan)[0])
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""

@@ -41,8 +41,8 @@ class MethodInfo:
         summary: Description in one line.
         paper: Source, as "Authors (year), title"; empty if there is none.
         bibtex: BibTeX entry for model cards; if empty, the entry under its name in ``references.bib``, if any.
-        evidence: How it compared with plain fine-tuning when measured, as a sentence for logs and documentation; empty
-            if it was not measured.
+        evidence: How it compared with plain fine-tuning when measured, for logs and documentation: for each measured
+            setting, the options that are not the defaults, and a sentence. Logs quote it for exactly that setting.
         compared: Whether comparisons include it where no methods are named.
         acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
             ``parameters``, ``gradients`` and ``loss``.
@@ -74,7 +74,7 @@ class MethodInfo:
     summary: str = ""
     paper: str = ""
     bibtex: str = ""
-    evidence: str = ""
+    evidence: tuple[tuple[Mapping[str, Any], str], ...] = ()
     compared: bool = False
     acts_on: tuple[str, ...] = ()
     forward: str = "1"
@@ -99,6 +99,14 @@ class MethodInfo:
     def citation(self) -> str:
         """Return the source as a BibTeX entry; empty if there is none."""
         return self.bibtex or references().get(self.name, "")
+
+    def measured(self) -> str:
+        """Return the evidence in sentences that name the setting of each; empty if there is none."""
+        found = []
+        for options, sentence in self.evidence:
+            setting = " ".join(f"{name}={value}" for name, value in options.items()) or "the defaults"
+            found.append(f"Measured with {setting}: {sentence}")
+        return " ".join(found)
 
     @classmethod
     def of_several(cls, infos: Sequence[MethodInfo]) -> MethodInfo:

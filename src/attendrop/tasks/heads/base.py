@@ -171,6 +171,13 @@ logits = model(**inputs).logits"""
         if command in self.refused:
             raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
 
+    def check_probabilities(self) -> None:
+        """Raise AttendropError if predictions have no probabilities of classes."""
+        if not self.has_probabilities:
+            raise AttendropError(
+                f"The model predicts {self.predicts}: it has no probabilities of classes; leave out the option."
+            )
+
     def fits(self, other: Head) -> bool:
         """Return whether outputs of a model with this head can be read as those of another head."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
@@ -362,27 +369,27 @@ logits = model(**inputs).logits"""
         """Set what the options ask for in a loaded model and its tokenizer; raise AttendropError if it cannot be."""
         return  # most kinds have no options
 
-    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that loads and calls the model, for its card; ``stock``: a class of transformers."""
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
+        """Return Python code that loads and calls the model, for its card; ``stock``: with transformers alone."""
         texts = ", ".join(("text", "second_text")[:num_texts])
         code = Template(self.example).substitute(texts=texts, max_length=max_length, **self.example_values(stock=stock))
         imports = "import torch\n" if "torch." in code else ""
-        return f"{imports}{self.loading(stock=stock)}\n{code}"
+        return f"{imports}{self.loading(stock=stock, options=options)}\n{code}"
 
     def example_values(self, *, stock: bool) -> dict[str, str]:
         """Return the values of :attr:`example`, by name, beside ``texts`` and ``max_length``."""
         return {}
 
-    def loading(self, *, stock: bool) -> str:
-        """Return Python code that loads the model and its tokenizer."""
-        name, loader, options = self.preprocessor
+    def loading(self, *, stock: bool, options: str = "") -> str:
+        """Return Python code that loads the model and its tokenizer, with further arguments for transformers."""
+        name, loader, own = self.preprocessor
         imports, load = f"from transformers import {self.auto_class}, {loader}", f"{self.auto_class}.from_pretrained"
         if not stock:
             imports, load = f"import attendrop\nfrom transformers import {loader}", "attendrop.load"
         return f"""{imports}
 
-model = {load}(folder)
-{name} = {loader}.from_pretrained(folder{options})"""
+model = {load}(folder{options if stock else ""})
+{name} = {loader}.from_pretrained(folder{own}{options})"""
 
     def fit_linear(
         self, features: Array, targets: Sequence[Any], *, balanced: bool, groups: Sequence[Any] | None = None

@@ -8,15 +8,21 @@ multiple choice in transformers need as many choices in each row; here, padded c
 from __future__ import annotations
 
 import inspect
+import shutil
 from functools import cache
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
-import torch
 import transformers
-from torch import Tensor, nn
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
+from transformers.modeling_outputs import MultipleChoiceModelOutput
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -25,69 +31,64 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils.generic import can_return_tuple
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.heads import modeling_mean_pooling
+from attendrop.tasks.heads.modeling_mean_pooling import (
+    MeanPooling,
+    MeanPoolingConfig,
+    MeanPoolingForSequenceClassification,
+)
 
 # The name that ModernBERT and others give to the option.
 _OPTION = "classifier_pooling"
 # Ends like the names of transformers' classes, from which the loss is derived.
 _SUFFIX = "MeanPoolingForSequenceClassification"
+# Saved beside the weights of classifiers of the mean.
+MODELING_FILE = Path(modeling_mean_pooling.__file__)
 
 
-class MeanPooling:
-    """Part of a model class: an encoder, and a linear layer on the mean of its last hidden states.
+# So transformers loads folders of these classes, too, and never with code that it finds there.
+AutoConfig.register(MeanPoolingConfig.model_type, MeanPoolingConfig)
+AutoModelForSequenceClassification.register(MeanPoolingConfig, MeanPoolingForSequenceClassification)
 
-    The linear layer has a distinct name, so that other classes report it as missing from the weights instead of loading
-    it as their own.
-    """
 
-    encoder_class: ClassVar[type[PreTrainedModel]]
-    base_model: Any
-    config: Any
-    loss_function: Any
+class _FamilyMeanPooling(MeanPooling):
+    """Part of a class for a family of encoders, which keeps the family's configuration while it is in memory."""
 
     def __init__(self, config: Any) -> None:
         setattr(config, _OPTION, "mean")
         super().__init__(config)  # type: ignore[call-arg]
-        has_pooler = "add_pooling_layer" in inspect.signature(self.encoder_class.__init__).parameters
-        encoder = self.encoder_class(config, **({"add_pooling_layer": False} if has_pooler else {}))
-        setattr(self, self.base_model_prefix, encoder)  # type: ignore[attr-defined]
-        self.dropout = nn.Dropout(_dropout(config))
-        self.mean_classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()  # type: ignore[attr-defined]
+        self.add_encoder(config)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> SequenceClassifierOutput:
-        """Compute logits, and with ``labels`` the loss of the configured ``problem_type``."""
-        outputs = self.base_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
-        logits = self.mean_classifier(self.dropout(mean_of_valid(outputs.last_hidden_state, attention_mask)))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.get("hidden_states"), attentions=outputs.get("attentions")
-        )
+    def save_pretrained(
+        self, save_directory: str | Path, is_main_process: bool = True, push_to_hub: bool = False, **options: Any
+    ) -> None:
+        """Save the model as a ``MeanPoolingForSequenceClassification``, with the file that defines this class.
 
-
-def mean_of_valid(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Average hidden states ``(batch, length, hidden)`` over the tokens that a mask ``(batch, length)`` is not 0 at."""
-    if attention_mask is None:
-        return hidden.mean(1)
-    if attention_mask.ndim != 2:
-        raise AttendropError(
-            f"The mean over tokens needs an attention_mask (batch, length), not {tuple(attention_mask.shape)}."
-        )
-    valid = attention_mask.bool()[..., None]
-    total = hidden.masked_fill(~valid, 0).sum(1, dtype=torch.promote_types(hidden.dtype, torch.float32))
-    return (total / valid.sum(1).clamp(min=1)).to(hidden.dtype)
+        A class of transformers would take a folder of its own family for its own, and give it a random head.
+        """
+        if push_to_hub:
+            raise AttendropError("save_pretrained of a classifier of the mean does not upload; use push_to_hub().")
+        super().save_pretrained(save_directory, is_main_process, **options)  # type: ignore[misc]
+        if is_main_process:
+            saved, module = MeanPoolingConfig(self.config.to_diff_dict(), dtype=self.config.dtype), MODELING_FILE.stem
+            saved.architectures = [MeanPoolingForSequenceClassification.__name__]
+            saved.auto_map = {
+                "AutoConfig": f"{module}.{MeanPoolingConfig.__name__}",
+                "AutoModelForSequenceClassification": f"{module}.{MeanPoolingForSequenceClassification.__name__}",
+            }
+            saved.save_pretrained(save_directory)
+            shutil.copyfile(MODELING_FILE, Path(save_directory, MODELING_FILE.name))
 
 
 def pools_mean(model: Any) -> bool:
     """Return whether a model is one of this module's classes."""
     return isinstance(model, MeanPooling)
+
+
+def read_config(place: str) -> PreTrainedConfig:
+    """Load the configuration of a model, given its folder or hub id; of a classifier of the mean, its family's."""
+    config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    return config.encoder if isinstance(config, MeanPoolingConfig) else config
 
 
 def pooling_of(config: PreTrainedConfig) -> str:
@@ -151,10 +152,9 @@ def _mean_pooling(encoder: Any) -> Any:
     parts = {
         "__module__": __name__,
         "__doc__": f"{encoder.__name__} with a linear layer on the mean of its last hidden states.",
-        "encoder_class": encoder,
         "forward": _signed(MeanPooling.forward, inspect.Signature([*own, *others])),
     }
-    return type(name, (MeanPooling, family), parts)
+    return type(name, (_FamilyMeanPooling, family), parts)
 
 
 def _signed(forward: Any, signature: inspect.Signature) -> Any:
@@ -162,13 +162,6 @@ def _signed(forward: Any, signature: inspect.Signature) -> Any:
     either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
     either.__signature__ = signature
     return either
-
-
-def _dropout(config: PreTrainedConfig) -> float:
-    """Return the dropout of the family's own classifiers."""
-    own = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
-    found = (getattr(config, name, None) for name in (*own, "hidden_dropout_prob", "hidden_dropout", "dropout"))
-    return float(next((value for value in found if value is not None), 0.1))
 
 
 def __getattr__(name: str) -> Any:

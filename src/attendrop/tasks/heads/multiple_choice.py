@@ -22,7 +22,6 @@ from attendrop.tasks.values import (
     LETTERS,
     choice_number,
     is_letter,
-    listed,
     read_choices,
     text_problem,
     value_problem,
@@ -84,11 +83,6 @@ answer = choices[logits.argmax()]"""
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         return choice_class(self._class_name(config)) or super().model_class(config)
-
-    @classmethod
-    def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Accept a text with a list, and more texts than a pair."""
-        return len(texts) > 2 or (len(texts) == 2 and isinstance(texts[0], str) and listed(texts[1]) is not None)
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import NUMBER
@@ -43,13 +43,15 @@ def _of_numbers(score: Callable[[Array, Array], float]) -> Metric:
     return Metric.of(score, predicted_numbers, span=math.inf)
 
 
+# Errors of numbers, by their usual names: lower is better, so they are reported, and models selected by ``neg_...``.
+_ERRORS = {"mse": mean_squared_error, "rmse": root_mean_squared_error, "mae": mean_absolute_error}
+_NEGATED = {error: f"neg_{function.__name__}" for error, function in _ERRORS.items()}
 _METRICS = {
     "pearson": _correlation(pearsonr),
     "spearman": _correlation(spearmanr),
     "r2": _of_numbers(lambda labels, predictions: r2_score(labels, predictions) if len(labels) > 1 else 0.0),
-    "neg_mean_squared_error": _of_numbers(lambda labels, predictions: -mean_squared_error(labels, predictions)),
-    "neg_mean_absolute_error": _of_numbers(lambda labels, predictions: -mean_absolute_error(labels, predictions)),
-    "mse": replace(_of_numbers(mean_squared_error), selects=False),
+    **{_NEGATED[error]: _of_numbers(lambda *rows, of=function: -of(*rows)) for error, function in _ERRORS.items()},
+    **{error: replace(_of_numbers(function), selects=False) for error, function in _ERRORS.items()},
 }
 
 
@@ -60,7 +62,8 @@ class Regression(SequenceHead):
     label_type = "number"
     output_kind = NUMBER
     problem_type = "regression"
-    default_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
+    default_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman", *_ERRORS)
+    metric_aliases: ClassVar = _NEGATED | {f"neg_{error}": name for error, name in _NEGATED.items()}
     fitted_at = ("r2", 0.7)
     answer_column = "score"
     predicts = "a number"

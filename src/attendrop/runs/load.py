@@ -1,0 +1,82 @@
+"""``attendrop.load``: the model in a folder, which predicts texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attendrop.errors import AttendropError
+from attendrop.files.model_files import BASELINE_CONFIG
+from attendrop.pruning.pruned_model import PrunedModel, load_model
+from attendrop.runs.run_folder import check_whole
+
+if TYPE_CHECKING:
+    from attendrop.runs.inference import RunModel
+
+
+def load(folder: str | Path) -> Any:
+    """Load a model that was saved: of a run, pruned, as an adapter, or an ordinary one.
+
+    Args:
+        folder: A folder written by ``attendrop train``, ``attendrop prune``, ``attendrop compare`` (its ``best``),
+            :meth:`PrunedModel.save_pretrained` or transformers.
+
+    Returns:
+        A model of transformers or a :class:`PrunedModel`, in evaluation mode, on the CPU; its ``predict`` is a
+        :class:`TextPredictor`. An adapter is merged into its model. A base model that was saved without a pooler has
+        none. A baseline that a comparison kept has ``predict`` alone: it is that :class:`TextPredictor`.
+
+    Raises:
+        AttendropError: The folder holds no model, an incomplete one, or one that is not as its run wrote it.
+    """
+    folder = Path(folder)
+    check_whole(folder)
+    if (folder / BASELINE_CONFIG).is_file():
+        return TextPredictor(folder)
+    model = load_model(folder)
+    model.predict = TextPredictor(folder, model)
+    return model
+
+
+class TextPredictor:
+    """Prediction of texts with the model in a folder, as ``attendrop predict`` does, with the settings of its run.
+
+    Args:
+        folder: The folder.
+        model: The loaded model, moved to a GPU by the first call if there is one; None for a baseline.
+    """
+
+    def __init__(self, folder: Path, model: Any = None) -> None:
+        self._folder, self._model = folder, model
+
+    @cached_property
+    def _run(self) -> RunModel:
+        try:
+            from attendrop.runs.inference import open_model
+        except ModuleNotFoundError as error:
+            raise AttendropError(f"predict needs {error.name}; run `pip install 'attendrop[cli]'`.") from None
+        inner = self._model.model if isinstance(self._model, PrunedModel) else self._model
+        return open_model(str(self._folder), model=inner)
+
+    def predict(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
+        """Predict texts.
+
+        Args:
+            texts: A text each; where the model reads two or more together, such as pairs, a tuple of them each. Words
+                to be tagged are a list, or a text with spaces between them.
+            probabilities: Return a dict each, with the columns that ``attendrop predict --probabilities`` writes: for
+                classes ``label``, its ``probability`` and ``probability_CLASS`` of each class.
+
+        Returns:
+            The name of the class of each text; for other kinds of tasks, what is in the column of answers of
+            ``attendrop predict``, such as a list of labels or tags, or a number.
+
+        Raises:
+            AttendropError: A text is empty, or there are more or fewer than the model reads together; or the model has
+                no probabilities.
+        """
+        return self._run.predict_texts(texts, probabilities=probabilities)
+
+    __call__ = predict

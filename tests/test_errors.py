@@ -1,0 +1,117 @@
+"""Messages, whatever values they hold: one bounded line without control characters; and failures of the machine."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.command_line import Captured
+from rich.table import Table
+
+from attendrop import cli
+from attendrop.cli.app import show
+from attendrop.cli.console import messages
+from attendrop.errors import AttendropError, machine_failure
+from attendrop.studies.worker import describe
+
+# What a file may hold as a name, a label or a text.
+HOSTILE = "b[/x] [red]a[/red] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\u202egpj.exe"
+SHOWN = r"b[/x] [red]a[/red] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\u202egpj.exe"
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["lol"] * 10**6, "line\n" * 10**5, "\x1b" * 10**5])
+def test_a_message_is_one_bounded_line_that_keeps_what_to_do(value: object) -> None:
+    error = AttendropError(f"The option 'p' has {value!s}, which is no number; give one.")
+    told = str(error)
+    assert told.startswith("The option 'p' has ") and told.endswith("which is no number; give one.")
+    assert len(told) < 2000 and told.isprintable()
+    assert str(pickle.loads(pickle.dumps(error))) == told
+
+
+SAID: list[Callable[[str], None]] = [
+    lambda text: warnings.warn(text, stacklevel=1),
+    lambda text: logging.getLogger("attendrop").warning(text),
+    lambda text: logging.getLogger("attendrop").info(text),
+    lambda text: show(None, text),
+    lambda text: show(None, table_of(text)),
+]
+
+
+def table_of(text: str) -> Table:
+    table = Table("name")
+    table.add_row(text)
+    return table
+
+
+@pytest.mark.parametrize("say", SAID, ids=["warning", "logged warning", "message", "result", "table"])
+def test_texts_of_users_are_neither_markup_nor_control_sequences(capsys: Captured, say: Callable[[str], None]) -> None:
+    with messages(quiet=False):
+        say(HOSTILE)
+    out, err = capsys.readouterr()
+    assert SHOWN in out + err
+    assert "\x1b" not in out + err and "\x9b" not in out + err
+
+
+def test_names_of_files_reach_the_terminal_without_control_characters(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "\x1b[2Ja.csv").write_text("text,label\nthe cat,\x1b[31mred\nthe dog,blue\n" * 4)
+    for name in ("\x1b[2Ja.csv", "\x1b[2Jmissing.csv"):
+        for command in ("inspect", "compare"):
+            cli.main([command, str(tmp_path / name), *["--methods", "none"] * (command == "compare")])
+    out, err = capsys.readouterr()
+    assert r"\x1b[2J" in out and r"\x1b[2J" in err and "\x1b" not in out + err
+
+
+CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "the memory of this machine is full"),
+        (CPU, "the memory of this machine is full"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "the memory of this machine is full"),
+        (ImportError("x.so: failed to map segment from shared object"), "the memory of this machine is full"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "the GPU's memory is full"),
+        (OSError(errno.EFBIG, "File too large", "a.pt"), "File too large: a.pt, above the limit on the size of files"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), "No space left on device: a. Free some space"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
+)
+def test_what_the_machine_lacks_is_one_sentence(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("attendrop.runs.data.load_files", lambda **_: fails())
+    monkeypatch.setattr("attendrop.cli.train.announce_files", lambda *_, **__: None)
+    options = ["--text-columns", "text", "--label-column", "label", "--output-dir", "never", "--device", "cpu"]
+    assert cli.main(["train", "--train-file", __file__, *options, "--model", "m"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"Error: {told}") and err.count("\n") == 1
+    assert describe(error)["text"].startswith(told)  # of a run of a study
+
+
+def test_other_errors_are_not_those_of_the_machine() -> None:
+    assert machine_failure(RuntimeError("shapes differ")) is None and machine_failure(ValueError("x")) is None
+
+
+@pytest.mark.parametrize("written", ["options", "run"])
+def test_deep_json_is_refused_in_a_sentence(tmp_path: Path, capsys: Captured, written: str) -> None:
+    deep = '{"p": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(RecursionError):
+        json.loads(deep)
+    (tmp_path / f"{written}.json").write_text(deep)
+    command = ["train", "--task", "cola", "--options", str(tmp_path / "options.json")]
+    assert cli.main(command if written == "options" else ["evaluate", str(tmp_path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and f"{written}.json' is not valid JSON" in told[0]
