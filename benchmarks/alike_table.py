@@ -107,8 +107,8 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Est
     scores = [[each[draw]["score"] for draw in draws] for each in (first, second)]
     by_row = [[RowScores.from_dict(each[draw]["row_scores"]) for draw in draws] for each in (first, second)]
     if len({found.data for each in by_row for found in each}) == 1:
-        mine, other = (np.stack([found.values for found in each]).astype(float) for each in by_row)
-        found = paired_difference(*scores, mine - other, by_row[0][0].rows)
+        mine, other = (np.stack([found.by_unit for found in each]) for each in by_row)
+        found = paired_difference(*scores, mine - other, by_row[0][0].rows, groups=by_row[0][0].groups)
         return found.mean, found.p_value, len(draws)
     values = np.subtract(*scores)
     return mean_interval(values), float(stats.ttest_1samp(values, 0).pvalue), len(draws)
@@ -132,7 +132,7 @@ def together(
 
 
 def _by_row(run: Mapping[str, Any]) -> Any:
-    return RowScores.from_dict(run["row_scores"]).values.astype(float)
+    return RowScores.from_dict(run["row_scores"]).by_unit
 
 
 def number(value: float) -> str:

@@ -1,13 +1,15 @@
-"""Level, coverage and power of what a comparison says of new rows: ``python benchmarks/new_rows.py [METRIC ...]``.
+"""Level, coverage and power of what a comparison says of new rows: ``python benchmarks/new_rows.py [TABLE ...]``.
 
 Simulates runs of plain fine-tuning and of methods on a sample of evaluation rows, draws the rows anew each time, and
 counts how often a method that is not ahead is called ahead, how often the 95 % interval covers the true difference, and
-how often a true difference is shown. Prints the tables of docs/compare.md; half an hour on one core.
+how often a true difference is shown. Prints the tables of docs/compare.md: of each metric, of groups, and of the power;
+an hour on one core.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,18 @@ import numpy as np
 from attendrop.studies.statistics import ALPHA, CrossedMean, Estimate, crossed_test, holm, mean_interval
 
 Array = np.ndarray[Any, np.dtype[Any]]
-METRICS = ("accuracy", "accuracy, 5 rows of a text", "Matthews", "Pearson")
+METRICS = ("accuracy", "Matthews", "Pearson")
 ROWS, SEEDS, METHODS, SYSTEMATIC = (100, 300, 1000, 3000), (4, 10), (2, 8), (0.0, 0.01, 0.022, 0.04)
 BLOCKS = 100
+# Rows of a group on average, whether groups are unequal (from one row to some hundred: sizes are log-normal, with a
+# standard deviation of 1 of the logarithm), and which fraction of what a run has otherwise is shared by the group.
+STRUCTURES = {
+    "5 rows of a group": (5, False, 0.5),
+    "20 rows of a group": (20, False, 0.5),
+    "20 rows of a group, unequal": (20, True, 0.5),
+    "near-duplicates, 4 of each": (4, False, 0.9),
+}
+GROUP_SEEDS, GROUP_SYSTEMATIC, SHARES = (5, 10), (0.0, 0.022, 0.04), (1.0, 0.3)
 # Of the simulated runs: fraction of right rows, of rows that a run has otherwise than others of its method, and the
 # standard deviation of that fraction's logarithm, which makes some runs better than others.
 _RIGHT, _NOISE, _SPREAD = 0.8, 0.03, 0.3
@@ -28,12 +39,13 @@ class Cell:
     """What is simulated.
 
     Attributes:
-        metric: One of :data:`METRICS`.
+        metric: One of :data:`METRICS`, or of :data:`STRUCTURES`, of accuracy.
         rows: Number of evaluation rows.
         seeds: Number of seeds.
         methods: Number of methods besides plain fine-tuning.
         systematic: Fraction of rows on which a method and plain fine-tuning differ in all seeds, in either direction.
         effect: Fraction of rows that the methods get right and plain fine-tuning does not.
+        share: Fraction of the rows of a group that differ where a group does.
     """
 
     metric: str
@@ -42,6 +54,7 @@ class Cell:
     methods: int
     systematic: float
     effect: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,37 +64,50 @@ class Found:
     Attributes:
         ahead: In which a method is shown to be ahead: false without an effect, otherwise the power.
         covered: Of the intervals that cover the true difference.
-        seeds_ahead: As ``ahead``, judged by seeds alone.
-        seeds_covered: As ``covered``, of intervals over seeds alone.
+        other_ahead: As ``ahead``, judged by seeds alone; of groups, by rows as if they were independent.
+        other_covered: As ``covered``, of such intervals.
     """
 
     ahead: float
     covered: float
-    seeds_ahead: float
-    seeds_covered: float
+    other_ahead: float
+    other_covered: float
 
 
 def simulate(cell: Cell, simulations: int) -> Found:
     """Simulate comparisons."""
     generator = np.random.default_rng([*cell.metric.encode(), cell.rows, cell.seeds, cell.methods])
     truth = _truth(cell) if cell.effect else 0.0
-    found = np.array([_judged(_differences(cell, generator), cell, truth) for _ in range(simulations)])
+    judged = _of_groups if cell.metric in STRUCTURES else _of_rows
+    found = np.array([judged(cell, generator, truth) for _ in range(simulations)])
     return Found(*found.mean(axis=0).tolist())
 
 
-def _judged(by_row: Array, cell: Cell, truth: float) -> tuple[float, float, float, float]:
-    """Judge methods by rows and seeds, and by seeds alone; ``by_row`` is ``(methods, seeds, rows or blocks)``."""
+def _of_rows(cell: Cell, generator: np.random.Generator, truth: float) -> tuple[float, float, float, float]:
+    """Judge methods by rows, or blocks of them, and seeds, and by seeds alone."""
+    by_row = _differences(cell, generator)
     tested = [crossed_test([CrossedMean.of(each, float(each.mean()), cell.rows)]) for each in by_row]
-    seeds = [_test_of_seeds(each.mean(axis=1)) for each in by_row]
+    return (*_judged(tested, truth), *_judged([_test_of_seeds(each.mean(axis=1)) for each in by_row], truth))
 
-    def ahead(results: list[tuple[Estimate, float]]) -> bool:
-        shown = holm([p for _, p in results])
-        return any(p <= ALPHA and each.value > 0 for p, (each, _) in zip(shown, results, strict=True))
 
-    def covered(results: list[tuple[Estimate, float]]) -> float:
-        return float(np.mean([each.low <= truth <= each.high for each, _ in results]))
+def _of_groups(cell: Cell, generator: np.random.Generator, truth: float) -> tuple[float, float, float, float]:
+    """Judge methods by groups and seeds, as ``attendrop.tasks.row_scores`` has them, and by rows and seeds."""
+    right, numbers = _grouped(cell, generator)
+    units = pseudo_values(lambda sums: sums[..., 0] / sums[..., 1], [right, np.ones_like(right)], numbers)
+    tested = []
+    for scores, groups in ((units, units.shape[-1]), (right.astype(np.float64), right.shape[-1])):
+        means = right[1:].mean((1, 2)) - right[0].mean()
+        differences = zip(scores[1:] - scores[0], means.tolist(), strict=True)
+        of = [CrossedMean.of(each, mean, right.shape[-1], groups) for each, mean in differences]
+        tested.append([crossed_test([each]) for each in of])
+    return (*_judged(tested[0], truth), *_judged(tested[1], truth))
 
-    return ahead(tested), covered(tested), ahead(seeds), covered(seeds)
+
+def _judged(results: list[tuple[Estimate, float]], truth: float) -> tuple[float, float]:
+    """Return whether a method is called ahead, and the fraction of intervals that cover the truth."""
+    shown = holm([p for _, p in results])
+    ahead = any(p <= ALPHA and each.value > 0 for p, (each, _) in zip(shown, results, strict=True))
+    return ahead, float(np.mean([each.low <= truth <= each.high for each, _ in results]))
 
 
 def _test_of_seeds(values: Array) -> tuple[Estimate, float]:
@@ -96,48 +122,64 @@ def _differences(cell: Cell, generator: np.random.Generator) -> Array:
     return scores[1:] - scores[0]
 
 
+def _grouped(cell: Cell, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Draw which rows the runs are right on, and the number of the group of each row."""
+    size, unequal, shared = STRUCTURES[cell.metric]
+    sizes = np.full(max(2, cell.rows // size), size)
+    if unequal:
+        drawn = np.exp(generator.normal(size=len(sizes)))
+        sizes = np.maximum(1, np.round(drawn / drawn.sum() * cell.rows)).astype(int)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    return _right(cell, generator, numbers, shared), numbers
+
+
 def _truth(cell: Cell, rows: int = 200_000) -> float:
     """Compute the true difference from very many rows."""
-    large = Cell(cell.metric, rows, 2, 2, cell.systematic, cell.effect)
+    metric = "accuracy" if cell.metric in STRUCTURES else cell.metric  # groups change no mean
+    return _mean_difference(Cell(metric, rows, 2, 2, cell.systematic, cell.effect))
+
+
+@cache
+def _mean_difference(cell: Cell) -> float:
     generator = np.random.default_rng(0)
-    return float(np.mean([_differences(large, generator).mean() for _ in range(20)]))
+    return float(np.mean([_differences(cell, generator).mean() for _ in range(20)]))
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def _right(cell: Cell, generator: np.random.Generator, texts: int = 0) -> Array:
+def _right(cell: Cell, generator: np.random.Generator, groups: Array | None = None, shared: float = 0.0) -> Array:
     """Draw which rows the runs are right on, ``(1 + methods, seeds, rows)``; all methods are alike but for the effect.
 
     A row is right or wrong for all methods, but for the systematic differences, and each run has some rows otherwise.
-    With ``texts``, this number of consecutive rows share their difficulty, and systematic differences are of whole
-    texts.
+    Given the ``groups`` of rows, these share their difficulty, systematic differences are of a ``share`` of the rows of
+    a group, and so is the effect; a fraction, ``shared``, of what a run has otherwise is the same in a group.
     """
-    methods, shape = 1 + cell.methods, (1 + cell.methods, cell.seeds, cell.rows)
-    units = -(-cell.rows // texts) if texts else cell.rows
+    numbers = np.arange(cell.rows) if groups is None else groups
+    methods, rows, units = 1 + cell.methods, len(numbers), int(numbers.max()) + 1
+    shape = (methods, cell.seeds, rows)
 
-    def of_rows(values: Array) -> Array:
-        return np.repeat(values, texts, axis=-1)[..., : cell.rows] if texts else values
+    def some(fraction: float, count: int) -> Array:
+        """Draw rows for some models: whole groups of them, or a share of the rows of more groups."""
+        of_groups = generator.random((count, units)) < fraction / cell.share
+        return of_groups[:, numbers] & (cell.share == 1 or generator.random((count, rows)) < cell.share)
 
-    base = of_rows(generator.random(units) < _RIGHT)
-    own = base ^ of_rows(generator.random((methods, units)) < cell.systematic / 2)
-    fixed = generator.random((cell.methods, cell.rows)) < cell.effect / (1 - _RIGHT)
+    base = (generator.random(units) < _RIGHT)[numbers]
+    own = base ^ some(cell.systematic / 2, methods)
+    fixed = some(cell.effect / (1 - _RIGHT), cell.methods)
     own[1:] |= fixed & ~base
     rate = _NOISE * np.exp(generator.normal(0, _SPREAD, (methods, cell.seeds, 1)))
     # As many rows become right as become wrong.
     rate = np.where(own[:, None], rate, rate * _RIGHT / (1 - _RIGHT)).astype(np.float32)
-    return own[:, None] ^ (generator.random(shape, dtype=np.float32) < rate)
+    drawn = generator.random(shape, dtype=np.float32)
+    if shared:
+        alike = generator.random((methods, cell.seeds, units), dtype=np.float32)[..., numbers]
+        drawn = np.where(generator.random(shape, dtype=np.float32) < shared, alike, drawn)
+    return own[:, None] ^ (drawn < rate)
 
 
 def _accuracy(cell: Cell, generator: np.random.Generator) -> Array:
     return _right(cell, generator).astype(np.float64)
-
-
-def _of_texts(cell: Cell, generator: np.random.Generator) -> Array:
-    """Accuracy, of rows of which five share a text: one value for each block of texts."""
-    right = _right(cell, generator, texts=5)
-    blocks = np.arange(cell.rows) // 5 % BLOCKS
-    return pseudo_values(lambda counts: counts[..., 0] / counts[..., 1], [right, np.ones_like(right)], blocks)
 
 
 def _matthews(cell: Cell, generator: np.random.Generator) -> Array:
@@ -185,7 +227,7 @@ def pseudo_values(score: Callable[[Array], Array], parts: list[Array], blocks: A
 
 
 _SCORES: dict[str, Callable[[Cell, np.random.Generator], Array]] = dict(
-    zip(METRICS, (_accuracy, _of_texts, _matthews, _pearson), strict=True)
+    zip(METRICS, (_accuracy, _matthews, _pearson), strict=True)
 )
 
 
@@ -215,9 +257,39 @@ def level_table(metric: str, simulations: int) -> list[str]:
                 ]
                 worst += [
                     f"{max(each.ahead for each in of):.3f}, {min(each.covered for each in of):.3f}",
-                    f"{max(each.seeds_ahead for each in of):.3f}, {min(each.seeds_covered for each in of):.3f}",
+                    f"{max(each.other_ahead for each in of):.3f}, {min(each.other_covered for each in of):.3f}",
                 ]
             lines.append(f"| {metric} | {rows} | {seeds} | {' | '.join(worst)} |")
+    return lines
+
+
+def group_cells(
+    structure: str, rows: Sequence[int] = ROWS, fractions: Sequence[float] = GROUP_SYSTEMATIC, effect: float = 0.0
+) -> list[Cell]:
+    """List the cells of a structure with two methods, of some numbers of rows and fractions."""
+    return [
+        Cell(structure, count, seeds, 2, fraction, effect, share)
+        for count in rows for seeds in GROUP_SEEDS
+        for fraction in fractions for share in (SHARES if fraction else SHARES[:1])
+    ]  # fmt: skip
+
+
+def group_table(simulations: int) -> list[str]:
+    """Make a table of false recommendations and coverage of groups, the worst over systematic differences."""
+    lines = []
+    for structure in STRUCTURES:
+        for rows in ROWS:
+            cells_of = {0.0: group_cells(structure, [rows]), 0.02: group_cells(structure, [rows], (0.022,), 0.02)}
+            null, gain = ({cell: simulate(cell, simulations) for cell in each} for each in cells_of.values())
+            for seeds in GROUP_SEEDS:
+                of, with_gain = ([e for cell, e in f.items() if cell.seeds == seeds] for f in (null, gain))
+                entries = (
+                    f"{max(each.ahead for each in of):.3f}, {min(each.covered for each in of):.3f}",
+                    f"{max(each.other_ahead for each in of):.3f}, {min(each.other_covered for each in of):.3f}",
+                    f"{min(each.covered for each in with_gain):.3f}",
+                )
+                groups = rows // STRUCTURES[structure][0]
+                lines.append(f"| {structure} | {rows} | {groups} | {seeds} | {' | '.join(entries)} |")
     return lines
 
 
@@ -234,12 +306,13 @@ def power_table(simulations: int) -> list[str]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("metric", nargs="*", default=METRICS, help=f"of {', '.join(METRICS)}")
+    tables = (*METRICS, "groups", "power")
+    parser.add_argument("table", nargs="*", default=tables, help=f"of {', '.join(tables)}")
     parser.add_argument("--simulations", type=int, default=1000)
     given = parser.parse_args()
-    for metric in given.metric:
-        print("\n".join(level_table(metric, given.simulations)), flush=True)
-    print("\n".join(power_table(given.simulations)))
+    for table in given.table:
+        make = {"groups": group_table, "power": power_table}.get(table, partial(level_table, table))
+        print("\n".join(make(given.simulations)), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ def test_intervals_on_new_rows_follow_from_the_kept_scores(folder: Path) -> None
         scores = [[each[seed]["score"] for seed in seeds] for each in (own, reference)]
         by_row = [[RowScores.from_dict(each[seed]["row_scores"]) for seed in seeds] for each in (own, reference)]
         assert len({found.data for each in by_row for found in each}) == 1
-        first, second = (np.stack([found.values for found in each]).astype(float) for each in by_row)
-        found = paired_difference(*scores, first - second, by_row[0][0].rows)
+        first, second = (np.stack([found.by_unit for found in each]) for each in by_row)
+        found = paired_difference(*scores, first - second, by_row[0][0].rows, groups=by_row[0][0].groups)
         assert (record["difference_low"], record["difference_high"]) == pytest.approx((found.mean.low, found.mean.high))
         assert record["p"] == pytest.approx(found.p_value)
         checked += 1

@@ -86,6 +86,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("test_fraction", "0.25", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
     ("shift", "", lambda trainer: rows(trainer) < 40, True, ALL),
     ("shift_column", "size", rows, 27, ALL),
+    ("group_column", "size", rows, 27, ALL | {"test_fraction": "0.25"}),
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
     ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),

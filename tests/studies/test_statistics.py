@@ -88,10 +88,43 @@ def test_several_means_are_added_by_weight() -> None:
 def test_a_difference_without_any_spread_is_no_chance() -> None:
     """A perfect model against one that is never right: all rows of all seeds are on one side."""
     found = CrossedMean.of(np.ones((5, 100)), 1.0, 3000)
-    assert crossed_test([found]) == (Estimate(1.0, 1.0, 1.0), pytest.approx(2.0**-99))
+    unseen = 2 * (1 - 0.05 ** (1 / 3000))  # rows on which it is the other way round
+    assert crossed_test([found]) == (Estimate(1.0, 1.0 - unseen, 1.0 + unseen), pytest.approx(2.0**-99))
     assert found.plan(1.0, 0.05, 4) == Plan(1.0, 0, 0)
     assert crossed_test([CrossedMean.of(np.zeros((5, 100)), 0.0, 3000)])[1] == 1.0
     assert crossed_test([CrossedMean.of(np.ones((5, 3)), 1.0, 3)])[1] == 0.25
+
+
+@pytest.mark.parametrize("rows", [5, 37, 73, 600])
+@pytest.mark.parametrize("differing", [0, 1, 2])
+def test_no_interval_claims_what_so_few_rows_cannot_show(rows: int, differing: int) -> None:
+    """What is true of 2.9 / n of all rows is seen in none of n in one sample of twenty."""
+    values = np.zeros((5, rows))
+    values[:, :differing] = 1.0
+    found, p_value = crossed_test([CrossedMean.of(values, float(values.mean()), rows)])
+    rare = 1 - 0.05 ** (1 / rows)
+    assert found.low <= found.value - rare + 1e-12 and found.high >= found.value + rare - 1e-12
+    assert (p_value <= 0.05) == (found.low > 0)
+
+
+@pytest.mark.parametrize(("groups", "scale", "least"), [(0, 1.0, 0.00998), (30, 1.0, 0.095), (0, 7.0, 0.0699)])
+def test_equal_scores_of_blocks_are_as_uncertain_as_their_rows_or_groups(
+    groups: int, scale: float, least: float
+) -> None:
+    """Of errors, which have no limit, it is a share of the error."""
+    equal = CrossedMean.of(np.zeros((5, 100)), 0.0, 300, groups, scale)
+    assert crossed_test([equal])[0].high == pytest.approx(least, rel=0.01)
+
+
+def test_rare_differences_are_covered() -> None:
+    """One row in a hundred is right by one method only; a third of the samples have only differences by chance."""
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        values = generator.choice([-1, 0, 1], p=[0.03, 0.94, 0.03], size=(5, 100))
+        values[:, generator.random(100) < 0.01] = 1
+        found = crossed_test([CrossedMean.of(values, values.mean(), 100)])[0]
+        covered += found.low <= 0.01 <= found.high
+    assert covered >= 0.94 * 400
 
 
 def test_holm_as_worked_by_hand() -> None:

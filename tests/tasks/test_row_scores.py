@@ -75,17 +75,17 @@ def test_rows_that_share_a_paragraph_are_one_block() -> None:
     found = pairs([f"question {row}" for row in range(200)], [f"a long paragraph {row // 10}" for row in range(200)])
     outputs, labels = drawn(200)
     right = (outputs.argmax(1) == labels).reshape(20, 10).mean(axis=1)
-    assert sorted(found.values) == pytest.approx(sorted(right))
+    assert sorted(found.by_unit) == pytest.approx(sorted(right))
 
 
 def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() -> None:
     """One prompt for all; 50 aspects of products, each with other texts; all pairs of some sentences."""
     texts = [f"the text of row {row}" for row in range(200)]
-    assert len(pairs(["Is this true?"] * 200, texts).values) == 200
-    assert len(pairs([f"aspect {row % 50}" for row in range(200)], texts).values) == 200
+    assert len(pairs(["Is this true?"] * 200, texts).by_unit) == 200
+    assert len(pairs([f"aspect {row % 50}" for row in range(200)], texts).by_unit) == 200
     sentences = [f"sentence {number:02d}" for number in range(40)]
     both = [(a, b) for a in sentences for b in sentences if a < b]
-    assert len(pairs([a for a, _ in both], [b for _, b in both]).values) == 39
+    assert len(pairs([a for a, _ in both], [b for _, b in both]).by_unit) == 39
 
 
 def test_neighbours_in_running_text_are_one_block() -> None:
@@ -115,9 +115,11 @@ def test_counts_of_rows_are_made_once_and_not_again_without_each_block(
 
 def test_values_are_read_as_they_were_written() -> None:
     texts = [f"row {row}" for row in range(77)]
-    for found in (correlation_scores(77), pairs(texts, texts)):
+    shared = [f"a long paragraph {row * row % 13}" for row in range(77)]
+    for found in (correlation_scores(77), pairs(texts, texts), pairs(texts, shared)):
         again = RowScores.from_dict(json.loads(json.dumps(found.as_dict())))
-        assert (again.values == found.values).all() and (again.rows, again.data) == (found.rows, found.data)
+        assert (again.values == found.values).all() and (again.by_unit == found.by_unit).all()
+        assert (again.rows, again.data) == (found.rows, found.data)
 
 
 def test_only_scores_on_the_same_rows_are_of_the_same_data() -> None:

@@ -20,7 +20,7 @@ from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_
 from attendrop.tasks.label_map import write_label_map
 from attendrop.tasks.values import may_be_missing
 from attendrop.text_tables import aligned
-from attendrop.wording import counted
+from attendrop.wording import counted, names_of
 
 if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
@@ -182,12 +182,19 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     refused = {"skipped", "without_text", "not_text", "without_label", "empty_label"}
     no_numbers = found.label_type in NUMBER and found.unclear  # words for missing ones
     words += ["--skip-bad-rows"] if no_numbers or doubts.keys() & refused else []
+    words += ["--group-column", found.group_columns[0]] if found.group_columns else []
     words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS or _are_images(found) else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         dates = (str(value or "") for value in found.table.column(column.name))
         if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
             lines.append(f"With --shift-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
+    for name in found.group_columns[:1]:
+        several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
+        lines.append(
+            f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
+            f"as one in intervals; leave it out if such rows are independent{several}."
+        )
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
     for command in ["compare", "train"] if needs_label else ["train"]:

@@ -123,6 +123,12 @@ class RunConfig:
     shift_column: str | None = option(
         None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
     )
+    group_column: str | None = option(
+        None, "held_out", "Column of your files whose rows belong together, such as customer or thread."
+    )
+    """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new
+    groups. Rows with nearly the same text belong together without it, see
+    :func:`attendrop.tasks.groups.near_duplicates`."""
     metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )
@@ -305,6 +311,10 @@ class RunConfig:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shift_column is not None and (self.task is not None or self.shift is False):
             raise AttendropError("shift-column is for custom files, with shift; omit it here.")
+        if self.group_column is not None and self.task is not None:
+            raise AttendropError("group-column is for custom files; omit it here.")
+        if self.group_column is not None and self.group_column == self.label_column:
+            raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 

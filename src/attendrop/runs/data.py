@@ -43,6 +43,7 @@ from attendrop.wording import counted
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
     *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "shift_column"),
+    "group_column",
 )
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0

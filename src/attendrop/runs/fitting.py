@@ -35,6 +35,7 @@ from attendrop.runs.run_trainer import (
 )
 from attendrop.runs.training_args import has_stopped, run_arguments
 from attendrop.tasks.base import Task
+from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import last_checkpoint
@@ -143,7 +144,9 @@ def fit(
                 )
             tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         run.method.prepare(loaded.model, run.config.seed)
-        head_start = start_head(loaded, run.task.head, encoded.train, run.config)
+        rows = run.task.head.training_rows(run.parts.train)
+        groups = given_groups(rows) if GROUP in rows.column_names else None
+        head_start = start_head(loaded, run.task.head, encoded.train, run.config, groups)
     if run.config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, run.task.head, run.config.adapter))
 

@@ -32,10 +32,13 @@ from attendrop.tasks.long_texts import document_means, of_documents
 logger = logging.getLogger(__name__)
 
 
-def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any] | None:
+def start_head(
+    loaded: Loaded, head: Head, rows: Dataset, config: RunConfig, groups: Sequence[Any] | None = None
+) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
-    Nothing is random, and the model's random state is not used: with the same rows, all methods start alike.
+    Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
+    are those of the texts, see :meth:`Head.fit_linear`.
 
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``; None if the head starts at
@@ -45,7 +48,7 @@ def start_head(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> 
     if config.head_start == "random":
         return None
     try:
-        return _started(loaded, head, rows, config)
+        return _started(loaded, head, rows, config, groups)
     except _NoStart as reason:
         if config.head_start in ("frozen", "contrastive"):
             raise AttendropError(f"head-start '{config.head_start}' is not possible: {reason}; use 'random'.") from None
@@ -56,7 +59,9 @@ class _NoStart(Exception):
     """Reason why the head cannot start from a linear model."""
 
 
-def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> dict[str, Any]:
+def _started(
+    loaded: Loaded, head: Head, rows: Dataset, config: RunConfig, groups: Sequence[Any] | None
+) -> dict[str, Any]:
     model, tokenizer, new = loaded
     if not head.one_vector:
         raise _NoStart(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
@@ -68,12 +73,12 @@ def _started(loaded: Loaded, head: Head, rows: Dataset, config: RunConfig) -> di
 
     def key() -> list[Any]:
         start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
-        return [start, columns, config.eval_batch_size, str(model.device), head.kind, balanced]
+        return [start, columns, config.eval_batch_size, str(model.device), head.kind, balanced, groups]
 
     def fitted() -> LinearFit | None:
         features = _features(model, linear, tokenizer, head, columns, config.eval_batch_size)
         labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
-        return head.fit_linear(document_means(features, columns), labels, balanced=balanced)
+        return head.fit_linear(document_means(features, columns), labels, balanced=balanced, groups=groups)
 
     fit = shared(key, fitted, lambda fit: 0 if fit is None else fit.weight.nbytes + fit.bias.nbytes, kind="head start")
     if fit is None:

@@ -118,6 +118,7 @@ def scored_run(
             "text_columns": list(task.text_columns),
             "classes": list(task.label_names),
             "selected_on": selected_on,
+            **({"looks_grouped": run.data.looks_grouped} if run.data.looks_grouped else {}),
             "rows": dict(rows) | {name: len(part) for name, part in run.parts.report.items()},
             **({"names_left_out": list(run.parts.names_left_out)} if run.parts.names_left_out else {}),
         },

@@ -33,6 +33,8 @@ from attendrop.wording import counted
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
+# Below this number of groups, their number limits what can be said of new ones.
+FEW_GROUPS = 30
 # Further columns, for the rows that are unlike the training rows.
 SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
 # Attributes that are their own JSON values.
@@ -314,6 +316,14 @@ def _notes(
         if row.pairs < max(row.n, rows[0].n):
             few = "" if row.pairs >= MIN_SEEDS else ", too few to judge"
             yield f"{row.label} and {rows[0].label} have {counted(row.pairs, 'seed')} in common{few}."
+    if grouped := next((run["data"]["looks_grouped"] for run in runs if run["data"].get("looks_grouped")), None):
+        yield grouped
+    groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
+    if 0 < groups < FEW_GROUPS:
+        yield (
+            f"The evaluation rows are of {groups} groups only, so that little is known of others: further groups make "
+            "intervals on new rows narrower, and further rows of these hardly."
+        )
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
         yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."

@@ -39,6 +39,7 @@ from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
+from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
@@ -242,7 +243,8 @@ class _Fits:
     ) -> _Fit:
         """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
         balanced = self.run.config.class_weights is not None
-        found = self.head.fit_linear(features, self.targets(train), balanced=balanced)
+        groups = given_groups(train) if GROUP in train.column_names else None
+        found = self.head.fit_linear(features, self.targets(train), balanced=balanced, groups=groups)
         if found is None:
             return self.majority(train)
         model = BaselineModel(

@@ -172,6 +172,8 @@ def run_comparison(
         run.data.source, run.task.head.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
         unlike,
     )  # fmt: skip
+    if run.data.looks_grouped:
+        logger.warning("%s", run.data.looks_grouped)
     comparison = comparison.of_baselines(defined_for(run.task))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_record(folder, comparison.config)

@@ -36,6 +36,7 @@ class MethodRow:
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
         p_holm: p value of the difference on new rows, corrected over all methods other than baselines.
+        scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; None if unknown.
     """
@@ -50,6 +51,7 @@ class MethodRow:
     by_row: Mapping[int, RowScores] = field(default_factory=dict, repr=False, compare=False)
     difference: PairedDifference | None = None
     p_holm: float | None = None
+    scale: float = 1.0
     cost: float | None = None
 
     @property
@@ -129,15 +131,19 @@ class MethodRow:
         if not seeds:
             return None
         first, second = ([row.scores[seed] for seed in seeds] for row in (self, other))
-        by_row = self.row_differences(other, seeds)
-        return paired_difference(first, second, by_row, 0 if by_row is None else self.by_row[seeds[0]].rows)
+        if (by_row := self.row_differences(other, seeds)) is None:
+            return paired_difference(first, second)
+        of, scale = self.by_row[seeds[0]], max(self.scale, other.scale)
+        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale)
 
     def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
         """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
         known = [row.by_row[seed] for row in (self, other) for seed in seeds if seed in row.by_row]
-        if len(known) < 2 * len(seeds) or len({(each.data, len(each.values)) for each in known}) > 1:
+        units = [each.by_unit for each in known]
+        alike = {(each.data, each.groups, len(values)) for each, values in zip(known, units, strict=True)}
+        if len(known) < 2 * len(seeds) or len(alike) > 1:
             return None
-        values = np.stack([each.values for each in known]).astype(np.float64)
+        values: Array = np.stack(units)
         return values[: len(seeds)] - values[len(seeds) :]
 
 
@@ -185,6 +191,7 @@ def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metri
     seeds, first = sorted(group), next(iter(group.values()))
     ratios = [_time_ratio(group[seed], reference[seed]) for seed in seeds if seed in reference]
     known = [ratio for ratio in ratios if ratio is not None]
+    is_error = first.get("metric", "").startswith("neg_")
     return MethodRow(
         label,
         first["method"],
@@ -194,6 +201,7 @@ def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metri
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
         {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
+        scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
         cost=1.0 if is_reference else statistics.median(known) if known else None,
     )
 
@@ -229,13 +237,21 @@ def scored_unlike(run: Metrics) -> str:
     """Describe the rows of a run that are unlike the training rows, with their number."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
     held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
-    return f"rows unlike the training rows ({rows}, {held}, held out)"
+    groups = in_groups(run["shifted"].get("row_scores"), run)
+    return f"rows unlike the training rows ({rows}{groups}, {held}, held out)"
 
 
 def scored_on(run: Metrics) -> str:
     """Describe the rows on which a run is scored, with their number."""
     rows = run["data"]["rows"].get("dev")
-    return scored_data(run, "" if rows is None else f" ({rows} rows)")
+    return scored_data(run, "" if rows is None else f" ({rows} rows{in_groups(run.get('row_scores'), run)})")
+
+
+def in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
+    """Say how many groups the rows of some row scores form, with a space before it; empty if rows are the units."""
+    if not scores or "groups" not in scores:
+        return ""
+    return f" of {scores['groups']} {'groups' if run.get('config', {}).get('group_column') else 'texts'}"
 
 
 def scored_data(run: Metrics, count: str = "") -> str:
@@ -269,8 +285,10 @@ def holds_for(run: Metrics, *, new_rows: bool) -> str:
         trained = ", with the same training rows"
     if not new_rows:
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
+    column = config.get("group_column")
+    other = "evaluation rows" if column is None else f"groups of evaluation rows, by {column!r},"
     return (
-        f"Intervals on new rows hold for other seeds{trained}, and other evaluation rows like those of "
+        f"Intervals on new rows hold for other seeds{trained}, and other {other} like those of "
         f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
     )
 

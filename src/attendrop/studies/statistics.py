@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from attendrop.files.output_files import finite
+from attendrop.tasks.row_scores import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
@@ -63,8 +64,12 @@ class CrossedMean:
     Attributes:
         of_both: The component of the residual: the interaction of seeds and rows, and what remains.
         seeds: Number of seeds, at least 2.
-        units: Number of rows, or blocks of rows, at least 2.
+        units: Number of rows, or of groups or blocks of rows, at least 2.
         rows: Number of rows.
+        least: What the interval has at least on each side. What occurs in none of n rows, or groups, may still occur in
+            about 3 / n of all (the rule of three: ``1 - 0.05 ** (1 / n)``), and make as large a difference there, in
+            either direction, as the largest of a group in a run, but no larger than a score; if none is seen, as large
+            as a score. 0 in older answers.
     """
 
     mean: float
@@ -74,12 +79,15 @@ class CrossedMean:
     seeds: int
     units: int
     rows: int
+    least: float = 0.0
 
     @classmethod
-    def of(cls, differences: Array, mean: float, rows: int) -> Self:
+    def of(cls, differences: Array, mean: float, rows: int, groups: int = 0, scale: float = 1.0) -> Self:
         """Estimate the components from differences, ``(seeds, units)``.
 
-        The ``mean`` difference of the scores differs from that of pseudo-values by a bias of order 1 / rows.
+        The ``mean`` difference of the scores differs from that of pseudo-values by a bias of order 1 / rows. There are
+        ``groups`` that are independent; 0: as many as rows, or as units if these are fewer than the usual blocks.
+        The ``scale`` is how far scores may differ.
         """
         seeds, units = differences.shape
         centred = differences - differences.mean()
@@ -89,7 +97,11 @@ class CrossedMean:
         residual = centred - by_seed[:, None] - by_unit
         ms_both = float(np.sum(residual**2)) / ((seeds - 1) * (units - 1))
         of_seeds, of_rows = max(0.0, ms_seeds - ms_both) / units, max(0.0, ms_units - ms_both) / seeds
-        return cls(mean, of_seeds, of_rows, ms_both, seeds, units, rows)
+        groups = groups or (rows if units >= BLOCKS else units)
+        largest = float(np.abs(differences).max())  # says nothing of a row where units are blocks of rows
+        seen = min(largest, scale) if units == groups and largest > ROUNDING else scale
+        least = (seen + abs(mean)) * (1 - ALPHA ** (1 / groups))
+        return cls(mean, of_seeds, of_rows, ms_both, seeds, units, rows, least)
 
     def variance(self, seeds: float, units: float) -> float:
         """Variance of the mean over so many seeds and units."""
@@ -107,6 +119,7 @@ class CrossedMean:
         """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""
         units = max(2.0, rows * self.units / self.rows)
         error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
+        error = max(error, self.least * self.units / units / float(stats.t.isf(ALPHA / 2, freedom)))
         if error <= ROUNDING:
             return 1.0
         return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / error))
@@ -157,7 +170,7 @@ class PairedDifference:
 
     Attributes:
         values: Score of the first minus that of the second, for each seed.
-        these_rows: Mean difference, with the interval over seeds, :func:`mean_interval`.
+        these_rows: Mean difference, with the interval over seeds, :func:`mean_interval`; infinite if none differ.
         mean: The same with the interval over seeds and rows; infinite where rows are not known, or a single seed.
         p_value: Two-sided p value on new rows, :func:`crossed_test`; None where rows are not known, or a single seed.
         components: What the variance consists of; None where rows are not known, or a single seed.
@@ -174,7 +187,7 @@ class PairedDifference:
         """Read it from a row of ``answer.json``."""
         values, parts = tuple(map(float, record["differences"])), record.get("components")
         components = None if parts is None else CrossedMean(**parts)
-        return cls(values, mean_interval(values), Estimate.from_dict(record, "difference"), record["p"], components)
+        return cls(values, _over_seeds(values), Estimate.from_dict(record, "difference"), record["p"], components)
 
     @property
     def n(self) -> int:
@@ -199,18 +212,25 @@ class PairedDifference:
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], by_row: Array | None = None, rows: int = 0
+    first: Sequence[float],
+    second: Sequence[float],
+    by_row: Array | None = None,
+    rows: int = 0,
+    *,
+    groups: int = 0,
+    scale: float = 1.0,
 ) -> PairedDifference:
     """Compare paired finite scores, one for each seed: ``first`` minus ``second``.
 
-    ``by_row`` has the differences of the scores divided among ``rows``, or blocks of them, ``(seeds, units)``.
+    ``by_row`` has the differences of the scores divided among ``rows``, or groups or blocks of them, ``(seeds,
+    units)``; see :meth:`CrossedMean.of` for the other arguments.
     """
     values = np.subtract(first, second)
-    these_rows = mean_interval(values)
+    these_rows = _over_seeds(values)
     paired = tuple(values.tolist())
     if by_row is None or len(values) < 2:
         return PairedDifference(paired, these_rows, Estimate(these_rows.value, -math.inf, math.inf))
-    components = CrossedMean.of(by_row, these_rows.value, rows)
+    components = CrossedMean.of(by_row, these_rows.value, rows, groups, scale)
     mean, p_value = crossed_test([components])
     return PairedDifference(paired, these_rows, mean, p_value, components)
 
@@ -218,19 +238,23 @@ def paired_difference(
 def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)) -> tuple[Estimate, float]:
     """Test whether the weighted sum of independent means, such as those on several data sets, is 0.
 
-    Student's t with the variance of :class:`CrossedMean` and Satterthwaite's degrees of freedom. Its level and the
-    coverage of its interval were simulated: docs/compare.md. Returns the sum, and the two-sided p value.
+    Student's t with the variance of :class:`CrossedMean` and Satterthwaite's degrees of freedom; where the interval
+    would be narrower than :attr:`CrossedMean.least`, the error is that of the wider one. Its level and the coverage of
+    its interval were simulated: docs/compare.md. Returns the sum, and the two-sided p value.
     """
     value = sum(weight * each.mean for weight, each in zip(weights, means, strict=True))
     shares = [weight**2 * each.variance(each.seeds, each.units) for weight, each in zip(weights, means, strict=True)]
-    error = math.sqrt(sum(shares))
-    if error <= ROUNDING:  # no spread to compare with: as in a sign test, in which all rows are on one side
-        units = min(each.units for each in means)
-        return Estimate(value, value, value), 2.0 ** (1 - units) if abs(value) > ROUNDING else 1.0
     each_freedom = [each.freedom(each.seeds, each.units) for each in means]
-    freedom = sum(shares) ** 2 / sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))
-    half = float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error
-    return Estimate(value, value - half, value + half), float(2 * stats.t.sf(abs(value) / error, freedom))
+    spread = sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))
+    freedom = sum(shares) ** 2 / spread if spread else min(each_freedom)
+    critical = float(stats.t.ppf(1 - ALPHA / 2, freedom))
+    least = math.hypot(*(weight * each.least for weight, each in zip(weights, means, strict=True)))
+    error, half = math.sqrt(sum(shares)), max(critical * math.sqrt(sum(shares)), least)
+    if error > ROUNDING:
+        p_value = float(2 * stats.t.sf(critical * abs(value) / half, freedom))
+    else:  # no spread to compare with: as in a sign test, in which all rows are on one side
+        p_value = 2.0 ** (1 - min(each.units for each in means)) if abs(value) > ROUNDING else 1.0
+    return Estimate(value, value - half, value + half), p_value
 
 
 def mean_interval(values: Sequence[float] | Array) -> Estimate:
@@ -245,6 +269,12 @@ def mean_interval(values: Sequence[float] | Array) -> Estimate:
         return Estimate(mean, -math.inf, math.inf)
     half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * np.std(values, ddof=1)) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half)
+
+
+def _over_seeds(values: Sequence[float] | Array) -> Estimate:
+    """Return the mean and its interval over seeds; infinite where they do not differ, which others still may."""
+    found = mean_interval(values)
+    return found if found.high - found.low > ROUNDING else Estimate(found.value, -math.inf, math.inf)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -254,19 +254,20 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
     method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
     found = paired_difference(method, reference)
     # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
-    groups: dict[str, list[tuple[Array, list[float], int]]] = {}
+    groups: dict[str, list[tuple[Array, list[float], tuple[int, int, float]]]] = {}
     for row, other in pairs:
         if (by_row := row.row_differences(other, seeds)) is None or len(seeds) < 2:
             return found
         scores = [row.scores[seed] - other.scores[seed] for seed in seeds]
         first = row.by_row[seeds[0]]
-        groups.setdefault(first.data, []).append((by_row, scores, first.rows))
+        size = first.rows, first.groups, max(row.scale, other.scale)
+        groups.setdefault(first.data, []).append((by_row, scores, size))
     if any(len({each[0].shape for each in group}) > 1 for group in groups.values()):
         return found  # of different metrics: their rows are divided in different ways
     means = [
-        CrossedMean.of(np.mean([each[0] for each in group], axis=0), float(np.mean([each[1] for each in group])), rows)
+        CrossedMean.of(np.mean([each[0] for each in group], axis=0), float(np.mean([each[1] for each in group])), *size)
         for group in groups.values()
-        for rows in [group[0][2]]
+        for size in [group[0][2]]
     ]
     mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
     return replace(found, mean=mean, p_value=p)

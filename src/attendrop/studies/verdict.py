@@ -281,11 +281,13 @@ class _Judging:
         if all((each := row.versus(incumbent)) is not None and each.is_equal for row in unclear):
             return replace(found, limit="equal")
         effect = max(abs(lead.mean.value) if incumbent.is_baseline else lead.mean.value, self.margin)
-        is_spread = lead.mean.low < lead.mean.high  # without, nothing is known of what would be seen on other rows
-        if why == "negligible" or lead.components is None or effect <= 0 or not is_spread:
+        parts = lead.components
+        # Without a spread, nothing is known of what would be seen on other rows.
+        is_spread = parts is not None and parts.variance(parts.seeds, parts.units) > ROUNDING**2
+        if why == "negligible" or parts is None or effect <= 0 or not is_spread:
             return found
         alpha = ALPHA if challenger.is_reference else ALPHA / max(1, len(self.tuned) - 1)  # as they are tested
-        return replace(found, plan=lead.components.plan(effect, alpha, MIN_SEEDS))
+        return replace(found, plan=parts.plan(effect, alpha, MIN_SEEDS))
 
     def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
         """Return the leads over a baseline with their p values, where there are enough seeds.

@@ -175,6 +175,8 @@ class Words:
             return f"On as many seeds and rows, {difference} would probably have shown."
         more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
         more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
+        if any(0 < each.groups < each.rows for row in self.rows.values() for each in row.by_row.values()):
+            more_rows += " of other groups"
         if seeds is not None and rows is not None:
             either = more_seeds if plan.only_seeds_can_be_had else f"{more_seeds}, or about {more_rows},"
             return f"About {either} {settle}."

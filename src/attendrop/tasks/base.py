@@ -74,3 +74,4 @@ class TaskData:
     splits: dict[str, Dataset]
     source: str  # description of where the data came from
     skipped: tuple[SkippedRow, ...] = ()  # because they are invalid
+    looks_grouped: str = ""  # in words, by a column of the training file, where none was given

@@ -1,5 +1,7 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +13,12 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.groups import GROUP, ungrouped
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
+from attendrop.tasks.inspection import group_columns
 from attendrop.tasks.label_forms import check_form
-from attendrop.tasks.label_map import as_meant, check_map, read_label_map
+from attendrop.tasks.label_map import as_meant, check_map, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
@@ -34,6 +38,7 @@ def load_files(
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
     shift_column: str | None = None,
+    group_column: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train" and "dev".
 
@@ -57,12 +62,14 @@ def load_files(
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
         shift_column: Column of the training file whose values "train" keeps as text, as :data:`SHIFT_VALUES`.
+        group_column: Column, of all files, whose values all splits keep as text, as
+            :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
 
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
             is empty or NaN; numbers are mixed with text; a label does not occur in training; it is not clear whether
-            labels are classes; the training data have a single class; or a token column is not of its kind. The message
-            names the file, the line and the column.
+            labels are classes; the training data have a single class; all rows of a file are of one group; or a token
+            column is not of its kind. The message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
@@ -98,9 +105,16 @@ def load_files(
     if shift_column is not None:
         values = train.column(shift_column)
         splits["train"][SHIFT_VALUES] = ["" if is_missing(value) else str(value) for value in values]
+    if group_column is not None:
+        for split, table in tables.items():
+            splits[split][GROUP] = _group_values(table, group_column)
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped))
+    grouped, read = "", (*text_columns, *label_columns(train.columns, label_column))
+    if group_column is None and (names := group_columns(train, read)):
+        values = [str(value) for value in train.column(names[0]) if not is_missing(value)]
+        grouped = ungrouped(names[0], len(set(values)), len(train.rows))
+    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), grouped)
 
 
 # Column of the training rows by whose values some are held out.
@@ -244,6 +258,19 @@ def _as_trained_on(head: Head, value: Any) -> Any:
     """Return a label with a decimal comma, also ``1,000``, with a point if it is known so; other labels as they are."""
     decimal = pointed(value) if isinstance(value, str) else value
     return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
+
+
+def _group_values(table: Table, column: str) -> list[str]:
+    """Return the group of each row, empty where it has none; warn where there are none of several rows."""
+    values = ["" if is_missing(value) else str(value).strip() for value in table.column(column)]
+    counts = Counter(filter(None, values))
+    if len(counts) == 1 and len(values) == counts.total():
+        raise AttendropError(
+            f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another."
+        )
+    if max(counts.values(), default=1) == 1:
+        warnings.warn(f"group-column '{column}' of {table.path} has no value twice: no rows are grouped.", stacklevel=3)
+    return values
 
 
 def _not_empty(table: Table) -> Table:

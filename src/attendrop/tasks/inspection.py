@@ -53,10 +53,17 @@ _NAMES = {
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
+# What columns are called whose rows may belong together, alone or before "id".
+_GROUP = re.compile(
+    r"(.*[_ -])?(customer|client|kund(e|in)|user|author|patient|speaker|person|member|account|household|session|thread|"
+    r"conversation|dialog(ue)?|ticket|case|doc(ument)?|article|group|template)s?([_ -]?(id|nr|no|number|key|name))?",
+    re.IGNORECASE,
+)
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT = 3  # words, on average
+_LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _AT_A_TIME = 1000  # rows that are tokenised together: a token takes 50 bytes until it is counted
 
 
@@ -116,6 +123,13 @@ class Inspection:
         return found
 
     @cached_property
+    def group_columns(self) -> list[str]:
+        """The columns, here and in the evaluation file, by which rows may belong together."""
+        read = (*self.text_columns, *label_columns(self.table.columns, self.label_column))
+        found = group_columns(self.table, read)
+        return [name for name in found if self.evaluated is None or name in self.evaluated.columns]
+
+    @cached_property
     def tags(self) -> dict[str, int]:
         """Words with each tag, the most frequent first; none if the labels are no tags of words."""
         lists = len(self.text_columns) == 1 and _is_listed(self.table.column(self.text_columns[0])[0])
@@ -165,8 +179,8 @@ class Inspection:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""
-        named = ["written_as", "text_columns", "label_column", "label_type", "labels", "names_as_rows", "tags"]
-        named += ["variants", "notes"]
+        named = ["written_as", "text_columns", "label_column", "group_columns", "label_type", "labels", "names_as_rows"]
+        named += ["tags", "variants", "notes"]
         found = {"file": str(self.table.path), "rows": len(self.table.rows)}
         found |= {name: getattr(self, name) for name in named}
         return found | {"columns": [asdict(column) for column in self.columns], "doubts": self.doubts()}
@@ -449,6 +463,22 @@ def _role(name: str, values: Sequence[str]) -> str:
     if _words(values) >= _LONG_TEXT and distinct > len(values) / 2:
         return TEXT
     return SOURCE if _named(name, SOURCE) and distinct <= len(values) / 2 else ""
+
+
+def group_columns(table: Table, others: Collection[str] = ()) -> list[str]:
+    """Guess by which columns rows may belong together: names of groups, ids or sources, most values several times.
+
+    Columns of fewer than ten values, of texts, and ``others``, such as those of the labels, are left out.
+    """
+
+    def may_be(name: str) -> bool:
+        values = _texts_of(table, name)
+        counts = Counter(values)
+        several = _LEAST_GROUPS <= len(counts) <= 0.8 * len(values) and max(counts.values()) <= len(values) / 2
+        named = _GROUP.fullmatch(name) or _named(name, ID) or _named(name, SOURCE)
+        return bool(named) and several and _words(values) < _LONG_TEXT
+
+    return [name for name in table.columns if name not in others and may_be(name)]
 
 
 def _label_columns(table: Table, text_columns: Sequence[str]) -> list[str]:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.splits import divided, subset
-from attendrop.tasks.values import UNSPACED, may_be_missing
-from attendrop.wording import counts_of
+from attendrop.tasks.groups import GROUP, given_groups, groups_of, text_vectorizer
+from attendrop.tasks.splits import divided, subset, take
+from attendrop.tasks.values import may_be_missing
+from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 # Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
 _DIRECTIONS = 64
-# Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
-_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
 # Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
 _SAMPLE = 2000
 
@@ -46,7 +44,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
     group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
     are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
-    with fewer texts than groups are kept.
+    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all
+    are held out, or none: as many rows in all, of those with the largest shares of such rows.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
 
@@ -68,7 +67,15 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
         )
     vectors = text_vectors(texts)
     held = {row for found in enough.values() for row in _farthest_group(vectors, found, fraction, groups, seed)}
-    return divided(rows, held)
+    numbers = groups_of(rows, task)
+    if max(numbers) == 0:
+        raise AttendropError("shift holds out whole groups of rows, and all rows belong to one; omit it.")
+    inside, sizes = Counter(numbers[row] for row in held), Counter(numbers)
+    whole: set[int] = set()
+    for number in sorted(inside, key=lambda each: (-inside[each] / sizes[each], each)):
+        if not whole or sum(sizes[each] for each in whole) + sizes[number] <= len(held):
+            whole.add(number)
+    return divided(rows, {row for row, number in enumerate(numbers) if number in whole})
 
 
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
@@ -76,11 +83,13 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
 
     ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
     make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
-    alphabetical order, numbers within them by value.
+    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.groups.GROUP`),
+    those of held-out rows have no rows among the others: such rows are left out.
 
     Raises:
-        AttendropError: All rows have the same value; or the order of values is not clear: dates in which the year is
-            last or the month is a word, or numbers or dates among which there are others.
+        AttendropError: All rows have the same value; no group is without held-out rows; or the order of values is not
+            clear: dates in which the year is last or the month is a word, or numbers or dates among which there are
+            others.
     """
     values = ["" if may_be_missing(value) else value for value in values]
     counts = Counter(values)
@@ -99,7 +108,20 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         logging.WARNING if many else logging.INFO,
         f"Held out by column {column}: {counts_of(held)} of {len(rows)} rows{left}.",
     )
-    return divided(rows, {row for row, value in enumerate(values) if value in held})
+    out = {row for row, value in enumerate(values) if value in held}
+    if GROUP not in rows.column_names:
+        return divided(rows, out)
+    groups = given_groups(rows)
+    theirs = {groups[row] for row in out}
+    kept = [row for row, group in enumerate(groups) if group not in theirs]
+    if not kept:
+        raise AttendropError(
+            f"every group of group-column has rows among those that shift-column '{column}' holds out, so that none is "
+            "left to train on; omit one of them."
+        )
+    if left_out := len(rows) - len(kept) - len(out):
+        logger.warning(f"Left out: {counted(left_out, 'other row')} of the groups of the rows held out by {column}.")
+    return take(rows, kept), take(rows, out)
 
 
 _YEAR_FIRST = re.compile(r"\s*(\d{4})[-./](\d{1,2})(?:[-./](\d{1,2}))?\b(.*)")
@@ -193,7 +215,7 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
 
 def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
     """Return for each text the index of the most similar other text, and the cosine of their TF-IDF vectors."""
-    vectorizer = _vectorizer()
+    vectorizer = text_vectorizer()
     try:
         known = vectorizer.fit_transform(among)
     except ValueError:  # of scikit-learn: an empty vocabulary
@@ -213,13 +235,9 @@ def text_vectors(texts: Sequence[str]) -> Vectors:
     return np.asarray(normalize(reduced))
 
 
-def _vectorizer() -> TfidfVectorizer:
-    return TfidfVectorizer(sublinear_tf=True, token_pattern=_TERM, ngram_range=(1, 2))
-
-
 def _tfidf(texts: Sequence[str]) -> Any:
     try:
-        return _vectorizer().fit_transform(texts)
+        return text_vectorizer().fit_transform(texts)
     except ValueError:  # of scikit-learn: an empty vocabulary
         raise AttendropError("the texts have no words to compare them by.") from None
 

@@ -6,13 +6,14 @@ import math
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from sklearn.model_selection import train_test_split
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.groups import GROUP, groups_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,12 +55,13 @@ def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
-    """Hold out a fraction of the rows, stratified by class; rows with equal texts are in the same part.
+    """Hold out a fraction of the rows, stratified by class; rows that belong together are in the same part.
 
-    The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class
-    of a single text is kept. It has a few more where a text with several rows does not fit. If no class can be split,
-    or the kept part would lack a class, the rows are sampled without stratification, with a warning. Regression is
-    never stratified.
+    These are rows with equal texts, with nearly the same, and those of a given group, see
+    :func:`attendrop.tasks.groups.groups_of`; below, each counts as one text. The held-out part has
+    ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class of a single text is
+    kept. It has a few more where a text with several rows does not fit. If no class can be split, or the kept part
+    would lack a class, the rows are sampled without stratification, with a warning. Regression is never stratified.
 
     Returns:
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
@@ -73,19 +75,20 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         return dataset, None
     if len(dataset) < 2:
         raise AttendropError(f"{len(dataset)} row cannot be split; hold out a fraction of 0, or add data.")
-    numbers: dict[Hashable, int] = {}
-    texts = [numbers.setdefault(text, len(numbers)) for text in task.head.texts(dataset)]  # equal texts are one number
-    if len(numbers) == 1:
+    texts = groups_of(dataset, task)
+    if max(texts) == 0:
+        same = "group" if GROUP in dataset.column_names else task.head.input_name
         raise AttendropError(
-            f"{len(dataset)} rows of the same {task.head.input_name} cannot be split; hold out a fraction of 0, or add "
-            "data."
+            f"{len(dataset)} rows of the same {same} cannot be split; hold out a fraction of 0, or add data."
         )
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
+    # In the order of their first rows, large groups would mostly be held out.
+    places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None
     held = None
     if len(task.head.strata) > 1:
-        held = _stratified(task.head.strata_of(dataset), texts, count, seed)
+        held = _stratified(task.head.strata_of(dataset), texts, places, count, seed)
     if held is None:
-        held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts)
+        held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts, places)
     return divided(dataset, held)
 
 
@@ -94,7 +97,9 @@ def divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
     return take(dataset, (row for row in range(len(dataset)) if row not in held)), take(dataset, held)
 
 
-def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: int) -> set[int] | None:
+def _stratified(
+    labels: Sequence[int], texts: Sequence[int], places: Sequence[int] | None, count: int, seed: int
+) -> set[int] | None:
     """Sample about ``count`` rows, stratified by class; None, with a warning, if that is not possible."""
     classes_of = _classes_of(labels, texts)
     sizes = Counter(label for classes in classes_of.values() for label in classes)
@@ -110,13 +115,16 @@ def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: i
         )
         return None
     kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
-    return _whole_texts([*held, *kept], enough, labels, texts)
+    return _whole_texts([*held, *kept], enough, labels, texts, places)
 
 
-def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts: Sequence[int]) -> set[int]:
+def _whole_texts(
+    order: Sequence[int], count: int, labels: Sequence[int], texts: Sequence[int], places: Sequence[int] | None
+) -> set[int]:
     """Take the first ``count`` rows; where texts repeat, instead as many rows of each class, with all rows of a text.
 
     At least one text of each class is left. A text of more rows than are still wanted is taken only where none fits.
+    Texts are taken in the order of their ``places``; None: of their first rows.
     """
     if max(texts) == len(texts) - 1:
         return set(order[:count])
@@ -124,7 +132,7 @@ def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts:
     for row, text in enumerate(texts):
         rows_of[text].append(row)
     texts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by class, each once, in the order
-    for row in order:
+    for row in order if places is None else sorted(order, key=lambda row: places[texts[row]]):
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)

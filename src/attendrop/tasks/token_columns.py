@@ -21,7 +21,7 @@ _FORMS = {
 }
 # Columns of data sets on the way to the model, which cannot be columns for tokens.
 TAKEN = (
-    *("label", "index", "place", "document", "sha256", "shift_values", "word_starts", "word_labels"),
+    *("label", "index", "place", "document", "sha256", "shift_values", "group_values", "word_starts", "word_labels"),
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels", "length"),
 )
 

@@ -42,6 +42,19 @@ def test_strength_is_what_predicts_other_rows_best() -> None:
         assert fit is not None and fit.settings == {"C": c}
 
 
+def test_strength_is_what_predicts_other_groups_best() -> None:
+    """Copies of a row tell which label it has, and nothing of other rows."""
+    generator = np.random.default_rng(0)
+    groups, features = np.repeat(np.arange(30), 4).tolist(), np.repeat(generator.normal(size=(30, 64)), 4, axis=0)
+    labels, numbers = ([*np.repeat(each, 4).tolist()] for each in (np.arange(30) % 2, generator.normal(size=30)))
+    strengths = [fit_logistic_regression(features, labels, 2, groups=each).settings["C"] for each in (None, groups)]
+    assert strengths[0] > strengths[1] == 1.0
+    single, grouped = (fit_ridge_regression(features, numbers, each).settings["alpha"] for each in (None, groups))
+    assert single < grouped
+    few = fit_logistic_regression(features, labels, 2, groups=labels)  # no fold has both classes
+    assert few.settings == {"C": 10.0}
+
+
 def test_a_class_without_rows_is_never_predicted_and_few_rows_take_the_default_strength() -> None:
     fit = fit_logistic_regression(FEATURES[:39], LABELS[:39], 6)
     assert fit is not None and fit.settings == {"C": 10.0}  # the default, for one class has nine rows

@@ -391,8 +391,12 @@ logits = model(**inputs).logits"""
 model = {load}(folder{options if stock else ""})
 {name} = {loader}.from_pretrained(folder{own}{options})"""
 
-    def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
+    def fit_linear(
+        self, features: Array, targets: Sequence[Any], *, balanced: bool, groups: Sequence[Any] | None = None
+    ) -> LinearFit | None:
         """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None.
+
+        Cross-validation keeps the rows of each of the ``groups``, one for each row, together.
 
         The head's start is copied from it, and baselines use its outputs as they are, without :meth:`raw_outputs` and
         :meth:`row_outputs`. So what transforms outputs, such as a link function, belongs in :meth:`decode` and

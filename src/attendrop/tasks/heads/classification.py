@@ -194,8 +194,10 @@ class Classification(NamedLabels, SequenceHead):
 
         return known if self.unknown_names else collate
 
-    def fit_linear(self, features: Array, targets: Sequence[int], *, balanced: bool) -> LinearFit | None:
-        return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
+    def fit_linear(
+        self, features: Array, targets: Sequence[int], *, balanced: bool, groups: Sequence[Any] | None = None
+    ) -> LinearFit | None:
+        return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced, groups=groups)
 
     def decode(self, outputs: Array) -> list[int]:
         return list(map(int, predicted_classes(outputs)))

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import f1_score
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedGroupKFold, StratifiedKFold
 
 from attendrop.errors import AttendropError
 
@@ -46,12 +46,18 @@ class LinearFit:
 
 
 def fit_logistic_regression(
-    features: Array, labels: Sequence[int], num_classes: int, *, balanced: bool = False
+    features: Array,
+    labels: Sequence[int],
+    num_classes: int,
+    *,
+    balanced: bool = False,
+    groups: Sequence[Any] | None = None,
 ) -> LinearFit | None:
     """Fit a logistic regression with a penalty on the squared weights; None if all rows are of one class.
 
     The features are divided by one number, their mean norm, for which the weights compensate. The strength ``C`` has
-    the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer than ten rows.
+    the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer than ten rows, or, with
+    ``groups`` of rows, which folds keep whole, is missing from a fold.
 
     Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
     If ``balanced``, classes have equal weight, instead of rows.
@@ -70,8 +76,14 @@ def fit_logistic_regression(
             f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
         )
     model = _logistic_regression(balanced)
-    if min(counts.values()) >= _LEAST_ROWS:
+    folds: Any = None
+    if min(counts.values()) >= _LEAST_ROWS and groups is None:
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+    elif min(counts.values()) >= _LEAST_ROWS and len(set(groups or ())) >= _FOLDS:
+        folds = list(StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0).split(scaled, labels, groups))
+        if any(len({labels[row] for row in part}) < len(counts) for fold in folds for part in fold):
+            folds = None
+    if folds is not None:
         model = GridSearchCV(model, {"C": _CS}, cv=folds, scoring="neg_log_loss").fit(scaled, labels).best_estimator_
     else:
         with warnings.catch_warnings():  # with a row or two of each, scikit-learn doubts that these are classes
@@ -108,14 +120,18 @@ def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool 
     return LinearFit("logistic regression", weights, biases, {"C": _DEFAULT_C}, ("f1_micro", f1))
 
 
-def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit:
+def fit_ridge_regression(features: Array, numbers: Sequence[float], groups: Sequence[Any] | None = None) -> LinearFit:
     """Fit a ridge regression; features are scaled as in :func:`fit_logistic_regression`.
 
-    The strength has the least squared error when each row in turn is left out; with sparse features, each fifth.
+    The strength has the least squared error when each row in turn is left out; with sparse features, each fifth; with
+    ``groups`` of rows, a fifth of these.
     Features are ``(rows, features)``, dense or sparse.
     """
     scaled, restored = _scaled(features)
-    model = RidgeCV(_ALPHAS, cv=min(5, len(numbers)) if sparse.issparse(scaled) else None).fit(scaled, numbers)
+    folds: Any = min(5, len(numbers)) if sparse.issparse(scaled) else None
+    if groups is not None and len(set(groups)) > 1:
+        folds = list(GroupKFold(min(5, len(set(groups)))).split(scaled, numbers, groups))
+    model = RidgeCV(_ALPHAS, cv=folds).fit(scaled, numbers)
     score = ("r2", float(model.score(scaled, numbers)))
     bias = np.array([model.intercept_])
     return LinearFit("ridge regression", restored(model.coef_[None]), bias, {"alpha": float(model.alpha_)}, score)

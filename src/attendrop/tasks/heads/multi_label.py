@@ -81,7 +81,14 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         return config.problem_type == cls.problem_type
 
-    def fit_linear(self, features: Array, targets: Sequence[Sequence[float]], *, balanced: bool) -> LinearFit | None:
+    def fit_linear(
+        self,
+        features: Array,
+        targets: Sequence[Sequence[float]],
+        *,
+        balanced: bool,
+        groups: Sequence[Any] | None = None,  # nothing is chosen by cross-validation
+    ) -> LinearFit | None:
         return fit_logistic_regressions(features, np.asarray(targets), balanced=balanced)
 
     @classmethod

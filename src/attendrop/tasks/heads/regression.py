@@ -102,8 +102,10 @@ class Regression(SequenceHead):
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[float]:
         return [float(label) for label in labels]
 
-    def fit_linear(self, features: Array, targets: Sequence[float], *, balanced: bool) -> LinearFit:
-        return fit_ridge_regression(features, targets)
+    def fit_linear(
+        self, features: Array, targets: Sequence[float], *, balanced: bool, groups: Sequence[Any] | None = None
+    ) -> LinearFit:
+        return fit_ridge_regression(features, targets, groups)
 
     def decode(self, outputs: Array) -> list[float]:
         return [float(number) for number in predicted_numbers(outputs)]
