@@ -252,9 +252,7 @@ def run_metrics(
     if config.rewarded_on == "split" and final.parts.reward is not None:
         rows["reward"] = len(final.parts.reward)
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
-    started = "random"
-    if trainer.head_start is not None:
-        started = "contrastive" if config.head_start == "contrastive" else "frozen"
+    started = "random" if trainer.head_start is None else "frozen"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
     return found | {
