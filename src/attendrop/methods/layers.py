@@ -60,6 +60,7 @@ class LayerDrop(Method):
         "layerdrop",
         "skips whole blocks at random",
         "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout",
+        link="https://arxiv.org/abs/1909.11556",
         acts_on=("layers",),
         forward="1 - p",
         backward="1 - p",
@@ -124,6 +125,7 @@ class AttentionLayerDrop(Method):
         "attention-layerdrop",
         "makes the attention of random layers constant",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1",
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("layers",),
         units="layers",
         skips_parameters=True,  # the query and key projections

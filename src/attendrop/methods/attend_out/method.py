@@ -92,6 +92,7 @@ class AttendOut(AttendOutOptions):
         "attendout",
         "learns from rewards which attention to drop",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("scores",),
         forward="2 + scoring",
         backward="2",
