@@ -27,8 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "first": AD_DROP | {"options": STRONG | {"layers": "0"}},
     "finetune": {"method": "finetune", "epochs": 1},
     "alpha-dropout": {"method": "alpha-dropout", "epochs": 1},
-    "effects": {"method": "attendout", "options": {"dropout_step": 1}, "epochs": 1},
-    "attendout": {"method": "attendout", "options": {"learner": "policy_gradient", "dropout_step": 2}},
+    "attendout": {"method": "attendout", "options": {"dropout_step": 2}},
     "concrete-dropout": {"method": "concrete-dropout", "options": {"p": 0.4}, "epochs": 1},
     "short": AD_DROP | {"options": {"cross_tuning": True}},
     "windows": AD_DROP | WINDOWS | {"options": STRONG | {"cross_tuning": False}},
@@ -119,12 +118,6 @@ def test_a_method_that_drops_nothing_in_attention_is_said_to(
     assert found["drops_in_attention"] is False
     assert found["because"] == because
     assert sorted(path.name for path in (folder / method).iterdir()) == before
-
-
-def test_attendout_that_found_nothing_is_said_to_drop_nothing(folder: Path, capsys: Captured) -> None:
-    found = patterns(capsys, str(run(folder, "effects")), "--rows", "16")
-    because = "attendout dropped no attention position in 2 repeated steps on 16 training rows."
-    assert found["drops"] == {"run": f"{folder}/effects", "drops_in_attention": False, "because": because}
 
 
 def test_learnt_probabilities_are_used_and_short_runs_are_told(folder: Path, capsys: Captured, undrawn: None) -> None:

@@ -92,15 +92,14 @@ def record_run_drops(
 
     The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
     steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. If a method
-    is active in some epochs only, the steps are in these; if the run trained again, the method is that of the second
-    training. Before each step, ``on_batch`` is called with the number of steps done, and the number of all.
+    is active in some epochs only, the steps are in these. Before each step, ``on_batch`` is called with the
+    number of steps done, and the number of all.
 
     Raises:
         AttendropError: There is no finished run, it kept no model, or a pruned one; its data changed or cannot be read.
     """
     run, metrics = read_finished(run_dir)
     config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
-    config = config.filled(**metrics.get("trained_again", {}))  # the method and the options of the final training
     title = run_title(metrics)
     method, patterns = acting_in_attention(config.regularizer), DropPatterns()
     if method is None:
