@@ -29,7 +29,6 @@ from attendrop.methods.attend_out.policy_gradient import _confidence
 from attendrop.methods.core.compose import ComposedState
 from attendrop.model_support.batches import ROW_INDEX
 from attendrop.reports.attention_stages import load_stages
-from attendrop.reports.run_drops import RowSource, record_run_drops
 from attendrop.runs.train import train
 
 LAYERS = 6
@@ -234,8 +233,6 @@ def test_a_run_is_trained_again_from_the_start_without_what_was_found(
     assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
     assert "rewarded by scores on training rows" in (tmp_path / "run" / "README.md").read_text()
     assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"selection", "checkpoint-15"})
-    replayed = record_run_drops(str(tmp_path / "run"), RowSource(rows=8, device="cpu"))
-    assert replayed.method == AttentionLayerDrop(**known)
     assert load_stages(str(tmp_path / "run"), None, FineTune(), device="cpu").method == AttentionLayerDrop(**known)
     train(tiny.config(tmp_path, "known", **options, method="attention-layerdrop", options=known))
     again, direct = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "known"))

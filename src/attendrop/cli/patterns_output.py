@@ -12,7 +12,6 @@ import numpy as np
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.effects import learnt
-from attendrop.methods.attend_out.method import AttendOut
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.figures import run_title
 from attendrop.reports.learned_patterns import Fit, Patterns
@@ -22,12 +21,6 @@ from attendrop.text_tables import RIGHT, aligned
 from attendrop.wording import counted
 
 _ROWS = 12
-
-
-def learns_patterns(run: str) -> bool:
-    """Return whether the run in a folder is one of a method that learns dropout patterns."""
-    metrics = read_metrics(Path(run))
-    return metrics is not None and AttendOut.name in metrics["method"].split("+")
 
 
 def show_patterns(
