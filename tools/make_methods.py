@@ -61,7 +61,8 @@ def page() -> str:
     rows, facts = parts["methods"]["rows"], parts["methods"]["facts"]
     case = rows[0]["case"].partition(", ")[2]
     costs = {(row["figure"], row["case"].partition(",")[0]): row["measured"] for row in rows}
-    for row in parts["attendout"]["rows"]:  # whole periods, measured apart; memory on another batch
+    # Whole periods, measured apart, if at all; memory on another batch.
+    for row in parts.get("attendout", {}).get("rows", []):
         figure, (shape, _, batch) = row["figure"].replace("AttendOut", "attendout"), row["case"].partition(", ")
         if batch == case and "step" in figure:
             costs["attendout / stock step", shape] = row["measured"]

@@ -149,23 +149,6 @@ def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_period
 # --- The command
 
 
-def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, drawn: list[Any]) -> None:
-    told = {"told_from_noise": True, "effect": 0.004, "effect_interval": [0.002, 0.006], "p": 0.012}
-    unknown = {"told_from_noise": False, "effect": None, "effect_interval": None, "p": 1.0}
-    run = write_run(tmp_path / "run", layer_effects={"encoder.0": told, "encoder.1": unknown})
-    assert cli.main(["patterns", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[4].split() == ["encoder.0", "+0.004", "+0.002", "to", "+0.006", "0.012", "yes"]
-    assert lines[5].split() == ["encoder.1", "–", "–", "1", "no"]
-    assert lines[6].startswith("Learnt: dropping encoder.0 helps (+0.004, p = 0.012): told from noise; the other 1")
-    (axes,) = drawn[0].axes
-    assert [list(line.get_xdata()) for line in axes.get_lines()[:2]] == [[0.002, 0.006], [0.004]]
-    assert cli.main(["patterns", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"] == told
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 2
-    assert "not probabilities that a schedule could follow" in capsys.readouterr().err
-
-
 def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> None:
     run = write_run(tmp_path / "run")
     metrics = json.loads((run / "metrics.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
-from attendrop.methods.attend_out.effects import learnt
 from attendrop.reports import learned_patterns as patterns
-from attendrop.reports.figures import run_title
 from attendrop.reports.learned_patterns import Fit, Patterns
 from attendrop.runs.run_file import RUN_FILE
-from attendrop.runs.run_folder import adding, read_metrics, writable
+from attendrop.runs.run_folder import adding, writable
 from attendrop.text_tables import RIGHT, aligned
 from attendrop.wording import counted
 
@@ -35,9 +32,6 @@ def show_patterns(
         raise AttendropError(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
-    metrics = read_metrics(Path(run)) or {}
-    if metrics.get("layer_effects"):
-        return _show_effects(run, metrics, pieces, output, overwrite=overwrite)
     found = patterns.read(Path(run))
     fitted = None if pieces is None else patterns.close_fit(found, pieces)
     picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
@@ -88,39 +82,6 @@ def _table(found: Patterns) -> str:
     if (found.period_shares < 1).any():
         lines.append("* a partial period, since training ended; it weighs less in a fit.")
     return "\n".join(lines)
-
-
-def _show_effects(
-    run: str, metrics: Mapping[str, Any], pieces: int | None, output: str | None, *, overwrite: bool
-) -> tuple[dict[str, Any], str]:
-    """Plot the effect of each layer, and describe what was learnt."""
-    if pieces is not None:
-        raise AttendropError(
-            "The run learnt effects of whole layers, not probabilities that a schedule could follow; leave --fit out, "
-            "or train with --set learner=policy_gradient."
-        )
-    effects, title = metrics["layer_effects"], run_title(metrics)
-    picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
-    with adding(run, picture):
-        patterns.plot_effects(title, effects, picture)
-    rows = [["layer", "effect", "95 % interval", "p", "told from noise"]]
-    for layer, seen in effects.items():
-        known = seen["effect"] is not None
-        interval = "{:+.4g} to {:+.4g}".format(*seen["effect_interval"]) if known else "–"
-        effect = f"{seen['effect']:+.4g}" if known else "–"
-        rows.append([layer, effect, interval, f"{seen['p']:.2g}", "yes" if seen["told_from_noise"] else "no"])
-    count = len(metrics["dropout_steps"])
-    text = [
-        f"AttendOut: {title}",
-        "",
-        f"Effect on the reward of dropping each layer for a period, of {counted(count, 'period')}:",
-        *aligned(rows, "lr"),
-        f"Learnt: {learnt(effects)}.",
-        "",
-        f"Wrote {picture}.",
-    ]
-    values = {"run": run, "picture": str(picture), "dropout_steps": count, "layer_effects": dict(effects)}
-    return values, "\n".join(text)
 
 
 def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:

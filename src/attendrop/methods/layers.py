@@ -105,10 +105,6 @@ def _sampled(context: StepContext, p: float, keys: Sequence[str], prefix: str = 
     return dropped
 
 
-# Trait of a method that trains again with attention-layerdrop, on layers that it found.
-TRAINS_AGAIN = "trains again with attention-layerdrop"
-
-
 @dataclass(frozen=True)
 class AttentionLayerDrop(Method):
     """LayerDrop of attention only.
@@ -130,7 +126,6 @@ class AttentionLayerDrop(Method):
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1",
         acts_on=("layers",),
         units="layers",
-        rules=(Rule("attention-layerdrop", TRAINS_AGAIN, "The other method trains again with this one."),),
         skips_parameters=True,  # the query and key projections
     )
 

@@ -144,7 +144,6 @@ def _of_run(
 ) -> Stages:
     metrics = read_metrics(folder) or {}
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
-    config = config.filled(**metrics.get("trained_again", {}))  # the method and the options of the final training
     check_keeps_model(str(folder))
     model, tokenizer = load_run_model(str(folder))
     head = head_of_model(model.config)

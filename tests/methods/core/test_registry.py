@@ -29,12 +29,8 @@ def test_options_survive_json_and_make_the_same_method() -> None:
         ("ad-drop", {"q": 0.3}, {}),  # the default
         ("ad-drop", {"p": 0.1}, {"p": 0.1}),  # what the data would decide otherwise
         ("ad-drop", {"p": 0.5}, {"p": 0.5}),
-        ("attendout", {"learner": "policy_gradient", "merge": "sample"}, {"learner": "policy_gradient"}),
-        (
-            "attendout",
-            {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},  # the other learner's defaults
-            {"learner": "policy_gradient", "granularity": "layer", "dropout_step": 5},
-        ),
+        ("attendout", {"variant": "pruning", "merge": "attacker"}, {"variant": "pruning"}),
+        ("attendout", {"variant": "pruning", "merge": "sample"}, {"variant": "pruning", "merge": "sample"}),
         ("ad-drop+attendout", {"attendout.variant": "pruning"}, {"attendout.variant": "pruning"}),
     ],
 )

@@ -155,13 +155,11 @@ class LayerRanking:
         ranked_by: Name of the criterion, for reports.
         drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
         told_from_noise: Whether the fractions are statistically significant; otherwise they are used on request only.
-        measure: What ``drop_fractions`` are, if no fractions: for reports, and no threshold applies to them.
     """
 
     ranked_by: str
     drop_fractions: Mapping[str, float]
     told_from_noise: bool = True
-    measure: str = ""
 
 
 @cache
