@@ -48,11 +48,6 @@ BEFORE = {
     "attention_viewer": f"{_TRAIN} --task cola --output-dir runs/cola-ad-drop-seed0",
     "export": f"{_TRAIN} {_FILES} sentence1,sentence2 --output-dir runs/light",
     "killed_runs": "cp recipes/quick.yaml study.yaml",
-    "patterns": f"""
-        {_TRAIN} --task cola --output-dir runs/cola-finetune-seed0
-        attendrop train --model bert-base-uncased --task cola --method ad-drop --output-dir runs/cola-ad-drop-seed0
-        cp new.csv texts.csv
-    """,
     "python": f"{_TRAIN} {_FILES} text --output-dir runs/mine",
     "read_the_log": f"{_TRAIN} {_FILES} text --output-dir runs/tickets",
     "README": "mkdir runs; cp -r compared/answer runs/quick",

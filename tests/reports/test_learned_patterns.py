@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
@@ -15,6 +17,7 @@ from attendrop.methods.core.registry import build_method
 from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
+from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -219,6 +222,17 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     assert shown.splitlines()[-1] == (
         f"attendrop train --config {run}/run.yaml --method scheduler --options {run}/scheduler.json"
     )
+
+
+def test_the_command_of_a_fit_trains_with_it(folder: Path, capsys: Captured) -> None:
+    train(tiny.config(folder, "learnt", max_steps=1))
+    learnt = json.loads((write_run(folder / "made") / "metrics.json").read_text())
+    (folder / "learnt" / "metrics.json").write_text(json.dumps(tiny.read_metrics(folder / "learnt") | learnt))
+    assert cli.main(["patterns", str(folder / "learnt"), "--fit", "1", "--json"]) == 0
+    _, *command = shlex.split(json.loads(capsys.readouterr().out)["fit"]["command"])
+    assert cli.main([*command, "--output-dir", str(folder / "followed"), "--max-steps", "1", "--quiet"]) == 0
+    schedule = json.loads((folder / "learnt" / "scheduler.json").read_text())
+    assert tiny.read_metrics(folder / "followed")["options"] == schedule["options"]
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,13 @@ COMMANDS: dict[str, list[str]] = {
     "export": ["--format", "torch", "--output", "OUT/exported"],
     "export --quantize int8": ["--output", "OUT/quantized"],
     "attend": [TEXT, "--output", "OUT/page.html"],
-    "patterns": ["--rows", "4", "--csv", "OUT/drops.csv"],
-    "patterns --probe": ["--rows", "4", "--csv", "OUT/probe.csv"],
 }
 LANGUAGE_MODELS = ("translation", "masked-language-modeling", "text-generation")
 REFUSED: dict[str, tuple[str, ...]] = {
-    **{kind: ("prune", "export", "export --quantize int8", "attend", "patterns --probe") for kind in LANGUAGE_MODELS},
+    **{kind: ("prune", "export", "export --quantize int8", "attend") for kind in LANGUAGE_MODELS},
     "multiple-choice": ("attend",),
     "question-answering": ("attend",),
-    "image-classification": ("attend", "patterns", "patterns --probe"),
+    "image-classification": ("attend",),
 }
 BASELINES: dict[str, set[str]] = {
     "classification": {*CHEAP},

@@ -76,7 +76,6 @@ LOADING = {
     "attend": ["attend", "RUN", "the cat", "--text-pair", "a dog"],
     "prune": ["prune", "RUN", "--output-dir", "OUT"],
     "export": ["export", "RUN", "--output", "OUT", "--format", "torch"],
-    "patterns": ["patterns", "RUN", "--csv", "OUT.csv", "--probe"],
     "push": ["push", "RUN", "user/model"],
 }
 

@@ -175,7 +175,7 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
 
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     """Plot each layer's drop probability over the steps, and its fit as a dashed line, as a PNG file."""
-    with picture_file(path, (8, 4.5)) as ((axes,),):
+    with picture_file(path, (8, 4.5)) as axes:
         _plot(axes, patterns, fitted)
 
 

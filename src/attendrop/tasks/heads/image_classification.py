@@ -55,11 +55,7 @@ logits = model(**inputs).logits"""
     has_pooling = False
     long_texts = (HEAD,)
     baselines = ("majority", "frozen")
-    refused: ClassVar = {
-        "attend": "it shows the tokens of texts",
-        "patterns": "it tells tokens of texts apart",
-        "patterns --probe": "it tells tokens of texts apart",
-    }
+    refused: ClassVar = {"attend": "it shows the tokens of texts"}
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:

@@ -95,7 +95,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         "prune": "layers of constant attention are measured on labels; train the folder on a task, and prune that run",
         "export": "what is exported predicts labels; train the folder on a task, and export that run",
         "attend": "the page shows models with one prediction for each text or word",
-        "patterns --probe": "the probe scores one prediction for each text or word",
     }
 
     @classmethod

@@ -56,7 +56,6 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         "export": "generation runs the model once for each token; load the folder with transformers, or with a program "
         "that reads its files",
         "attend": "the page shows models with one prediction for each text or word",
-        "patterns --probe": "the probe scores one prediction for each text or word",
     }
 
     def configure(self, config: PreTrainedConfig) -> None:
