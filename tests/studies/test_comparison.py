@@ -322,7 +322,7 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     answer.mkdir()
     write_record(answer, begun)
     check_record(answer, replace(begun, max_steps=5))  # there is no answer yet
-    (answer / "answer.json").write_text("{}", encoding="utf-8")
+    (answer / "compared.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
     shutil.copytree(folder / "model", folder / "moved/model")
     tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
@@ -341,10 +341,12 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
         check_record(answer, config)
 
 
-@pytest.mark.parametrize(("answer", "comparison"), [('{"settings": {}}', True), ('{"methods": []}', False)])
+@pytest.mark.parametrize(
+    ("answer", "comparison"), [('{"settings": {"mine": {}}}', True), ('{"settings": {"": {}}}', False)]
+)
 def test_studies_and_comparisons_do_not_replace_each_other(tmp_path: Path, answer: str, comparison: bool) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "answer.json").write_text(answer, encoding="utf-8")
+    (tmp_path / "compared.json").write_text(answer, encoding="utf-8")
     check_study_folder(tmp_path, comparison=not comparison)
     (tmp_path / "runs").rmdir()  # to save space
     check_study_folder(tmp_path, comparison=not comparison)

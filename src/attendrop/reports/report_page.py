@@ -77,7 +77,7 @@ def _summary(results: Results) -> str:
     names = "; ".join(each.name for each in results.settings[:3])
     more = len(results.settings) - 3
     names += f"; and {more} more settings" if more > 0 else ""
-    count = sum(sum(row.n for row in each.answer.rows) or len(each.runs) for each in results.settings)
+    count = sum(len(each.runs) for each in results.settings)
     metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
     return f"{metrics} of {models} on {names}; {counted(count, 'run')}; attendrop {attendrop.__version__}."
 

@@ -35,7 +35,7 @@ from attendrop.studies.setting_search import (
     search_settings,
     selection_unit,
 )
-from attendrop.studies.study import check_study_folder, write_reports
+from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.studies.units import REFERENCE, Event, Job, Result, Unit, check_evaluation, duration
 from attendrop.studies.worker import StepReports
 from attendrop.tasks.base import Task
@@ -183,6 +183,7 @@ def run_comparison(
         failed = [each.failure() for each in results if each.metrics is None]
         found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
         outcome = Outcome(found, trials)
+        write_compared(folder, {"": results}, REFERENCE)
         write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()

@@ -19,9 +19,9 @@ from attendrop.runs.declared_options import PATH, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (
-    ANSWER,
     BASELINES,
     CHEAP,
+    COMPARED,
     REFERENCE,
     check_number_of_runs,
     data_sha256,
@@ -155,7 +155,7 @@ class Comparison:
 def check_record(folder: Path, config: RunConfig) -> None:
     """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
     before = read_json(folder / RECORD, {"config": dict, "data_sha256": str})
-    if before is None or not ((folder / ANSWER).exists() or (folder / BEST).exists()):
+    if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
         return
     now = _record(config)
     was, options, files = located(before["config"]), now["config"], before.get("model_sha256")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
@@ -46,12 +46,6 @@ class Estimate:
         """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
         return {name: finite(self.value), **self.ends(name)}
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any], name: str) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        low, high = record[f"{name}_low"], record[f"{name}_high"]
-        return cls(float(record[name]), -math.inf if low is None else low, math.inf if high is None else high)
-
 
 @dataclass(frozen=True)
 class CrossedMean:
@@ -69,7 +63,7 @@ class CrossedMean:
         least: What the interval has at least on each side. What occurs in none of n rows, or groups, may still occur in
             about 3 / n of all (the rule of three: ``1 - 0.05 ** (1 / n)``), and make as large a difference there, in
             either direction, as the largest of a group in a run, but no larger than a score; if none is seen, as large
-            as a score. 0 in older answers.
+            as a score.
     """
 
     mean: float
@@ -181,13 +175,6 @@ class PairedDifference:
     mean: Estimate
     p_value: float | None = None
     components: CrossedMean | None = None
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Read it from a row of ``answer.json``."""
-        values, parts = tuple(map(float, record["differences"])), record.get("components")
-        components = None if parts is None else CrossedMean(**parts)
-        return cls(values, _over_seeds(values), Estimate.from_dict(record, "difference"), record["p"], components)
 
     @property
     def n(self) -> int:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
@@ -78,11 +78,6 @@ class BaselineLead:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON values; an infinite end of an interval is None."""
         return {"seeds": self.seeds, **self.lead.as_dict("value"), "p_holm": self.p_holm}
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        return cls(found["seeds"], Estimate.from_dict(found, "value"), found["p_holm"])
 
 
 @dataclass(frozen=True)
@@ -136,22 +131,6 @@ class Verdict:
             "among": None if self.among is None else self.among.as_dict(),
             "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
         }
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned; older versions wrote less."""
-        lead, plan, among = found.get("lead"), found.get("plan"), found.get("among")
-        together = plan and plan["together"]
-        leads = found.get("baseline_leads", {})
-        known: dict[str, Any] = {name: found[name] for name in _TEXTS if name in found}
-        known |= {name: tuple(found[name]) for name in _LABELS if name in found}
-        return cls(
-            **known,
-            lead=lead and Estimate.from_dict(lead, "value"),
-            plan=plan and Plan(**{**plan, "together": together and tuple(together)}),
-            among=among and cls.from_dict(among),
-            baseline_leads={label: BaselineLead.from_dict(each) for label, each in leads.items()},
-        )
 
 
 def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
