@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,8 +78,7 @@ def row(found: Answer, label: str) -> Any:
          "right."),
         (runs("r-drop", UNCLEAR), "tie", "finetune",
          "Use plain fine-tuning. No other method here is told apart from it; the best of them: r-drop gets 6 more of "
-         "1,000 right, which may be chance. About 79 more seeds (runs of each) would probably settle it; no number of "
-         "rows alone would."),
+         "1,000 right, which may be chance."),
         (runs("r-drop", SLIGHTLY, 200), "tie", "finetune",
          "Use plain fine-tuning. The differences are practically nothing, and no other is clearly cheaper."),
         (runs("r-drop", SLIGHTLY, 95), "tie", "finetune",
@@ -99,11 +97,11 @@ def row(found: Answer, label: str) -> Any:
         (runs("drophead", SLIGHTLY, 50), "tie", "drophead",
          "Use drophead. The differences are practically nothing, and it is the cheapest."),
         (runs("r-drop", np.add(PLAIN, (-0.0012, 0.0002, 0.002, 0.0038, 0.0052)).tolist()), "tie", "finetune",
-         "On as many seeds and rows, a difference of 5 of 1,000 would probably have shown."),
+         "No other method here is told apart from it; the best of them: r-drop gets 2 more of 1,000 right, which may "
+         "be chance."),
         ([], "reference", "finetune", "Use plain fine-tuning. No other method has a result."),
         (runs("ad-drop", AHEAD[:3]), "too few seeds", None,
-         "No recommendation yet. 3 runs of each are too few to tell: take 4 seeds or more. About 2 more seeds (runs of "
-         "each) would probably settle it; no number of rows alone would."),
+         "No recommendation yet. 3 runs of each are too few to tell: take 4 seeds or more."),
         (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "baseline", "frozen",
          "Use the linear model on the frozen encoder (frozen). Fine-tuning does not pay here: it would have to get 3 "
          "more of 100 right to be level."),
@@ -112,8 +110,7 @@ def row(found: Answer, label: str) -> Any:
         (runs("frozen", EQUAL), "baseline", "frozen",
          "Fine-tuning does not pay here: plain fine-tuning gets 1 more of 1,000 right, which is practically nothing."),
         (runs("frozen", NOISY), "baseline", "frozen",
-         "Fine-tuning is not shown to pay here: plain fine-tuning gets 18 more of 1,000 right, which may be chance. "
-         "About 21 more seeds (runs of each) would probably settle it; no number of rows alone would."),
+         "Fine-tuning is not shown to pay here: plain fine-tuning gets 18 more of 1,000 right, which may be chance."),
         (runs("frozen", CLOSE), "reference", "finetune",
          "Use plain fine-tuning. No other method has a result. It gets 4 more of 1,000 right than the best baseline, "
          "the linear model on the frozen encoder (frozen): little, but more than chance."),
@@ -206,14 +203,6 @@ def test_a_p_value_that_does_not_survive_the_correction_recommends_nothing() -> 
     assert (found.verdict.kind, found.use) == ("tie", "finetune")
 
 
-def test_the_plan_against_a_baseline_is_corrected_as_its_test_is() -> None:
-    """Plain fine-tuning was not chosen among the methods."""
-    near = runs("tfidf", [score - 0.004 * (-1) ** place for place, score in enumerate(PLAIN)])
-    crowd = [run for place in range(4) for run in runs("r-drop", LOW, options={"alpha": 2.0 + place})]
-    alone, beside = (answer([*FINETUNE, *near, *more]).verdict.plan for more in ([], crowd))
-    assert alone is not None and alone == beside
-
-
 def test_a_baseline_is_no_reference() -> None:
     with pytest.raises(AttendropError, match="which 'tfidf' is not; all are compared with baselines"):
         answer([*FINETUNE, *runs("tfidf", LOW)], "tfidf")
@@ -272,37 +261,13 @@ def test_a_difference_that_rests_on_a_few_rows_is_not_shown_on_new_ones() -> Non
     assert many.use == "ad-drop"
 
 
-@pytest.mark.parametrize(
-    ("plain", "other", "says"),
-    [
-        # Rows decide, and seeds; with noise, either.
-        (right_on(300, 0.7), right_on(300, 0.71), "evaluation rows would probably settle it; no number of seeds"),
-        (right_on(500, 0.7, noise=0.05), right_on(500, 0.71, noise=0.05), "more seeds (runs of each), or about"),
-        # Hundreds of thousands of rows are no advice.
-        (right_on(3000, 0.7, noise=0.1), right_on(3000, 0.705, noise=0.1), "About 23 more seeds (runs of each) would"),
-    ],
-)
-def test_a_tie_says_what_would_show_which_difference(plain: np.ndarray, other: np.ndarray, says: str) -> None:
-    found = answer([*of_rows("finetune", plain), *of_rows("r-drop", other)])
-    assert found.verdict.kind == "tie"
-    assert says in found.sentences[0]
-
-
-def test_a_plan_is_for_as_many_methods_as_were_compared() -> None:
-    """Holm's correction takes more seeds the more methods there are."""
-    noisy = [run for place in range(6) for run in runs("mixout", NOISY, options={"p": 0.1 + place / 10})]
-    alone, crowd = (answer([*FINETUNE, *runs("r-drop", UNCLEAR), *more]).sentences for more in ([], noisy))
-    first, second = (int(re.search(r"About (\d+) more seeds", " ".join(each))[1]) for each in (alone, crowd))  # type: ignore[index]
-    assert second > 1.3 * first
-
-
 def test_where_no_seeds_would_tell_the_answer_says_what_would() -> None:
     for scores, says in (
         ((1.0, 1.0), "All are within 0.005 of 1.000, the best"),
         ((0.8, 0.9), "All have the same scores"),
     ):
         found = " ".join(answer(runs("finetune", scores) + runs("r-drop", scores)).sentences)
-        assert says in found and "would probably show" not in found
+        assert says in found
 
 
 @pytest.mark.parametrize("change", [{"row_scores": None}, {"row_scores": {"rows": 3, "data": "x", "blocks": [1, 2]}}])
@@ -334,14 +299,6 @@ def test_only_what_has_the_same_scores_is_said_to(right: float, says: str) -> No
     behind, baseline = of_rows("mixout", right_on(100, 0.3)), of_rows("tfidf", right_on(100, right))
     for others, which in (([], "All"), (behind, "Those that are open"), (baseline + behind, "Both")):
         assert f"{which} {says}" in answer(equal + others).sentences[0]
-
-
-@pytest.mark.parametrize("seeds", [2, 5])
-def test_scores_that_never_differ_do_not_say_what_would_have_shown(seeds: int) -> None:
-    equal, other = right_on(37, 0.3)[:seeds], right_on(37, 0.27, noise=0.05)[:seeds]
-    found = answer(of_rows("finetune", equal) + of_rows("ad-drop", equal) + of_rows("mixout", other))
-    assert found.verdict.challenger == "ad-drop"
-    assert found.verdict.plan is None and "would probably" not in found.sentences[0]
 
 
 def sentences(*more: list[Run]) -> tuple[str, ...]:
@@ -378,7 +335,6 @@ def test_a_method_that_alone_is_ahead_of_the_baseline_is_recommended() -> None:
     assert others.startswith("On new rows, plain fine-tuning minus frozen is +0.001 [-")
     assert others.endswith("; frozen takes 0.05x the time of plain fine-tuning.")
     assert among.startswith("Among the fine-tuned models it would be plain fine-tuning. No other method here is told")
-    assert "About 5 more seeds (runs of each) would probably show a difference of 5 of 1,000" in among
 
 
 def test_a_method_must_be_ahead_of_the_baseline_too() -> None:
@@ -411,7 +367,6 @@ def test_the_p_value_against_the_baseline_is_told_with_the_interval_that_it_corr
     found = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("r-drop", UNCLEAR), *runs("frozen", frozen, 10)])
     assert (found.use, found.verdict.why) == ("frozen", why)
     assert "Fine-tuning is not shown to pay here" in found.sentences[0]
-    assert found.verdict.plan is not None
     assert found.sentences[1].startswith(f"On new rows, ad-drop minus frozen is {interval} of 5 seeds, p = 0.07 (Holm)")
 
 

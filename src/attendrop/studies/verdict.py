@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
+from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, holm
 from attendrop.studies.units import CHEAP
 from attendrop.tasks.row_scores import BLOCKS
 
@@ -94,8 +94,7 @@ class Verdict:
         use: Label of the recommended method or baseline; None if there is none.
         why: The reason: the branch of the decision rule, in the table of this module.
         lead: Challenger minus incumbent, with its interval on new rows.
-        plan: What would show such a lead, where it is not shown.
-        limit: Why more seeds would not.
+        limit: Why more seeds would not show such a lead.
         also_ahead, behind: Labels of other methods that are shown to be ahead of the reference, or behind it.
         slight: Labels of methods that are shown to be ahead, but by practically nothing, where others are open.
         not_judged: Labels of methods with too few seeds, where others are judged.
@@ -111,7 +110,6 @@ class Verdict:
     challenger: str | None = None
     incumbent: str | None = None
     lead: Estimate | None = None
-    plan: Plan | None = None
     limit: Limit = ""
     also_ahead: tuple[str, ...] = ()
     slight: tuple[str, ...] = ()
@@ -127,7 +125,6 @@ class Verdict:
             **{name: getattr(self, name) for name in _TEXTS},
             **{name: list(getattr(self, name)) for name in _LABELS},
             "lead": None if self.lead is None else self.lead.as_dict("value"),
-            "plan": None if self.plan is None else asdict(self.plan),
             "among": None if self.among is None else self.among.as_dict(),
             "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
         }
@@ -250,7 +247,7 @@ class _Judging:
         incumbent: MethodRow,
         unclear: Sequence[MethodRow] = (),
     ) -> Verdict:
-        """Make a verdict from a pair, with what would distinguish ``unclear`` rows from the incumbent."""
+        """Make a verdict from a pair, with why more seeds would not distinguish ``unclear`` rows from the incumbent."""
         lead = challenger.versus(incumbent)
         found = Verdict(kind, use, why, challenger.label, incumbent.label, None if lead is None else lead.mean)
         if not unclear or lead is None:
@@ -259,14 +256,7 @@ class _Judging:
             return replace(found, limit="at best")
         if all((each := row.versus(incumbent)) is not None and each.is_equal for row in unclear):
             return replace(found, limit="equal")
-        effect = max(abs(lead.mean.value) if incumbent.is_baseline else lead.mean.value, self.margin)
-        parts = lead.components
-        # Without a spread, nothing is known of what would be seen on other rows.
-        is_spread = parts is not None and parts.variance(parts.seeds, parts.units) > ROUNDING**2
-        if why == "negligible" or parts is None or effect <= 0 or not is_spread:
-            return found
-        alpha = ALPHA if challenger.is_reference else ALPHA / max(1, len(self.tuned) - 1)  # as they are tested
-        return replace(found, plan=parts.plan(effect, alpha, MIN_SEEDS))
+        return found
 
     def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
         """Return the leads over a baseline with their p values, where there are enough seeds.

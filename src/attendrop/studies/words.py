@@ -76,7 +76,7 @@ class Words:
     # The decision ----------------------------------------------------------------------------------------------------
 
     def reason(self, verdict: Verdict) -> list[str]:
-        """Return the reason, what would settle an open decision, and the lead over the best baseline."""
+        """Return the reason, why more seeds would not settle it, and the lead over the best baseline."""
         over, settles = [], [] if (text := self.settles(verdict)) is None else [text]
         if verdict.baseline is not None and verdict.use is not None:
             lead = self.versus(verdict.use, verdict.baseline).mean.value
@@ -153,7 +153,7 @@ class Words:
         return ": little, but more than chance" if any(lead < self.margin for lead, _ in leads) else ""
 
     def settles(self, verdict: Verdict) -> str | None:
-        """Return how many more seeds or evaluation rows would settle an open decision, or why none would."""
+        """Return why more seeds would not settle an open decision; None if they may."""
         if verdict.limit == "at best":
             within = f"{number(self.margin, self.digits)} of {number(self.best)}"
             best = f"{self.limited(verdict)} are within {within}, the best possible score"
@@ -161,32 +161,7 @@ class Words:
         if verdict.limit == "equal":
             same = f"{self.limited(verdict)} have the same scores"
             return f"{same}: other evaluation rows may tell them apart, more seeds hardly."
-        if (plan := verdict.plan) is None:
-            return None
-        seeds, rows = plan.more_seeds, plan.more_rows
-        if verdict.why == "few seeds" and seeds is None:
-            return None  # more seeds come first
-        difference = f"a difference of {self.amount(plan.effect, sign=False)}"
-        is_seen = verdict.lead is not None and math.isclose(abs(verdict.lead.value), plan.effect)
-        settle = f"would probably {'settle it' if is_seen else f'show {difference}'}"
-        if rows == 0:
-            if seeds:
-                return f"On {MIN_SEEDS} seeds and as many rows, {difference} would probably show."
-            return f"On as many seeds and rows, {difference} would probably have shown."
-        more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
-        more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
-        if any(0 < each.groups < each.rows for row in self.rows.values() for each in row.by_row.values()):
-            more_rows += " of other groups"
-        if seeds is not None and rows is not None:
-            either = more_seeds if plan.only_seeds_can_be_had else f"{more_seeds}, or about {more_rows},"
-            return f"About {either} {settle}."
-        if rows is not None:
-            return f"About {more_rows} {settle}; no number of seeds alone would."
-        if seeds is not None:
-            return f"About {more_seeds} {settle}; no number of rows alone would."
-        if plan.together is None:
-            return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
-        return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
+        return None
 
     def limited(self, verdict: Verdict) -> str:
         """Name the models whose scores are at a limit."""
@@ -367,11 +342,6 @@ def cost(row: MethodRow) -> str:
     if row.cost is None:
         return "-"
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
-
-
-def rounded(count: int) -> str:
-    """Format a planned number with two significant digits, since it is an estimate."""
-    return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 
 
 def _capital(text: str) -> str:
