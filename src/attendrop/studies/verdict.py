@@ -100,7 +100,6 @@ class Verdict:
         not_judged: Labels of methods with too few seeds, where others are judged.
         baseline: Label of the best baseline, if the recommendation is shown to be ahead of it, or the challenger not
             yet. None where the baseline is the incumbent.
-        among: Verdict on the fine-tuned models alone, where the baseline changes it.
         baseline_leads: How each fine-tuned model compares with the best baseline, by label; empty without a baseline.
     """
 
@@ -116,7 +115,6 @@ class Verdict:
     behind: tuple[str, ...] = ()
     not_judged: tuple[str, ...] = ()
     baseline: str | None = None
-    among: Verdict | None = None
     baseline_leads: Mapping[str, BaselineLead] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +123,6 @@ class Verdict:
             **{name: getattr(self, name) for name in _TEXTS},
             **{name: list(getattr(self, name)) for name in _LABELS},
             "lead": None if self.lead is None else self.lead.as_dict("value"),
-            "among": None if self.among is None else self.among.as_dict(),
             "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
         }
 
@@ -222,7 +219,7 @@ class _Judging:
             if lead.mean.value > ROUNDING and verdict.kind == "too few seeds":
                 return replace(verdict, baseline=baseline.label)
             why: Why = "few seeds" if lead.n < MIN_SEEDS else "no row scores"
-            return replace(self._pair("too few seeds", None, why, leader, baseline), among=verdict)
+            return self._pair("too few seeds", None, why, leader, baseline)
         ahead = [row for row in self.tuned if row.label in leads and tested[row.label].is_shown]
         ahead = [row for row in ahead if not self._is_within(leads[row.label])]
         used = next((row for row in self.tuned if row.label == verdict.use), self.tuned[0])
@@ -231,12 +228,11 @@ class _Judging:
         if ahead:
             use = self.tuned[0] if self.tuned[0] in ahead else self._cheapest_of_best(ahead, baseline)
             kind: Kind = "reference" if use.is_reference else "method"
-            return replace(self._pair(kind, use.label, "others not ahead", use, baseline), among=verdict)
+            return self._pair(kind, use.label, "others not ahead", use, baseline)
         within, gains = self._is_within(lead), lead.mean.value > ROUNDING
         why = "behind" if not gains else "negligible" if within else "undecided"
         open_yet = not within and (gains or (tested[leader.label].p_holm or 0.0) > ALPHA)
-        found = self._pair("baseline", baseline.label, why, leader, baseline, (leader,) if open_yet else ())
-        return replace(found, among=verdict)
+        return self._pair("baseline", baseline.label, why, leader, baseline, (leader,) if open_yet else ())
 
     def _pair(
         self,

@@ -56,14 +56,7 @@ class Words:
         if verdict.kind == "no reference":
             return (f"No recommendation: {self.without_reference()}.",)
         decision = " ".join([opening(self.rows.get(verdict.use or "")), *self.reason(verdict)])
-        if (among := verdict.among) is None:
-            return (decision, *self.figures(verdict))
-        first, *others = self.sentences(among)
-        if among.use is None:
-            first = f"Among the fine-tuned models: n{first[1:]}"
-        else:
-            first = f"Among the fine-tuned models it would be {first.removeprefix('Use ')}"
-        return (decision, *self.figures(verdict), first, *others)
+        return (decision, *self.figures(verdict))
 
     def without_reference(self) -> str:
         """Say why nothing is recommended, and the command that compares with another method, if there is one."""
@@ -132,7 +125,8 @@ class Words:
                 so_far = f"So far fine-tuning is not ahead of {incumbent}: {self.needs(-lead)}."
                 return [so_far] * (lead <= ROUNDING) + [few if verdict.why == "few seeds" else _NO_ROW_SCORES]
             case "others not ahead":
-                unlike = f"Unlike {self.title(verdict.among.use)}, it" if verdict.among and verdict.among.use else "It"
+                others = [name(label) for label, each in verdict.baseline_leads.items() if not each.is_shown]
+                unlike = f"Unlike {' and '.join(others)}, it" if others else "It"
                 gains = self.gains(None, (lead, ""))
                 return [f"{unlike} is shown to be ahead of {incumbent}: {gains}{self.little((lead, ''))}."]
             case "behind":
@@ -156,24 +150,11 @@ class Words:
         """Return why more seeds would not settle an open decision; None if they may."""
         if verdict.limit == "at best":
             within = f"{number(self.margin, self.digits)} of {number(self.best)}"
-            best = f"{self.limited(verdict)} are within {within}, the best possible score"
-            return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
+            best = f"What is not told apart is within {within}, the best possible score"
+            return f"{best}: harder evaluation rows may tell more, more seeds will not."
         if verdict.limit == "equal":
-            same = f"{self.limited(verdict)} have the same scores"
-            return f"{same}: other evaluation rows may tell them apart, more seeds hardly."
+            return "What is not told apart has the same scores: other evaluation rows may tell more, more seeds hardly."
         return None
-
-    def limited(self, verdict: Verdict) -> str:
-        """Name the models whose scores are at a limit."""
-        incumbent = self.rows[verdict.incumbent or ""]
-        if incumbent.is_baseline:
-            return "Both"
-        pairs = [(row, row.versus(incumbent)) for row in self.rows.values() if not row.is_baseline]
-        if verdict.limit == "at best":
-            is_all = all(self.best - row.mean < self.margin for row, _ in pairs)
-        else:
-            is_all = all(found is not None and found.is_equal for _, found in pairs)
-        return "All" if is_all else "The others" if verdict.why == "negligible" else "Those that are open"
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
         """Return by how much a model is ahead of or behind others; an empty name is left out."""
@@ -240,14 +221,13 @@ class Words:
         return lines
 
     def against(self, verdict: Verdict, baseline: str) -> list[str]:
-        """Return the best baseline's difference to the recommendation, and to that without the baseline."""
+        """Return the difference of the recommendation, or of what comes next, from the best baseline."""
         row, reference = self.rows[baseline], next(iter(self.rows))
         first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
-        shown = [first or reference]
-        if verdict.why == "others not ahead":
-            shown.append((verdict.among and verdict.among.use) or reference)
-        paired = [label for label in shown if self.rows[label].versus(row) is not None]
-        lines = [self.difference(label, baseline, verdict.baseline_leads[label].p_holm) for label in paired]
+        label = first or reference
+        lines = []
+        if self.rows[label].versus(row) is not None:
+            lines.append(self.difference(label, baseline, verdict.baseline_leads[label].p_holm))
         if lines and row.cost is not None:
             lines[-1] += f"; {baseline} takes {cost(row)} the time of {name(reference)}"
         used = self.rows[verdict.use or baseline]
