@@ -102,7 +102,7 @@ def search_settings(
             break
         asked = {}
         for default in defaults:
-            label, rate, changed = default.label, default.learning_rate, {}
+            label, rate, changed = default.label, default.learning_rate, dict[str, Any]()
             if number and (not spaces[label] or label not in first):
                 continue
             proposal = studies[label].ask()

@@ -167,6 +167,27 @@ class Verdict:
 class Facts:
     """What the rules are about, of rows of ``method_rows``, the reference first, with the margin of what is nothing."""
 
+    tuned: list[MethodRow]
+    reference: MethodRow
+    methods: list[MethodRow]
+    repeated: list[MethodRow]  # with several seeds
+    tested: list[MethodRow]
+    shown: list[MethodRow]
+    ahead: list[MethodRow]
+    behind: list[MethodRow]
+    unclear: list[MethodRow]
+    open_yet: list[MethodRow]
+    best_tuned: MethodRow
+    # The best baseline, None without one; the best fine-tuned model with its lead over it, and those that are ahead.
+    base: MethodRow | None
+    leader: MethodRow
+    lead: PairedDifference
+    over: list[MethodRow]
+    best_over: MethodRow
+    judged: bool
+    promising: bool
+    base_shown: bool
+
     def __init__(self, rows: Sequence[MethodRow], margin: float) -> None:
         self.margin = margin
         self.tuned, baselines = ([row for row in rows if row.is_baseline is which] for which in (False, True))
@@ -185,7 +206,7 @@ class Facts:
         elif self.unclear and not self.open_yet:
             cheapest = min(self.unclear, key=_cost)
             self.best_tuned = cheapest if _cost(cheapest) < _CHEAPER * _cost(self.reference) else self.reference
-        self.base: MethodRow | None = self.best_of(baselines) if baselines else None
+        self.base = self.best_of(baselines) if baselines else None
         found = {row.label: row.versus(self.base) for row in self.tuned} if self.base else {}
         leads = {label: lead for label, lead in found.items() if lead is not None}
         self.leads = self.with_p_values(leads)
