@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,9 @@ def finished(study: Path, *, all_runs: bool) -> list[Path]:
     """
     if all_runs:
         return list(study.glob("runs/*/metrics.json"))
-    names = set(runs_in(json.loads((study / "answer.json").read_text(encoding="utf-8"))))
-    return [study / "runs" / name / "metrics.json" for name in names]
-
-
-def runs_in(answer: Any) -> Iterator[str]:
-    """Yield the names of the runs in an answer."""
-    if isinstance(answer, dict):
-        if isinstance(answer.get("runs"), dict):
-            yield from answer["runs"].values()
-        answer = list(answer.values())
-    if isinstance(answer, list):
-        for part in answer:
-            yield from runs_in(part)
+    settings = json.loads((study / "compared.json").read_text(encoding="utf-8"))["settings"]
+    files = {study / "runs" / name / "metrics.json" for names in settings.values() for name in names}
+    return [file for file in files if file.exists()]  # others failed
 
 
 def kept(file: Path) -> dict[str, Any]:

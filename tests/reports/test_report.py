@@ -127,13 +127,6 @@ def test_settings_have_files_of_their_own_and_three_seeds_are_too_few_to_count_t
     assert "Without a result: mixout with seed 0 (no score)." in page
 
 
-def test_one_more_seed_is_not_called_seeds(tmp_path: Path) -> None:
-    write_runs(tmp_path, "finetune", PLAIN[:3])
-    write_runs(tmp_path, "r-drop", [score + 0.1 + seed / 1000 for seed, score in enumerate(PLAIN[:3])])
-    write_report(tmp_path)
-    assert "1 more seed (runs of each) would probably show" in text((tmp_path / "report" / "report.html").read_text())
-
-
 def test_files_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
     steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
     for options in ({}, {"n": -1}, {"n": 1}, {"name": "很"}, {"name": "x" * 300}):

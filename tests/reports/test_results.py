@@ -1,4 +1,4 @@
-"""The results of a folder: its answer, or one computed from its runs."""
+"""The results of a folder: computed from its runs, those that it lists or all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.finished_runs import write_run, write_runs
@@ -19,11 +21,11 @@ from attendrop.studies.answer import answer
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
 
 
-def read(path: Path) -> dict[str, object]:
+def read(path: Path) -> dict[str, Any]:
     return json.loads((path / "metrics.json").read_text())
 
 
-def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_path: Path) -> None:
+def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_path: Path) -> None:
     write_runs(tmp_path, "finetune", PLAIN)
     write_runs(tmp_path, "r-drop", AHEAD, options={"alpha": 0.5})
     write_runs(tmp_path, "majority", PLAIN)
@@ -38,12 +40,12 @@ def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_
     }
 
 
-def test_without_an_answer_failed_runs_are_told(tmp_path: Path) -> None:
+def test_without_a_list_failed_runs_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, "finetune", 0.5)
     for name, content in {"one": {"error": "No space left.", "attempts": 1, "details": ""}, "other": []}.items():
         (tmp_path / "runs" / name).mkdir()
         write_json(tmp_path / "runs" / name / "failed.json", content)
-    computed = "Computed from the 1 finished run in the folder, which has no answer that names them."
+    computed = "Computed from the 1 finished run in the folder, which has no list of those that belong together."
     assert read_results(tmp_path).notes == (computed, "Without a result: one (No space left.).")
 
 
@@ -81,69 +83,93 @@ def test_naming_settings_takes_time_in_proportion_to_their_number(monkeypatch: p
     assert work(160) < 5 * work(40)
 
 
-def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:
+    """List runs as compared, by setting, with the ``labels`` of their methods; the reference is that of plain ones."""
+    runs = {
+        name: {
+            path.name: {"label": labels.get(found["method"].replace("-", "_"), found["method"]), "seed": found["seed"]}
+            for path in paths
+            for found in [read(path)]
+        }
+        for name, paths in settings.items()
+    }
+    write_json(folder / "compared.json", {"reference": labels.get("finetune", "finetune"), "settings": runs})
+
+
+def test_an_answer_is_computed_from_its_runs_whatever_was_written(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_run(tmp_path, "r-drop", 0.1, seed=1000, config={"refit": False})
-    found = answer([read(path) for path in own]).as_dict() | {"sentences": ["Own words."]}
-    write_json(tmp_path / "answer.json", found)
-    results = read_results(tmp_path)
-    (setting,) = results.settings
-    assert setting.answer.sentences == ("Own words.",)
-    assert len(setting.runs) == 8
-    assert results.notes == ("1 other finished runs, such as those of a search, are not part of the answer.",)
+    write_list(tmp_path, {"": own})
+    found = answer([read(path) for path in own])
+    edited = found.as_dict() | {"sentences": ["Own words."], "use": "finetune", "methods": []}
+    for content in (edited, {"answer": 42}, [], None):
+        (tmp_path / "answer.json").write_text(json.dumps(content))
+        results = read_results(tmp_path)
+        (setting,) = results.settings
+        assert (setting.name, setting.answer, len(setting.runs)) == ("cola", found, 8)
+        assert results.notes == ("1 other finished runs, such as those of a search, are not part of the answer.",)
 
 
 def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
-    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
+    write_list(tmp_path, {"mine": own, "gone": [write_run(tmp_path, "mixout", 0.5)]})
     write_run(tmp_path, "r-drop", 0.1, seed=4)
     write_run(tmp_path, "mixout", 0.1)  # of another study in the same folder
     shutil.rmtree(own[0])
-    assert read_results(tmp_path).notes == (
-        "1 of 8 runs of the answer are missing or damaged: figures lack their curves.",
+    shutil.rmtree(tmp_path / "runs" / "8-seed0")
+    results = read_results(tmp_path)
+    assert [(each.name, [row.n for row in each.answer.rows]) for each in results.settings] == [("mine", [3, 4])]
+    assert results.notes == (
+        "2 of 9 runs of the answer are missing or damaged, and left out.",
         "The answer does not include 1 other finished runs of its methods and settings: unless they are older ones, of "
         "other data or seeds, run the study or the comparison again.",
         "1 other finished runs, such as those of a search, are not part of the answer.",
     )
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(AttendropError, match="holds no finished run"):
+        read_results(tmp_path)
 
 
-def test_runs_have_the_labels_of_their_answer(tmp_path: Path) -> None:
+def test_runs_have_the_labels_of_their_study(tmp_path: Path) -> None:
     own = [*write_runs(tmp_path, "finetune", PLAIN), *write_runs(tmp_path, "r-drop", AHEAD)]
-    labels = {"finetune": "", "r-drop": "R-Drop"}  # as a study file names it
-    found = answer([(metrics := read(path)) | {"label": labels[str(metrics["method"])]} for path in own])
-    write_json(tmp_path / "answer.json", found.as_dict())
+    write_list(tmp_path, {"mine": own}, r_drop="R-Drop")
     (setting,) = read_results(tmp_path).settings
     assert {label: len(runs) for label, runs in setting.by_label.items()} == {"finetune": 4, "R-Drop": 4}
 
 
-def test_with_another_reference_the_runs_are_compared_anew(tmp_path: Path) -> None:
+def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
-    failure = {"method": "mixout", "options": {}, "seed": 0, "error": "No space left."}
-    write_json(tmp_path / "answer.json", answer([read(path) for path in own], failed=[failure]).as_dict())
-    (tmp_path / "runs" / "one").mkdir()
-    write_json(tmp_path / "runs" / "one" / "failed.json", {"error": "No space left.", "attempts": 1, "details": ""})
+    write_list(tmp_path, {"": [*own, write_run(tmp_path, "mixout", 0.5)]})
+    failed = tmp_path / "runs" / "8-seed0"
+    (failed / "metrics.json").rename(failed / "failed.json")
+    write_json(failed / "failed.json", {"error": "No space left.", "attempts": 1, "details": ""})
     for reference in (None, "finetune", "r-drop"):
         results = read_results(tmp_path, reference)
         assert results.settings[0].answer.rows[0].label == (reference or "finetune")
-        told = [*results.notes, *results.settings[0].answer.notes]
-        assert sum(note.startswith("Without a result: ") for note in told) == 1
+        assert results.settings[0].answer.notes[0] == "Without a result: mixout with seed 0 (No space left.)."
+        assert results.notes == ()
     with pytest.raises(AttendropError, match="holds no run of 'rdrop', but of finetune, r-drop"):
         read_results(tmp_path, "rdrop")
 
 
-def test_of_an_answer_only_its_runs_are_compared_anew_by_their_names(tmp_path: Path) -> None:
+def test_only_the_listed_runs_are_compared_by_their_labels(tmp_path: Path) -> None:
     """Not those of a search, or of data that were changed since."""
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
-    labelled = [(metrics := read(path)) | {"label": str(metrics["method"]).upper()} for path in own]
-    found = answer(labelled, "FINETUNE").as_dict()
-    write_json(tmp_path / "answer.json", {"settings": {"mine": found}})
+    write_list(tmp_path, {"mine": own}, finetune="FINETUNE", r_drop="R-DROP")
     write_run(tmp_path, "r-drop", 0.1, seed=0)
     write_run(tmp_path, "r-drop", 0.1, seed=1000, config={"selection_fraction": 0.2})
-    results = read_results(tmp_path, "R-DROP")
-    (setting,) = results.settings
-    assert (setting.name, [row.label for row in setting.answer.rows]) == ("mine", ["R-DROP", "FINETUNE"])
-    assert [row.n for row in setting.answer.rows] == [4, 4]
-    assert results.notes == ("Computed from the 8 runs of the answer, which lacks the reference R-DROP.",)
+    for reference, order in (("R-DROP", ["R-DROP", "FINETUNE"]), (None, ["FINETUNE", "R-DROP"])):
+        (setting,) = read_results(tmp_path, reference).settings
+        assert (setting.name, [row.label for row in setting.answer.rows]) == ("mine", order)
+        assert [row.n for row in setting.answer.rows] == [4, 4]
+
+
+@pytest.mark.parametrize("settings", [[], {"": []}, {"": {"0-seed0": 1}}, {"": {"0-seed0": {"label": "finetune"}}}])
+def test_a_list_of_another_program_is_refused(tmp_path: Path, settings: object) -> None:
+    write_run(tmp_path, "finetune", 0.5)
+    write_json(tmp_path / "compared.json", {"reference": "finetune", "settings": settings})
+    with pytest.raises(AttendropError, match=r"compared\.json' was not written by attendrop"):
+        read_results(tmp_path)
 
 
 def test_data_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
@@ -157,12 +183,3 @@ def test_data_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
         "test.csv, trained on train.csv (2: /b/train.csv)",
     ]
     assert len(results.overall[0].p_values) == 2
-
-
-def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:
-    own = write_runs(tmp_path / "study", "finetune", PLAIN) + write_runs(tmp_path / "study", "r-drop", AHEAD)
-    write_json(tmp_path / "answer.json", {"settings": {"mine": answer([read(path) for path in own]).as_dict()}})
-    (tmp_path / "study").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
-    results = read_results(tmp_path)
-    assert (results.settings[0].name, results.settings[0].runs) == ("mine", ())
-    assert results.notes == ("The folder has the answer, but not its runs: there are no curves.",)

@@ -1,8 +1,10 @@
-"""The search of settings: proposals, halving, the choice."""
+"""The search of settings: proposals, scores, the choice."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,20 +12,15 @@ from typing import Any
 import pytest
 from helpers import tiny
 
-from attendrop.methods.core.registry import build_method, method_names
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import searched_values
+from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
-from attendrop.studies.comparison import Comparison
-from attendrop.studies.setting_search import (
-    LEARNING_RATE_FACTORS,
-    SELECTION_FRACTION,
-    MethodSetting,
-    Trial,
-    choose,
-    number_of_selection_runs,
-    search_settings,
-    search_space,
-)
+from attendrop.studies.comparison import Comparison, MethodSetting
+from attendrop.studies.setting_search import MOST_FACTOR, SELECTION_FRACTION, Trial, choose, search_settings
 from attendrop.studies.units import Result, Unit
+
+pytest.importorskip("optuna")
 
 DEFAULT = MethodSetting("ad-drop")
 OTHER = MethodSetting("ad-drop", {"p": 0.5})
@@ -36,10 +33,10 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 class Runs:
-    """Units that are scored by a function, instead of being run."""
+    """Units that are scored by a function, instead of being run; the data decide some options of the default."""
 
-    def __init__(self, score: Any) -> None:
-        self.score = score
+    def __init__(self, score: Any = lambda run: 0.5, decided: Any = None, rate: float = 0.01) -> None:
+        self.score, self.decided, self.rate = score, decided or {}, rate
         self.asked: list[RunConfig] = []
 
     def __call__(self, units: Iterable[Unit]) -> list[Result]:
@@ -47,36 +44,49 @@ class Runs:
         for unit in units:
             self.asked.append(unit.config)
             found = self.score(unit.config)
-            metrics = None if found is None else {"selection_score": found, "score": -found}
-            results.append(Result(unit, Path("somewhere"), metrics, "failed" if found is None else None))
+            metrics = {"selection_score": found, "score": -(found or 0), "training": {"learning_rate": self.rate}}
+            metrics["options"] = unit.config.regularizer.options() | self.decided
+            error = "failed" if found is None else None
+            results.append(Result(unit, Path("somewhere"), None if error else metrics, error))
         return results
 
 
 def search(config: RunConfig, runs: Runs, *defaults: MethodSetting, **options: Any) -> Any:
-    chosen: dict[str, Any] = {"trials": 6, "folds": 2, "learning_rate": 1e-4} | options
+    chosen: dict[str, Any] = {"trials": 6, "folds": 2} | options
     return search_settings(config, defaults or (MethodSetting("finetune"), DEFAULT), run_units=runs, **chosen)
 
 
 def test_all_methods_have_the_same_number_of_settings_each_once(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: 0.5), trials=5, learning_rate=0.01)
+    found = search(config, Runs(), trials=5)
     assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
     for name, trials in found.items():
         assert trials[0].setting == MethodSetting(name)
         assert len({repr(trial.setting) for trial in trials}) == 5
+        assert all(trial.scores == [0.5, 0.5] for trial in trials)
     assert all(trial.setting.options == {} for trial in found["finetune"])
-    rates = {trial.setting.learning_rate for trial in found["finetune"][1:]}
-    assert len(rates) == 4 and rates < {0.01 * factor for factor in LEARNING_RATE_FACTORS[1:]}
+    rates = [trial.setting.learning_rate for trial in found["finetune"][1:]]
+    assert all(0.01 / MOST_FACTOR <= rate <= 0.01 * MOST_FACTOR for rate in rates)
 
 
-def test_the_same_seed_proposes_the_same_settings(config: RunConfig) -> None:
-    one, other = (search(config, Runs(lambda run: 0.5)) for _ in range(2))
+def test_the_same_seed_and_scores_propose_the_same_settings(config: RunConfig) -> None:
+    """So a search that was stopped goes on with its finished runs."""
+    score = {"score": lambda run: -abs(math.log(run.learning_rate or 0.01) + 5)}
+    one, other = (search(config, Runs(**score), trials=9) for _ in range(2))
     assert one == other
+    assert search(config, Runs(**score), trials=5)["ad-drop"] == one["ad-drop"][:5]
+    assert search(dataclasses.replace(config, seed=1), Runs(**score), trials=9) != one
+    assert search(config, Runs(lambda run: -score["score"](run)), trials=9) != one
+
+
+def test_what_scores_well_is_looked_for(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: -abs(math.log((run.learning_rate or 0.01) / 0.05))), trials=30, folds=1)
+    assert choose(found["finetune"]).learning_rate == pytest.approx(0.05, rel=0.1)
 
 
 def test_settings_are_around_what_the_data_decided_of_the_default(config: RunConfig) -> None:
     """Which is not given, so that it is searched, too."""
-    decided = {"p": 0.3, "attribution": "recorded", "layers": "all"}
-    found = search(config, Runs(lambda run: 0.5), DEFAULT, trials=12, decided={"ad-drop": decided})["ad-drop"]
+    runs = Runs(decided={"p": 0.3, "attribution": "recorded", "layers": "all"})
+    found = search(config, runs, DEFAULT, trials=12)["ad-drop"]
     assert found[0].setting.options == {}
     changed = [trial.setting.options for trial in found[1:] if trial.setting.options]
     assert {options["attribution"] for options in changed} == {"recorded"}
@@ -94,38 +104,47 @@ def test_options_are_given_by_any_of_their_names(config: RunConfig) -> None:
 
 
 def test_settings_of_a_method_keep_what_they_differ_in(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: 0.5), DEFAULT, OTHER, MethodSetting("mixout"), trials=12)
+    found = search(config, Runs(), DEFAULT, OTHER, MethodSetting("mixout"), MethodSetting("ad-drop+r-drop"), trials=12)
     tried = {label: [trial.setting.options for trial in trials] for label, trials in found.items()}
-    assert all("p" not in options for options in tried["ad-drop"])
+    assert all("p" not in options or options["p"] == 0.1 for options in tried["ad-drop"])
     assert all(options["p"] == 0.5 for options in tried["ad-drop p=0.5"])
     assert any("p" in options for options in tried["mixout"])
-    given = search(config, Runs(lambda run: 0.5), MethodSetting("ad-drop", {"p": "0.4"}), trials=8)
+    assert {"ad-drop.p", "r-drop.alpha"} <= {name for options in tried["ad-drop+r-drop"] for name in options}
+    given = search(config, Runs(), MethodSetting("ad-drop", {"p": "0.4"}), trials=8)
     assert all(trial.setting.applied(config).regularizer.options()["p"] == 0.4 for trial in given["ad-drop p=0.4"])
 
 
-def test_all_settings_of_a_fold_are_scored_on_the_same_rows(config: RunConfig) -> None:
-    runs = Runs(lambda run: 0.5)
+def test_all_settings_are_scored_on_the_same_held_out_rows(config: RunConfig) -> None:
+    runs = Runs()
     search(dataclasses.replace(config, protocol="paper"), runs, folds=2)
     assert {run.seed for run in runs.asked} == {1000, 1001}
     assert {(run.selection_fraction, run.protocol) for run in runs.asked} == {(SELECTION_FRACTION, "honest")}
 
 
-def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -> None:
-    config = dataclasses.replace(config, learning_rate=1e-9)  # the default, which is the worst
-    runs = Runs(lambda run: run.learning_rate)
-    found = search(config, runs, MethodSetting("finetune"), trials=5, folds=3)["finetune"]
-    rates = [trial.setting.learning_rate or 0.0 for trial in found]
-    assert [len(trial.scores) for trial in found if trial.setting == MethodSetting("finetune")] == [3]
-    assert sorted(len(trial.scores) for trial in found) == [1, 1, 2, 3, 3]
-    assert len(runs.asked) == number_of_selection_runs(5, 3) == 10
-    assert choose(found).learning_rate == max(rates)
+def test_the_search_ends_when_time_does(config: RunConfig) -> None:
+    rounds = iter([True, True, False])
+    found = search(config, Runs(), trials=12, has_time=lambda: next(rounds))
+    assert {name: len(trials) for name, trials in found.items()} == {"finetune": 3, "ad-drop": 3}
 
 
 def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
     error = -4e10  # of large labels
-    runs = Runs(lambda run: error if run.learning_rate == config.learning_rate else None)
-    found = search(config, runs, trials=5, folds=1)
+    found = search(config, Runs(lambda run: None if run.learning_rate != config.learning_rate else error), folds=1)
+    assert [trial.scores for trial in found["finetune"]] == [[error], *[[None]] * 5]
     assert choose(found["finetune"]) == MethodSetting("finetune")
+
+
+def test_a_method_whose_default_fails_is_not_searched_and_others_are(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: None if run.method == "ad-drop" else 0.5))
+    assert [len(found[name]) for name in ("finetune", "ad-drop")] == [6, 1]
+    with pytest.raises(AttendropError, match="No run succeeded; the first error: failed"):
+        search(config, Runs(lambda run: None))
+
+
+def test_without_optuna_it_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(AttendropError, match=r"--trials needs optuna; run `pip install 'attendrop\[search\]'`"):
+        search(config, Runs())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +154,7 @@ def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
         ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
         ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
         ([0.5, 0.6, 0.7], [0.52, 0.61, 0.73], OTHER),
-        ([0.5, 0.5, 0.5], [0.9, 0.9], DEFAULT),  # stopped early
+        ([0.5, 0.5, 0.5], [0.9, None, 0.9], DEFAULT),
         ([None, 0.8, 0.8], [0.1, 0.8, 0.81], DEFAULT),  # better by no more than its standard error where both ran
         ([None, 0.8, 0.8], [0.1, 0.9, 0.9], OTHER),
         ([None, None, None], [0.1, 0.2, 0.1], OTHER),
@@ -157,8 +176,7 @@ def test_of_several_that_are_better_the_best_is_chosen() -> None:
 def test_every_searched_value_is_allowed_and_the_default_comes_first() -> None:
     for name in method_names():
         defaults = build_method(name).options()
-        for option, values in search_space(name).items():
+        for option, values in searched_values(get_method(name)).items():
             assert len(set(values)) == len(values) > 1
             assert all(build_method(name, {option: value}).options()[option] == value for value in values)
             assert values[0] in (defaults[option], "", None)
-    assert {"ad-drop.p", "r-drop.alpha"} <= set(search_space("ad-drop+r-drop"))

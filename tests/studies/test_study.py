@@ -444,7 +444,7 @@ def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "answer.csv").write_text("my,data")
     with pytest.raises(AttendropError, match=r"answer\.csv' was not written by attendrop, and would be replaced"):
         check_study_folder(tmp_path)
-    (tmp_path / "answer.json").write_text('{"settings": {}}')
+    (tmp_path / "compared.json").write_text('{"settings": {}}')
     check_study_folder(tmp_path)
 
 
@@ -518,7 +518,10 @@ def test_methods_with_the_same_label_are_one_row_over_all_settings(folder: Path,
     found["methods"] = ["finetune", own | {"options": {"alpha": [0.5, 1.0]}}]
     found["data"] = [pairs | {"name": "one"}, pairs | {"name": "two", "methods": ["finetune", own]}]
     study = read_study(write(tmp_path / "study.yaml", found))
-    results = {each.name: [result(unit, 0.5) for unit in each.units] for each in study.settings}
+    results = {
+        each.name: [result(unit, 0.5).labelled(each.labels.get(unit.key())) for unit in each.units]
+        for each in study.settings
+    }
     report = make_report(study, results)
     assert [row.label for row in report.answers["one"].rows] == ["finetune", "mine alpha=0.5", "mine alpha=1.0"]
     assert [row.label for row in report.answers["two"].rows] == ["finetune", "mine"]

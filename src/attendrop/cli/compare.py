@@ -18,7 +18,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, names
-from attendrop.studies.comparison import Comparison, default_methods
+from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
 from attendrop.studies.units import REFERENCE, check_evaluation, check_workers
 
 _DATA = Groups(
@@ -75,7 +75,6 @@ def compare(
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.executor import LOCAL
-    from attendrop.studies.setting_search import MethodSetting
 
     named = named or tuple(default_methods())
     _check_compared(points, named)

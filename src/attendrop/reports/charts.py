@@ -213,7 +213,7 @@ def score_over_data_size(results: Results, every: Looks) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
     groups: dict[str, list[ReportedSetting]] = {}
     for setting in results.settings:
-        if setting.runs and setting.answer.rows:
+        if setting.answer.rows:
             of, given = setting.runs[0].metrics, setting.runs[0].options
             options = {name: value for name, value in given.items() if name not in _SIZES}
             key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)

@@ -25,7 +25,7 @@ from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.units import REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS
-from attendrop.studies.words import cost, ends, interval, number, rounded, signed
+from attendrop.studies.words import cost, ends, interval, number, signed
 from attendrop.wording import counted, decimals
 
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
@@ -77,7 +77,7 @@ def _summary(results: Results) -> str:
     names = "; ".join(each.name for each in results.settings[:3])
     more = len(results.settings) - 3
     names += f"; and {more} more settings" if more > 0 else ""
-    count = sum(sum(row.n for row in each.answer.rows) or len(each.runs) for each in results.settings)
+    count = sum(len(each.runs) for each in results.settings)
     metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
     return f"{metrics} of {models} on {names}; {counted(count, 'run')}; attendrop {attendrop.__version__}."
 
@@ -130,10 +130,7 @@ def _compared(found: Answer) -> str:
 
 
 def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
-    """Return the three numbers of a decision, each with a caption and a note: score, lead and cost.
-
-    The price is what would settle an open decision, or else the time of training.
-    """
+    """Return the three numbers of a decision, each with a caption and a note: score, lead and cost."""
     rows, verdict = {row.label: row for row in found.rows}, found.verdict
     main = rows.get(verdict.use or verdict.challenger or "", next(iter(rows.values()), None))
     if main is None:
@@ -145,13 +142,6 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
         note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
         difference = f"{verdict.challenger} minus {verdict.incumbent}"
         numbers.append((signed(verdict.lead.value, found.decimals), difference, note))
-    if (plan := verdict.plan) is not None and (plan.more_rows or plan.more_seeds):
-        by_rows = bool(plan.more_rows) and not plan.only_seeds_can_be_had
-        value = rounded((plan.more_rows if by_rows else plan.more_seeds) or 0)
-        s = "" if value == "1" else "s"
-        what = f"more labelled evaluation row{s}" if by_rows else f"more seed{s} (runs of each)"
-        numbers.append((value, what, f"would probably show a difference of {number(plan.effect, found.decimals)}"))
-        return numbers
     reference = next((row.label for row in found.rows if row.is_reference), "the reference")
     reference = "plain fine-tuning" if reference == REFERENCE else reference
     pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.run_folder import METRICS, read_metrics
+from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import FAILED, read_failure
-from attendrop.studies.method_rows import has_score, method_label, scored_data, trained_data
-from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
-from attendrop.studies.units import ANSWER, LABEL, REFERENCE, RUNS
+from attendrop.studies.method_rows import has_score, method_label, scored_data
+from attendrop.studies.study import OverallRow, overall_rows
+from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.wording import counted, score_text
 
 # Options in which the runs of one setting may differ.
@@ -78,7 +78,7 @@ class ReportedSetting:
 
     Attributes:
         name: Such as "mrpc, shots=5".
-        runs: The runs of the answer that are in the folder; those of a kept ``answer.json`` may be elsewhere.
+        runs: The runs that the answer is computed from.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Results:
     @property
     def of_one_run(self) -> bool:
         """Whether there is a single run, with nothing to compare it with."""
-        return sum(max(len(each.runs), *(row.n for row in each.answer.rows), 0) for each in self.settings) == 1
+        return sum(len(each.runs) for each in self.settings) == 1
 
     @property
     def labels(self) -> list[str]:
@@ -123,50 +123,50 @@ class Results:
 def read_results(folder: Path, reference: str | None = None) -> Results:
     """Read the results in a folder.
 
-    The answers are those in ``answer.json``; with another reference, its runs are compared anew. If there is no such
-    file, or it names no runs, the finished runs below the folder are compared: runs that differ only in method and seed
-    form a setting.
+    The answers are computed from the ``metrics.json`` of the finished runs below the folder, whatever was written as
+    the answer. The list of a study or a comparison, ``compared.json``, says which of them it compares, by setting;
+    without one, runs that differ only in method and seed form a setting.
 
     Args:
         folder: Folder of a study or a comparison, or any folder of runs.
-        reference: Label of the method to compare with. Default: that of ``answer.json``, or "finetune".
+        reference: Label of the method to compare with. Default: that of the study or the comparison, or "finetune".
 
     Raises:
-        AttendropError: There is no such folder, no finished run and no answer in it, or no run of the reference given.
+        AttendropError: There is no such folder, no finished run in it, or no run of the reference given.
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
-    answers = read_answers(folder / ANSWER)
-    runs = list(_finished_runs(runs_folder(folder)))
-    names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
-    settings = [_recorded(name, found, runs) for name, found in (answers or {}).items() if names or not runs]
-    recorded = bool(settings) and _have_reference(answers or {}, reference)
-    if recorded:
-        notes = _notes(runs, names)
-    else:
-        own = [run for each in settings for run in each.runs] or runs
-        labels = dict.fromkeys(run.label for run in own)
-        if reference is not None and reference not in labels:
-            raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
-        if own is runs:
-            settings = _grouped(runs, reference or REFERENCE)
-            finished = counted(len(runs), "finished run")
-            notes = [f"Computed from the {finished} in the folder, which has no answer that names them."]
-        else:
-            settings = [replace(each, answer=_answer(each.runs, str(reference))) for each in settings if each.runs]
-            notes = [f"Computed from the {len(own)} runs of the answer, which lacks the reference {reference}."]
-        failures = _failures(runs_folder(folder))
-        if own is runs and len(runs) == 1 and not failures and reference is None:
-            return Results(folder, (_of_one_run(settings[0], runs[0]),), (), ())
-        notes += failures
-    if not settings:
+    runs = list(_finished_runs(place := runs_folder(folder)))
+    failures = {file.parent.name: read_failure(file.parent) for file in sorted(place.glob(f"*/{FAILED}"))}
+    failed = {name: str(failure["error"]) for name, failure in failures.items() if failure}
+    compared = _read_compared(folder)
+    groups = [] if compared is None else [_compared(name, runs, found) for name, found in compared[1].items()]
+    labels = dict.fromkeys(run.label for run in (runs if compared is None else chain(*(own for _, own in groups))))
+    if reference is not None and reference not in labels:
+        raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
+    if not labels:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
-    if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
+    if compared is None:
+        settings = _grouped(runs, reference or REFERENCE)
+        if len(runs) == 1 and not failed and reference is None:
+            return Results(folder, (_of_one_run(settings[0], runs[0]),), (), ())
+        finished = counted(len(runs), "finished run")
+        notes = [f"Computed from the {finished} in the folder, which has no list of those that belong together."]
+        if failed:
+            notes.append(f"Without a result: {'; '.join(f'{name} ({error})' for name, error in failed.items())}.")
+    else:
+        against, listed = compared
+        settings = []
+        for (name, own), found in zip(groups, listed.values(), strict=True):
+            if own:
+                without = found.keys() - {Path(run.folder).name for run in own}
+                errors = [each | {"error": failed[at]} for at, each in found.items() if at in without and at in failed]
+                settings.append(ReportedSetting(name, _answer(own, reference or against, errors), own))
+        notes = _notes(runs, {at for found in listed.values() for at in found}, failed)
+    if unscored := [each.name for each in settings if not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
-    overall = read_overall(folder / ANSWER) if recorded else None
-    if overall is None and len(settings) > 1:
-        overall = overall_rows({each.name: each.answer for each in settings})
-    return Results(folder, tuple(settings), overall or (), tuple(notes))
+    overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
+    return Results(folder, tuple(settings), overall, tuple(notes))
 
 
 def runs_folder(folder: Path) -> Path:
@@ -188,28 +188,35 @@ def _finished_runs(folder: Path) -> Iterator[ReportedRun]:
             yield ReportedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
 
 
-def _recorded(name: str, found: Answer, runs: Sequence[ReportedRun]) -> ReportedSetting:
-    """Collect the runs that an answer names."""
-    labels = {folder: row.label for row in found.rows for folder in row.folders.values()}
-    own = tuple(replace(run, label=labels[at]) for run in runs if (at := Path(run.folder).name) in labels)
-    found = replace(found, data=trained_data(own[0].metrics) if own else "")
-    return ReportedSetting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
+def _read_compared(folder: Path) -> tuple[str, dict[str, dict[str, dict[str, Any]]]] | None:
+    """Read the label of the reference, and label and seed of each run by the name of its folder, by setting."""
+    content = read_json(folder / COMPARED, {"reference": str, "settings": dict})
+    if content is None:
+        return None
+    try:
+        runs = {
+            name: {at: {LABEL: str(each[LABEL]), "seed": int(each["seed"])} for at, each in found.items()}
+            for name, found in content["settings"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise AttendropError(f"'{folder / COMPARED}' was not written by attendrop; remove it.") from None
+    return content["reference"], runs
 
 
-def _have_reference(answers: Mapping[str, Answer], reference: str | None) -> bool:
-    """Whether all answers compare with a reference; None: any."""
-    found = {row.label for each in answers.values() for row in each.rows if row.is_reference}
-    return reference is None or found == {reference}
+def _compared(
+    name: str, runs: Sequence[ReportedRun], listed: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, tuple[ReportedRun, ...]]:
+    """Name a setting, and collect its runs, with the labels that they were given."""
+    own = tuple(replace(run, label=listed[at][LABEL]) for run in runs if (at := Path(run.folder).name) in listed)
+    return name or (scored_data(own[0].metrics) if own else ""), own
 
 
-def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
-    """Describe what is missing from the answer, which names some runs."""
-    if not runs:
-        return ["The folder has the answer, but not its runs: there are no curves."]
+def _notes(runs: Sequence[ReportedRun], names: Collection[str], failed: Collection[str]) -> list[str]:
+    """Describe what is missing of the runs that are compared, which have some names, and what is not among them."""
     present = {Path(run.folder).name for run in runs}
     notes = []
-    if missing := len(names - present):
-        notes.append(f"{missing} of {len(names)} runs of the answer are missing or damaged: figures lack their curves.")
+    if missing := len(set(names) - present - set(failed)):
+        notes.append(f"{missing} of {len(names)} runs of the answer are missing or damaged, and left out.")
     settings = {(run.setting, run.label) for run in runs if Path(run.folder).name in names}
     others = [run for run in runs if Path(run.folder).name not in names]
     newer = [run for run in others if has_score(run.metrics) and (run.setting, run.label) in settings]
@@ -221,13 +228,6 @@ def _notes(runs: Sequence[ReportedRun], names: set[str]) -> list[str]:
     if more := len(others) - len(newer):
         notes.append(f"{more} other finished runs, such as those of a search, are not part of the answer.")
     return notes
-
-
-def _failures(folder: Path) -> list[str]:
-    """List the failed runs in a folder, with the reason; an answer lists its own."""
-    failures = {file.parent.name: read_failure(file.parent) for file in sorted(folder.glob(f"*/{FAILED}"))}
-    named = [f"{name} ({failure['error']})" for name, failure in failures.items() if failure]
-    return [f"Without a result: {'; '.join(named)}."] if named else []
 
 
 def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSetting]:
@@ -259,9 +259,9 @@ def _of_one_run(setting: ReportedSetting, run: ReportedRun) -> ReportedSetting:
     return replace(setting, answer=replace(setting.answer, sentences=(sentence,), notes=(), shifted=None))
 
 
-def _answer(runs: Sequence[ReportedRun], reference: str) -> Answer:
+def _answer(runs: Sequence[ReportedRun], reference: str, failed: Sequence[Mapping[str, Any]] = ()) -> Answer:
     """Compare runs by their labels."""
-    return answer([{**run.metrics, LABEL: run.label} for run in runs], reference)
+    return answer([{**run.metrics, LABEL: run.label} for run in runs], reference, failed=failed)
 
 
 def _told_apart(run: ReportedRun, number: int) -> str:

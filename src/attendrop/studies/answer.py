@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data
@@ -56,7 +56,8 @@ class Answer:
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
-        data: See :func:`attendrop.studies.method_rows.trained_data`; not written, and empty where it was read.
+        data: What distinguishes its data from others of the same name, see
+            :func:`attendrop.studies.method_rows.trained_data`; not written.
     """
 
     task: str
@@ -69,8 +70,8 @@ class Answer:
     sentences: tuple[str, ...]
     notes: tuple[str, ...]
     holds_for: str
+    data: str
     shifted: Answer | None = None
-    data: str = field(default="", compare=False)
 
     @property
     def use(self) -> str | None:
@@ -148,18 +149,6 @@ class Answer:
         for record in records:
             del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
         return records
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        return cls(
-            **{name: found[name] for name in (*_ABOUT, "holds_for")},
-            rows=tuple(MethodRow.from_dict(record, found["reference"]) for record in found["methods"]),
-            verdict=Verdict.from_dict(found),
-            sentences=tuple(found["sentences"]),
-            notes=tuple(found["notes"]),
-            shifted=cls.from_dict(found["shifted"]) if found.get("shifted") else None,
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""

@@ -13,7 +13,7 @@ from typing import Any
 from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import build_method, given_options, labelled_method
+from attendrop.methods.core.registry import build_method, labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
@@ -25,26 +25,16 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.best_model import add_scores, best_model
-from attendrop.studies.comparison import Comparison, check_record, write_record
+from attendrop.studies.comparison import Comparison, MethodSetting, check_record, write_record
 from attendrop.studies.executor import LOCAL, OnEvent, Runner, open_runner
-from attendrop.studies.setting_search import (
-    MethodSetting,
-    Trial,
-    choose,
-    number_of_selection_runs,
-    search_settings,
-    selection_unit,
-)
-from attendrop.studies.study import check_study_folder, write_reports
+from attendrop.studies.setting_search import Trial, choose, search_settings
+from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.studies.units import REFERENCE, Event, Job, Result, Unit, check_evaluation, duration
 from attendrop.studies.worker import StepReports
 from attendrop.tasks.base import Task
 from attendrop.text_tables import in_markdown
 from attendrop.wording import counted
 
-# Maximum fraction of the time left after all final runs that the search gets.
-_SEARCH_FRACTION = 0.8
-_MOST_TRIALS = 12
 # How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
 _FINAL_TO_SELECTION = 1.3
 OnPlan = Callable[[Sequence[Unit], int], None]
@@ -88,7 +78,7 @@ class Outcome:
         """Describe the chosen settings, and what they were chosen from; empty without a search."""
         lines = []
         for name, setting in self.chosen.items():
-            failed = sum(trial.failed for trial in self.trials[name])
+            failed = sum(None in trial.scores for trial in self.trials[name])
             tried = f"{len(self.trials[name])} settings{f' ({failed} failed)' if failed else ''}"
             lines.append(f"{name}: {setting.described}, of {tried} on selection rows.")
         return lines
@@ -183,6 +173,7 @@ def run_comparison(
         failed = [each.failure() for each in results if each.metrics is None]
         found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
         outcome = Outcome(found, trials)
+        write_compared(folder, {"": results}, REFERENCE)
         write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
@@ -265,50 +256,27 @@ class Steps:
         return results
 
     def search(self) -> dict[str, list[Trial]]:
-        """Try settings of all methods; none if only the defaults are requested, or fit into the budget."""
+        """Try settings of all methods; none if only the defaults are requested."""
         comparison = self.comparison
-        if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
+        if comparison.trials == 1:
             return {}
-        before = self.spent
-        units = [selection_unit(comparison.config, setting, 0) for setting in self.defaults.values()]
-        self.on_plan(units, 0)
-        first = self.run(units)
-        finished = [
-            (setting, result.metrics)
-            for setting, result in zip(self.defaults.values(), first, strict=True)
-            if result.metrics is not None
-        ]
-        if not finished:
-            raise AttendropError(f"No run succeeded; the first error: {first[0].error}")
-        trials = comparison.trials or self._trials_that_fit(self.spent - before)
-        if trials == 1:
-            return {}
-        selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
-        self.on_plan([], selection + comparison.seeds * (len(comparison.methods) + len(comparison.baselines)))
-        decided = {setting.label: given_options(setting.method, metrics["options"]) for setting, metrics in finished}
-        _, usual = min(finished, key=lambda each: each[0].learning_rate is not None)  # of the run, if one has it
+        final = comparison.seeds * (len(comparison.methods) + len(comparison.baselines))
+        self.on_plan([], len(comparison.methods) * comparison.trials * comparison.folds + final)
         return search_settings(
             comparison.config,
             comparison.methods,
-            trials=trials,
+            trials=comparison.trials,
             folds=comparison.folds,
-            learning_rate=usual["training"]["learning_rate"],
             run_units=self.run,
-            decided=decided,
+            has_time=self._has_time,
         )
 
-    def _trials_that_fit(self, once: float) -> int:
-        """Count the settings that fit into the budget, beside all final runs, if a run of each method takes so long."""
+    def _has_time(self) -> bool:
+        """Whether another setting of each method fits into the budget, beside all final runs, which take longer."""
         comparison = self.comparison
-        assert comparison.budget is not None
-        left = comparison.budget - self.spent - once * comparison.seeds * _FINAL_TO_SELECTION
-        fitting = 1
-        for trials in range(2, _MOST_TRIALS + 1):
-            if once * number_of_selection_runs(trials, comparison.folds) <= left * _SEARCH_FRACTION:
-                fitting = trials
-        what = f"{fitting} settings of each are tried" if fitting > 1 else "the budget leaves no time to try settings"
-        logger.info("A run of each method takes about %s: %s.", duration(once), what)
-        return fitting
+        once = self.spent / len(self._seconds) * len(comparison.methods)
+        needed = once * (comparison.folds + comparison.seeds * _FINAL_TO_SELECTION)
+        return comparison.budget is None or self.spent + needed <= comparison.budget
 
     def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
         """Train all methods with one seed, then with all others that fit into the budget."""

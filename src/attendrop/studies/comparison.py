@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -19,9 +19,9 @@ from attendrop.runs.declared_options import PATH, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (
-    ANSWER,
     BASELINES,
     CHEAP,
+    COMPARED,
     REFERENCE,
     check_number_of_runs,
     data_sha256,
@@ -31,7 +31,6 @@ from attendrop.tasks.file_formats import files_of
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
-    from attendrop.studies.setting_search import MethodSetting
 
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
@@ -79,7 +78,6 @@ def _settings(
 ) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
     from attendrop.methods.core.registry import build_method, spelled_options
-    from attendrop.studies.setting_search import MethodSetting
 
     found: list[MethodSetting] = []
     built: list[tuple[Method, float | None]] = []
@@ -96,6 +94,47 @@ def _settings(
     if not any(setting.method == REFERENCE for setting in found):
         found.append(MethodSetting(REFERENCE))
     return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))
+
+
+@dataclass(frozen=True)
+class MethodSetting:
+    """A method, or several joined by ``+``, with options, and a learning rate; None: the run's own."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(cls, method: str | Method | MethodSetting) -> MethodSetting:
+        """Make the setting of a method, or of a name: its defaults; raises AttendropError for anything else."""
+        from attendrop.methods.core.registry import check_method, given_options
+
+        if isinstance(method, MethodSetting):
+            return method
+        if isinstance(method, str):
+            return cls(method)
+        return cls(check_method(method).name, given_options(method.name, method.options()))
+
+    def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
+        """Return the options of a run with this setting."""
+        if self.learning_rate is not None:
+            changes["learning_rate"] = self.learning_rate
+        return replace(config, method=self.method, options=dict(self.options), **changes)
+
+    @property
+    def label(self) -> str:
+        """Name of the method with its options, such as "METHOD p=0.9"."""
+        return " ".join([self.method, *self._changes])
+
+    @property
+    def described(self) -> str:
+        """What differs from the defaults."""
+        return " ".join(self._changes) or "its defaults"
+
+    @property
+    def _changes(self) -> list[str]:
+        found = [f"{name}={value}" for name, value in self.options.items()]
+        return found if self.learning_rate is None else [*found, f"learning_rate={self.learning_rate:g}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +162,9 @@ class Comparison:
     :func:`default_methods`."""
     seeds: int = option(5, "search", "Number of seeds per method.")
     budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
-    """In seconds; None: no limit. Seeds that do not fit are left out, for all methods alike; the remaining time is
-    used to search settings."""
-    trials: int | None = option(
-        None,
-        "search",
-        "Settings to try for each method, including learning rates.",
-        shown="what fits into the budget",
-    )
-    """The default setting is one of them. None: what fits into the budget; without a budget, only the default."""
+    """In seconds; None: no limit. Settings and seeds that do not fit are left out, for all methods alike."""
+    trials: int = option(1, "search", "Settings to try for each method, including learning rates, with optuna.")
+    """The default setting is the first of them; 1: only it. optuna is in ``attendrop[search]``."""
     folds: int = option(3, "search", "Selection splits on which settings are scored.")
     baselines: tuple[str, ...] = option(
         CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all but setfit"
@@ -155,7 +188,7 @@ class Comparison:
 def check_record(folder: Path, config: RunConfig) -> None:
     """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
     before = read_json(folder / RECORD, {"config": dict, "data_sha256": str})
-    if before is None or not ((folder / ANSWER).exists() or (folder / BEST).exists()):
+    if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
         return
     now = _record(config)
     was, options, files = located(before["config"]), now["config"], before.get("model_sha256")

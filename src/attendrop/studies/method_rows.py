@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -103,22 +103,6 @@ class MethodRow:
             "components": None if found is None or found.components is None else asdict(found.components),
             "runs": {str(seed): name for seed, name in self.folders.items()},
         }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any], reference: str | None) -> Self:
-        """Read what :meth:`as_dict` returned, given the label of the reference."""
-        return cls(
-            label=str(record["label"]),
-            method=str(record["method"]),
-            options=dict(record["options"]),
-            scores={int(seed): float(score) for seed, score in record["scores"].items()},
-            folders={int(seed): str(name) for seed, name in record["runs"].items()},
-            is_reference=record["label"] == reference,
-            selected_on_reported=bool(record["selected_on_reported"]),
-            difference=None if record["differences"] is None else PairedDifference.from_dict(record),
-            p_holm=record["p_holm"],
-            cost=record["time_ratio"],
-        )
 
     @property
     def is_baseline(self) -> bool:

@@ -1,88 +1,35 @@
-"""Settings of methods, and tuning of options and learning rates on selection rows, alike for all methods."""
+"""Search of settings by optuna: options and learning rates are tuned on selection rows, alike for all methods."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
-import random
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from attendrop.methods.core.base import Method
+from attendrop.errors import AttendropError
 from attendrop.methods.core.options import searched_values
-from attendrop.methods.core.registry import check_method, get_method, given_options
+from attendrop.methods.core.registry import get_method, given_options
 from attendrop.runs.config import RunConfig
+from attendrop.studies.comparison import MethodSetting
 from attendrop.studies.units import Result, Unit
 
 SELECTION_FRACTION = 0.2
-# One for each setting tried by default, at most: plain fine-tuning has nothing else to search.
-LEARNING_RATE_FACTORS = (1.0, 0.125, 0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+# How far the learning rate is searched, in both directions.
+MOST_FACTOR = 8.0
 # Selection splits have separate seeds: none is the seed of a final run.
 _FIRST_SEED = 1_000
 _LEARNING_RATE = "learning_rate"
 logger = logging.getLogger(__name__)
-RunUnits = Callable[[Iterable[Unit]], list[Result]]
 
 
-@dataclass(frozen=True)
-class MethodSetting:
-    """A method, or several joined by ``+``, with options, and a learning rate; None: the run's own."""
-
-    method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float | None = None
-
-    @classmethod
-    def of(cls, method: str | Method | MethodSetting) -> MethodSetting:
-        """Make the setting of a method, or of a name: its defaults; raises AttendropError for anything else."""
-        if isinstance(method, MethodSetting):
-            return method
-        if isinstance(method, str):
-            return cls(method)
-        return cls(check_method(method).name, given_options(method.name, method.options()))
-
-    def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
-        """Return the options of a run with this setting."""
-        if self.learning_rate is not None:
-            changes["learning_rate"] = self.learning_rate
-        return dataclasses.replace(config, method=self.method, options=dict(self.options), **changes)
-
-    @property
-    def label(self) -> str:
-        """Name of the method with its options, such as "METHOD p=0.9"."""
-        return " ".join([self.method, *self._changes])
-
-    @property
-    def described(self) -> str:
-        """What differs from the defaults."""
-        return " ".join(self._changes) or "its defaults"
-
-    @property
-    def _changes(self) -> list[str]:
-        found = [f"{name}={value}" for name, value in self.options.items()]
-        return found if self.learning_rate is None else [*found, f"learning_rate={self.learning_rate:g}"]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A setting, and its selection scores, one for each fold, None if it failed; fewer if it was stopped early."""
+class Trial(NamedTuple):
+    """A setting, and its selection scores, one for each fold, None where it failed."""
 
     setting: MethodSetting
-    scores: list[float | None] = field(default_factory=list)
-
-    @property
-    def failed(self) -> bool:
-        """Whether it has no score in one of its folds."""
-        return None in self.scores
-
-    @property
-    def mean(self) -> float:
-        """Mean of the scores so far; below all others if one is missing, whatever the metric."""
-        return -math.inf if self.failed else statistics.fmean(score for score in self.scores if score is not None)
+    scores: list[float | None]
 
 
 def choose(trials: Sequence[Trial]) -> MethodSetting:
@@ -90,18 +37,18 @@ def choose(trials: Sequence[Trial]) -> MethodSetting:
 
     The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
     on few selection rows is often only the luckiest; of one fold there is no standard error, and the best is chosen.
-    Settings that failed or were stopped early are not chosen, and folds in which the default failed do not count.
+    Settings that failed are not chosen, and folds in which the default failed do not count.
     """
     default, *others = trials
-    best = default
+    best, most = default, -math.inf
     for trial in others:
-        if trial.failed or len(trial.scores) < len(default.scores):
-            continue
         pairs = zip(trial.scores, default.scores, strict=True)
         gains = [one - other for one, other in pairs if one is not None and other is not None]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        if (not gains or statistics.fmean(gains) > error) and trial.mean > best.mean:
-            best = trial
+        if None in trial.scores or (gains and statistics.fmean(gains) <= error):
+            continue
+        if (mean := statistics.fmean(score for score in trial.scores if score is not None)) > most:
+            best, most = trial, mean
     return best.setting
 
 
@@ -111,103 +58,84 @@ def search_settings(
     *,
     trials: int,
     folds: int,
-    learning_rate: float,
-    run_units: RunUnits,
-    decided: Mapping[str, Mapping[str, Any]] | None = None,
+    run_units: Callable[[Iterable[Unit]], list[Result]],
+    has_time: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[Trial]]:
-    """Try settings of methods on selection rows.
+    """Try up to ``trials`` settings of each method on selection rows, as long as it ``has_time``.
 
-    Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
-    fold. After each fold, only the better half of a method's settings, and its default, remain. All methods have the
-    same number of settings, plain fine-tuning included, for which only the learning rate is searched: up to 12, since
-    there are no more of these. Options and learning rates that are given are not searched, nor are those given in other
-    settings of the same method, so that each setting stays what it is compared as.
-
-    For each default, at most ``trials`` trials are made, itself included; ``learning_rate`` is that of the defaults
-    that have none, and ``decided`` has, by their label, the options that the data decided.
+    They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
+    search that is begun again asks for the same runs, and finds those that are finished. A setting is trained on four
+    fifths of the training rows and scored on the others, with another split in each fold. Options and learning rates
+    that are given are not searched, nor are those given in other settings of the same method, so that each setting
+    stays what it is compared as. One that is proposed twice is tried once.
 
     Returns:
         The trials by label of the default, which comes first.
+
+    Raises:
+        AttendropError: optuna is not installed, or no default can be trained.
     """
-    given: dict[str, set[str]] = {}
+    try:
+        import optuna
+    except ImportError:
+        raise AttendropError("--trials needs optuna; run `pip install 'attendrop[search]'`.") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    studies, spaces, found = {}, {}, {each.label: list[Trial]() for each in defaults}
     for default in defaults:
-        rate = () if default.learning_rate is None else (_LEARNING_RATE,)
-        given.setdefault(default.method, set()).update(default.options, rate)
-    found = {}
-    for default in defaults:
-        around = (decided or {}).get(default.label, {})
-        settings = _settings(default, given[default.method], around, trials, learning_rate, config.seed)
-        found[default.label] = [Trial(setting) for setting in settings]
-    alive = dict(found)
-    for fold in range(folds):
-        asked = [trial for each in alive.values() for trial in each]
-        results = run_units(selection_unit(config, trial.setting, fold) for trial in asked)
-        for trial, result in zip(asked, results, strict=True):
+        alike = [each for each in defaults if each.method == default.method]
+        given = {_LEARNING_RATE for each in alike if each.learning_rate is not None}.union(
+            *(each.options for each in alike)
+        )
+        names = [name.strip() for name in default.method.split("+")]
+        space = {
+            option if len(names) == 1 else f"{name}.{option}": values  # the default first
+            for name in names
+            for option, values in searched_values(get_method(name)).items()
+        } | {_LEARNING_RATE: (1.0,)}  # as a factor of the default's
+        spaces[default.label] = {name: values for name, values in space.items() if name not in given}
+        sampler = optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=4)
+        studies[default.label] = optuna.create_study(direction="maximize", sampler=sampler)
+        studies[default.label].enqueue_trial({name: values[0] for name, values in spaces[default.label].items()})
+    first: dict[str, dict[str, Any]] = {}  # the metrics of the defaults
+    for number in range(trials):
+        if number and not has_time():
+            break
+        asked = {}
+        for default in defaults:
+            label, rate, changed = default.label, default.learning_rate, dict[str, Any]()
+            if number and (not spaces[label] or label not in first):
+                continue
+            proposal = studies[label].ask()
+            for name, values in spaces[label].items():
+                if name != _LEARNING_RATE:
+                    value = proposal.suggest_categorical(name, values)
+                    changed |= {name: value} if value != values[0] else {}
+                elif (factor := proposal.suggest_float(name, 1 / MOST_FACTOR, MOST_FACTOR, log=True)) != 1.0:
+                    rate = float(f"{first[label]['training']['learning_rate'] * factor:.3g}")
+            # What differs from the default differs from what the default is on these data.
+            around = given_options(default.method, first[label]["options"]) if changed else {}
+            setting = MethodSetting(default.method, {**around, **default.options, **changed}, rate)
+            asked[label] = proposal, Trial(setting, [])
+        # Scored on the selection rows of each fold, also where epochs are not, and never on the evaluation rows.
+        held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "honest"}
+        runs = list(product(asked, range(folds)))
+        results = run_units(
+            Unit(asked[label][1].setting.applied(config, seed=_FIRST_SEED + fold, **held_out)) for label, fold in runs
+        )
+        for (label, _), result in zip(runs, results, strict=True):
+            if number == 0 and result.metrics is not None:
+                first[label] = result.metrics
             score = (result.metrics or {}).get("selection_score")
-            trial.scores.append(score if score is not None and math.isfinite(score) else None)
-        alive = {name: _better_half(each) for name, each in alive.items()}
-    for name, each in found.items():
-        logger.info("Method %s: %d settings were tried; chosen: %s.", name, len(each), choose(each).described)
+            asked[label][1].scores.append(score if score is not None and math.isfinite(score) else None)
+        if not first:
+            raise AttendropError(f"No run succeeded; the first error: {results[0].error}")
+        for label, (proposal, trial) in asked.items():
+            scores = [score for score in trial.scores if score is not None]
+            complete = len(scores) == folds
+            state = optuna.trial.TrialState.COMPLETE if complete else optuna.trial.TrialState.FAIL
+            studies[label].tell(proposal, statistics.fmean(scores) if complete else None, state)
+            if all(trial.setting != other.setting for other in found[label]):
+                found[label].append(trial)
+    for label, each in found.items():
+        logger.info("Method %s: %d settings were tried; chosen: %s.", label, len(each), choose(each).described)
     return found
-
-
-def _better_half(trials: Sequence[Trial]) -> list[Trial]:
-    default, *others = trials
-    return [default, *sorted(others, key=lambda trial: -trial.mean)[: len(trials) // 2]]
-
-
-def selection_unit(config: RunConfig, setting: MethodSetting, fold: int) -> Unit:
-    """Make the run of a setting that is scored on the selection rows of a fold, also where epochs are not."""
-    held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "honest"}
-    return Unit(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
-
-
-def number_of_selection_runs(trials: int, folds: int) -> int:
-    """Count the runs that :func:`search_settings` needs for a method, at most."""
-    runs, alive = 0, trials
-    for _ in range(folds):
-        runs += alive
-        alive = 1 + min(alive - 1, alive // 2)
-    return runs
-
-
-def _settings(
-    default: MethodSetting,
-    given: Collection[str],
-    around: Mapping[str, Any],
-    trials: int,
-    learning_rate: float,
-    seed: int,
-) -> list[MethodSetting]:
-    """Propose settings, each once: the default, then others at random that keep the given options.
-
-    The others differ from what the default is on these data, ``around``.
-    """
-    space = {name: values for name, values in search_space(default.method).items() if name not in given}
-    if _LEARNING_RATE not in given:
-        space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
-    defaults = {name: values[0] for name, values in space.items()}
-    found = [default]
-
-    grid = list(product(*space.values()))
-    for values in random.Random(seed).sample(grid, min(trials, len(grid))):
-        changed = {name: value for name, value in zip(space, values, strict=True) if value != defaults[name]}
-        rate = changed.pop(_LEARNING_RATE, default.learning_rate)
-        options = {**(around if changed else {}), **default.options, **changed}
-        setting = MethodSetting(default.method, options, rate)
-        if setting not in found:
-            found.append(setting)
-    return found[:trials]
-
-
-def search_space(method: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values that are tried of each option of a method, the default first.
-
-    Options of a composition, several methods joined by ``+``, are called ``METHOD.OPTION``.
-    """
-    names = [name.strip() for name in method.split("+")]
-    return {
-        option if len(names) == 1 else f"{name}.{option}": values
-        for name in names
-        for option, values in searched_values(get_method(name)).items()
-    }

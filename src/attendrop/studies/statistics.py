@@ -8,8 +8,7 @@ other seeds; one on *new rows* holds for other seeds and other rows of the same 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
@@ -22,12 +21,8 @@ from attendrop.tasks.row_scores import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
-POWER = 0.8
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
 ROUNDING = 1e-12
-# Maximum number of seeds, and of rows, of a plan.
-MANY_SEEDS = 1000
-MANY_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -46,12 +41,6 @@ class Estimate:
         """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
         return {name: finite(self.value), **self.ends(name)}
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any], name: str) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        low, high = record[f"{name}_low"], record[f"{name}_high"]
-        return cls(float(record[name]), -math.inf if low is None else low, math.inf if high is None else high)
-
 
 @dataclass(frozen=True)
 class CrossedMean:
@@ -69,7 +58,7 @@ class CrossedMean:
         least: What the interval has at least on each side. What occurs in none of n rows, or groups, may still occur in
             about 3 / n of all (the rule of three: ``1 - 0.05 ** (1 / n)``), and make as large a difference there, in
             either direction, as the largest of a group in a run, but no larger than a score; if none is seen, as large
-            as a score. 0 in older answers.
+            as a score.
     """
 
     mean: float
@@ -103,65 +92,19 @@ class CrossedMean:
         least = (seen + abs(mean)) * (1 - ALPHA ** (1 / groups))
         return cls(mean, of_seeds, of_rows, ms_both, seeds, units, rows, least)
 
-    def variance(self, seeds: float, units: float) -> float:
-        """Variance of the mean over so many seeds and units."""
-        return self.of_seeds / seeds + self.of_rows / units + self.of_both / (seeds * units)
+    @property
+    def variance(self) -> float:
+        """Variance of the mean."""
+        return self.of_seeds / self.seeds + self.of_rows / self.units + self.of_both / (self.seeds * self.units)
 
-    def freedom(self, seeds: float, units: float) -> float:
+    @property
+    def freedom(self) -> float:
         """Degrees of freedom of that variance (Satterthwaite, 1946), at least those of the seeds or of the units."""
-        both = self.of_both
+        both, seeds, units = self.of_both, self.seeds, self.units
         squares = (both + units * self.of_seeds) ** 2 / (seeds - 1) + (both + seeds * self.of_rows) ** 2 / (units - 1)
         squares += both**2 / ((seeds - 1) * (units - 1))
         least = min(seeds, units) - 1
-        return least if squares == 0 else max(least, (self.variance(seeds, units) * seeds * units) ** 2 / squares)
-
-    def power(self, effect: float, alpha: float, *, seeds: float, rows: float) -> float:
-        """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""
-        units = max(2.0, rows * self.units / self.rows)
-        error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
-        error = max(error, self.least * self.units / units / float(stats.t.isf(ALPHA / 2, freedom)))
-        if error <= ROUNDING:
-            return 1.0
-        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / error))
-
-    def plan(self, effect: float, alpha: float, least_seeds: int) -> Plan:
-        """Plan, with no fewer than ``least_seeds``, what shows a difference ``effect`` > 0 at level ``alpha``."""
-        if self.power(effect, alpha, seeds=max(self.seeds, least_seeds), rows=self.rows) >= POWER:
-            return Plan(effect, max(0, least_seeds - self.seeds), 0)
-        seeds = _smallest(lambda count: self.power(effect, alpha, seeds=count, rows=self.rows), MANY_SEEDS)
-        rows = self._rows_needed(effect, alpha, self.seeds) if self.seeds >= least_seeds else None
-        if seeds is not None or rows is not None:
-            more_seeds = None if seeds is None else seeds - self.seeds
-            return Plan(effect, more_seeds, None if rows is None else rows - self.rows)
-        together, trained = None, self.seeds
-        while together is None and (trained := 2 * trained) <= MANY_SEEDS:
-            if (rows := self._rows_needed(effect, alpha, trained)) is not None:
-                together = (trained, rows)
-        return Plan(effect, None, None, together)
-
-    def _rows_needed(self, effect: float, alpha: float, seeds: int) -> int | None:
-        return _smallest(lambda rows: self.power(effect, alpha, seeds=seeds, rows=rows), MANY_ROWS)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Number of seeds or rows that would show a difference ``effect`` with a power of 0.8.
-
-    Attributes:
-        more_seeds: Number of further seeds on the same rows; None: no number is enough.
-        more_rows: Number of further evaluation rows with the same seeds; 0: there are enough; None: no number is.
-        together: Number of seeds and of rows, all counted, where neither alone is enough; None: not needed, or none.
-    """
-
-    effect: float
-    more_seeds: int | None
-    more_rows: int | None
-    together: tuple[int, int] | None = None
-
-    @property
-    def only_seeds_can_be_had(self) -> bool:
-        """Whether the additional seeds are few enough to run, and the additional rows too many to label."""
-        return 0 < (self.more_seeds or 0) <= 100 and (self.more_rows or 0) > 10_000
+        return least if squares == 0 else max(least, (self.variance * seeds * units) ** 2 / squares)
 
 
 @dataclass(frozen=True)
@@ -181,13 +124,6 @@ class PairedDifference:
     mean: Estimate
     p_value: float | None = None
     components: CrossedMean | None = None
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Read it from a row of ``answer.json``."""
-        values, parts = tuple(map(float, record["differences"])), record.get("components")
-        components = None if parts is None else CrossedMean(**parts)
-        return cls(values, _over_seeds(values), Estimate.from_dict(record, "difference"), record["p"], components)
 
     @property
     def n(self) -> int:
@@ -243,8 +179,8 @@ def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)
     its interval were simulated: docs/compare.md. Returns the sum, and the two-sided p value.
     """
     value = sum(weight * each.mean for weight, each in zip(weights, means, strict=True))
-    shares = [weight**2 * each.variance(each.seeds, each.units) for weight, each in zip(weights, means, strict=True)]
-    each_freedom = [each.freedom(each.seeds, each.units) for each in means]
+    shares = [weight**2 * each.variance for weight, each in zip(weights, means, strict=True)]
+    each_freedom = [each.freedom for each in means]
     spread = sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))
     freedom = sum(shares) ** 2 / spread if spread else min(each_freedom)
     critical = float(stats.t.ppf(1 - ALPHA / 2, freedom))
@@ -287,10 +223,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
     scaled = (p_values[row] * (len(p_values) - rank) for rank, row in enumerate(order))
     corrected = dict(zip(order, accumulate(scaled, max), strict=True))
     return [float(min(1, corrected[row])) for row in range(len(p_values))]
-
-
-def _smallest(power: Callable[[int], float], most: int) -> int | None:
-    """Return the smallest number, from 2 on, with a power of 0.8, which grows with it; None: none up to ``most``."""
-    if power(most) < POWER:
-        return None
-    return bisect_left(range(most), True, 2, key=lambda number: power(number) >= POWER)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,10 @@ from attendrop.runs.folder_lock import LOCK, check_writable
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
-from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
-from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
+from attendrop.studies.units import COMPARED, LABEL, REPORTS, RUNS, Result
 from attendrop.studies.words import ends, interval, p_text
 from attendrop.text_tables import csv_of_records, in_markdown, markdown_table
 
@@ -48,16 +47,35 @@ def run_study(
     units = study.units
     results = run_units(units, folder, workers=workers, backend=backend, on_event=on_event)
     of_unit = {unit.key(): result for unit, result in zip(units, results, strict=True)}
-    report = make_report(study, {each.name: [of_unit[unit.key()] for unit in each.units] for each in study.settings})
+    labelled = {
+        each.name: [of_unit[key].labelled(each.labels.get(key)) for key in (unit.key() for unit in each.units)]
+        for each in study.settings
+    }
+    report = make_report(study, labelled)
+    write_compared(folder, labelled, study.reference)
     write_reports(folder, report.markdown(), report.as_dict(), report.csv())
     return report
 
 
+def write_compared(folder: Path, settings: Mapping[str, Sequence[Result]], reference: str) -> None:
+    """Record which runs are compared, by setting, so that an answer can be computed from them again.
+
+    For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
+    """
+    runs = {
+        name: {
+            each.folder.name: {LABEL: method_label(each.metrics or each.failure()), "seed": each.unit.config.seed}
+            for each in results
+        }
+        for name, results in settings.items()
+    }
+    write_json(folder / COMPARED, {"reference": reference, "settings": runs})
+
+
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
-    """Write the files of an answer, starting with the one that identifies them."""
-    contents = dict(zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True))
-    for name in sorted(REPORTS, key=lambda name: name != ANSWER):
-        write_text(folder / name, contents[name])
+    """Write the files of an answer, for people and their programs: attendrop reads none of them."""
+    for name, content in zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True):
+        write_text(folder / name, content)
 
 
 def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
@@ -65,13 +83,13 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder)
-    found = read_json(folder / ANSWER, {})
-    known = (folder / RUNS).is_dir() or not {"settings", "methods"}.isdisjoint(found or {})
+    found = read_json(folder / COMPARED, {"settings": dict})
+    known = found is not None or (folder / RUNS).is_dir()
     if folder.exists() and not known and any(path.name != LOCK for path in folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     if found is None and (strange := next(filter(Path.exists, (folder / name for name in REPORTS)), None)):
         raise AttendropError(f"'{strange}' was not written by attendrop, and would be replaced; name another folder.")
-    if found is not None and ("settings" in found) == comparison:
+    if found is not None and ("" in found["settings"]) != comparison:
         other = "study" if comparison else "comparison"
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")
 
@@ -121,12 +139,6 @@ class OverallRow:
         if found is None:
             return record
         return record | found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        found = PairedDifference.from_dict(record) if record["seeds"] else None
-        return cls(record["label"], record["p_holm"], found)
 
 
 @dataclass(frozen=True)
@@ -178,47 +190,14 @@ class StudyReport:
         return csv_of_records([{"setting": name, **record} for name, table in tables.items() for record in table])
 
 
-def read_answers(path: Path) -> dict[str, Answer] | None:
-    """Read the answer of each setting by its name; that of a comparison has the name ``""``; None if there is no file.
-
-    Raises:
-        AttendropError: attendrop did not write the file.
-    """
-    content = read_json(path, {})
-    if content is None:
-        return None
-    with _written_by_attendrop(path):
-        return {name: Answer.from_dict(found) for name, found in content.get("settings", {"": content}).items()}
-
-
-def read_overall(path: Path) -> tuple[OverallRow, ...] | None:
-    """Read the comparison over all settings of a study; None if there is none.
-
-    Raises:
-        AttendropError: attendrop did not write the file.
-    """
-    found = read_json(path, {}) or {}
-    with _written_by_attendrop(path):
-        return tuple(map(OverallRow.from_dict, found["overall"])) if "overall" in found else None
-
-
-@contextmanager
-def _written_by_attendrop(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise AttendropError(f"'{path}' was not written by attendrop; name the folder of a study.") from None
-
-
 def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
-    """Compare the methods in each setting and over all of them, given the results of each setting by its name."""
+    """Compare the methods in each setting and over all of them, given the labelled results of each setting."""
     answers = {}
-    for setting in study.settings:
-        labelled = [result.labelled(setting.labels.get(result.unit.key())) for result in results[setting.name]]
-        metrics = [result.metrics for result in labelled if result.metrics is not None]
-        failed = [result.failure() for result in labelled if result.error is not None]
+    for name, found in results.items():
+        metrics = [result.metrics for result in found if result.metrics is not None]
+        failed = [result.failure() for result in found if result.error is not None]
         if metrics:
-            answers[setting.name] = answer(metrics, study.reference, failed=failed)
+            answers[name] = answer(metrics, study.reference, failed=failed)
     failures = {result.folder: result for found in results.values() for result in found if result.error is not None}
     overall = overall_rows(answers) if len(study.settings) > 1 else ()
     return StudyReport(answers, overall, tuple(failures.values()))
@@ -242,7 +221,7 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
 
 def _have_one_unit(answers: Sequence[Answer]) -> bool:
     """Whether scores may be averaged: they are fractions, or the same error of the same numbers."""
-    units = {(found.metric, found.data or found.task) if found.metric.startswith("neg_") else None for found in answers}
+    units = {(found.metric, found.data) if found.metric.startswith("neg_") else None for found in answers}
     return len(units) == 1
 
 

@@ -21,9 +21,10 @@ from attendrop.wording import counted
 RUNS = "runs"
 # What an answer calls a run, beside the entries of its ``metrics.json``.
 LABEL = "label"
-# Files of the answer of a study or a comparison.
-ANSWER = "answer.json"
-REPORTS = ("answer.md", ANSWER, "answer.csv")
+# Files of the answer of a study or a comparison, and the list of the runs from which it can be computed again; in it,
+# the only setting of a comparison is called "".
+REPORTS = ("answer.md", "answer.json", "answer.csv")
+COMPARED = "compared.json"
 # The method that others are compared with by default.
 REFERENCE = "finetune"
 # Names of the baselines, see :mod:`attendrop.studies.baselines`, the cheapest first.

@@ -1,39 +1,19 @@
-"""Decision rule of a comparison.
+"""Decision of a comparison: of the table :data:`RULES`, the first rule that holds, with its sentence.
 
-What a comparison recommends follows from the scores by :func:`judge`, and :mod:`attendrop.studies.words` words it. The
-reason, ``why``, names the branch of the rule; "shown" is a p value of at most 0.05, by Holm for methods, from four
-common seeds or more, and "within" an interval that lies within the margin as a whole.
-
-| ``why`` | rule | sentence begins |
-|---|---|---|
-| "no reference" | the reference has no score | No recommendation: plain fine-tuning, with which |
-| "few seeds" | the pair has fewer than four common seeds | 3 runs of each are too few to tell |
-| "no row scores" | the pair has no scores by row | The runs have no scores by row |
-| "alone" | there is no method but the reference | No other method has a result. |
-| "ahead" | a method's lead over the reference is shown, and not within | It gets 3 more of 100 right than |
-| "all behind" | all methods are shown to be behind the reference | Every other method here is behind it |
-| "negligible" | the differences of all open methods are within | The differences are practically nothing |
-| "undecided" | some are not | No other method here is told apart from it |
-
-Against the best baseline, if what is recommended is not shown to be ahead of it:
-
-| ``why`` | rule | sentence begins |
-|---|---|---|
-| "others not ahead" | another fine-tuned model is | Unlike METHOD, it is shown to be ahead of |
-| "behind" | the best fine-tuned model is behind it on average | Fine-tuning does not, or is not shown to, pay |
-| "negligible" | its lead is within | Fine-tuning does not pay here: ..., which is practically nothing. |
-| "undecided" | its lead is not within | Fine-tuning is not shown to pay here |
+What takes more must be shown to be ahead of what takes less on new rows. "Shown" is a p value of at most 0.05
+(:func:`attendrop.studies.statistics.crossed_test`), by Holm for methods, from four common seeds or more; "within" is an
+interval that lies within the margin as a whole. Sentences are completed by :mod:`attendrop.studies.words`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, Plan, holm
+from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, holm
 from attendrop.studies.units import CHEAP
 from attendrop.tasks.row_scores import BLOCKS
 
@@ -44,15 +24,70 @@ _CHEAPER = 0.9
 # On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
 _ROWS_FOR_NOTHING = 600
 
-Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
-Why = Literal[
-    "no reference", "few seeds", "no row scores", "alone", "ahead", "all behind", "negligible", "undecided", "behind",
-    "others not ahead", "",
-]  # fmt: skip
+NO_ROWS = (
+    "The runs have no scores by row, or of different rows, so nothing is known of new rows: compare in a new folder, "
+    "with two evaluation rows or more."
+)
 # Why more seeds would not distinguish models: all scores are at the best possible one, or equal.
 Limit = Literal["at best", "equal", ""]
 _TEXTS = ("kind", "use", "why", "challenger", "incumbent", "limit", "baseline")
 _LABELS = ("also_ahead", "slight", "behind", "not_judged")
+
+
+class Rule(NamedTuple):
+    """A rule: when it holds, what is used, the pair that it rests on, the rows that stay open, and the sentence."""
+
+    kind: str
+    why: str
+    holds: Callable[[Facts], Any]
+    use: Callable[[Facts], Any]
+    pair: Callable[[Facts], Any]
+    open: Callable[[Facts], Any]
+    says: str
+
+
+def _none(facts: Facts) -> Any:
+    return ()
+
+
+RULES = (
+    # Fine-tuned models against the best baseline.
+    Rule("too few seeds", "few seeds", lambda f: f.base and not f.promising and f.lead.n < MIN_SEEDS,
+         lambda f: None, lambda f: (f.leader, f.base), _none, "{so_far}{few}"),
+    Rule("too few seeds", "no row scores", lambda f: f.base and not f.promising and f.lead.p_value is None,
+         lambda f: None, lambda f: (f.leader, f.base), _none, "{so_far}" + NO_ROWS),
+    Rule("", "others not ahead", lambda f: f.judged and f.over and f.best_tuned not in f.over,
+         lambda f: f.best_over, lambda f: (f.best_over, f.base), _none,
+         "{unlike} is shown to be ahead of {incumbent}: {gains_so}."),
+    Rule("baseline", "behind", lambda f: f.judged and not f.over and f.lead.mean.value <= ROUNDING,
+         lambda f: f.base, lambda f: (f.leader, f.base), lambda f: () if f.base_shown else (f.leader,),
+         "Fine-tuning {does_not} pay here: {needs}."),
+    Rule("baseline", "negligible", lambda f: f.judged and not f.over and f.is_within(f.lead),
+         lambda f: f.base, lambda f: (f.leader, f.base), _none,
+         "Fine-tuning does not pay here: {gains}, which is practically nothing."),
+    Rule("baseline", "undecided", lambda f: f.judged and not f.over,
+         lambda f: f.base, lambda f: (f.leader, f.base), lambda f: (f.leader,),
+         "Fine-tuning is not shown to pay here: {gains}, which may be chance."),
+    # Methods against the reference.
+    Rule("reference", "alone", lambda f: not f.methods,
+         lambda f: f.reference, _none, _none, "No other method has a result."),
+    Rule("too few seeds", "few seeds", lambda f: max(row.pairs for row in f.methods) < MIN_SEEDS,
+         lambda f: None, lambda f: (max(f.repeated or f.methods, key=_gain), f.reference), lambda f: f.repeated,
+         "{few}"),
+    Rule("too few seeds", "no row scores", lambda f: not f.tested,
+         lambda f: None, lambda f: (max(f.methods, key=_gain), f.reference), _none, NO_ROWS),
+    Rule("method", "ahead", lambda f: f.ahead,
+         lambda f: f.best_tuned, lambda f: (f.best_tuned, f.reference), _none, "{it_gains}."),
+    Rule("reference", "all behind", lambda f: not f.unclear,
+         lambda f: f.reference, lambda f: (max(f.behind, key=_gain), f.reference), _none,
+         "Every other method here{but} is behind it; {best_method}."),
+    Rule("tie", "negligible", lambda f: not f.open_yet,
+         lambda f: f.best_tuned, lambda f: (max(f.unclear, key=_gain), f.reference), lambda f: f.unclear,
+         "{those} differences are practically nothing, and {cheapest}."),
+    Rule("tie", "undecided", lambda f: True,
+         lambda f: f.reference, lambda f: (max(f.open_yet, key=_gain), f.reference), lambda f: f.open_yet,
+         "No other method here is {apart}; {best_method}{by_chance}."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,11 +114,6 @@ class BaselineLead:
         """Return it as JSON values; an infinite end of an interval is None."""
         return {"seeds": self.seeds, **self.lead.as_dict("value"), "p_holm": self.p_holm}
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-        return cls(found["seeds"], Estimate.from_dict(found, "value"), found["p_holm"])
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -97,34 +127,32 @@ class Verdict:
             shown to be behind it, or there is no other; "tie": no method is shown to be ahead; "too few seeds" and
             "no reference": nothing is recommended.
         use: Label of the recommended method or baseline; None if there is none.
-        why: The reason: the branch of the decision rule, in the table of this module.
+        why: The reason: the rule of :data:`RULES` that decides.
         lead: Challenger minus incumbent, with its interval on new rows.
-        plan: What would show such a lead, where it is not shown.
-        limit: Why more seeds would not.
+        limit: Why more seeds would not show such a lead.
         also_ahead, behind: Labels of other methods that are shown to be ahead of the reference, or behind it.
         slight: Labels of methods that are shown to be ahead, but by practically nothing, where others are open.
         not_judged: Labels of methods with too few seeds, where others are judged.
         baseline: Label of the best baseline, if the recommendation is shown to be ahead of it, or the challenger not
             yet. None where the baseline is the incumbent.
-        among: Verdict on the fine-tuned models alone, where the baseline changes it.
+        says: The sentence of the rule, which :class:`attendrop.studies.words.Words` completes; not written.
         baseline_leads: How each fine-tuned model compares with the best baseline, by label; empty without a baseline.
     """
 
-    kind: Kind
+    kind: str
     use: str | None
-    why: Why = ""
+    why: str = ""
     challenger: str | None = None
     incumbent: str | None = None
     lead: Estimate | None = None
-    plan: Plan | None = None
     limit: Limit = ""
     also_ahead: tuple[str, ...] = ()
     slight: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     not_judged: tuple[str, ...] = ()
     baseline: str | None = None
-    among: Verdict | None = None
     baseline_leads: Mapping[str, BaselineLead] = field(default_factory=dict)
+    says: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""
@@ -132,180 +160,98 @@ class Verdict:
             **{name: getattr(self, name) for name in _TEXTS},
             **{name: list(getattr(self, name)) for name in _LABELS},
             "lead": None if self.lead is None else self.lead.as_dict("value"),
-            "plan": None if self.plan is None else asdict(self.plan),
-            "among": None if self.among is None else self.among.as_dict(),
             "baseline_leads": {label: found.as_dict() for label, found in self.baseline_leads.items()},
         }
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned; older versions wrote less."""
-        lead, plan, among = found.get("lead"), found.get("plan"), found.get("among")
-        together = plan and plan["together"]
-        leads = found.get("baseline_leads", {})
-        known: dict[str, Any] = {name: found[name] for name in _TEXTS if name in found}
-        known |= {name: tuple(found[name]) for name in _LABELS if name in found}
-        return cls(
-            **known,
-            lead=lead and Estimate.from_dict(lead, "value"),
-            plan=plan and Plan(**{**plan, "together": together and tuple(together)}),
-            among=among and cls.from_dict(among),
-            baseline_leads={label: BaselineLead.from_dict(each) for label, each in leads.items()},
-        )
 
+class Facts:
+    """What the rules are about, of rows of ``method_rows``, the reference first, with the margin of what is nothing."""
 
-def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
-    """Recommend a baseline, the reference, or a method, given rows of ``method_rows`` and the ``best`` possible score.
+    tuned: list[MethodRow]
+    reference: MethodRow
+    methods: list[MethodRow]
+    repeated: list[MethodRow]  # with several seeds
+    tested: list[MethodRow]
+    shown: list[MethodRow]
+    ahead: list[MethodRow]
+    behind: list[MethodRow]
+    unclear: list[MethodRow]
+    open_yet: list[MethodRow]
+    best_tuned: MethodRow
+    # The best baseline, None without one; the best fine-tuned model with its lead over it, and those that are ahead.
+    base: MethodRow | None
+    leader: MethodRow
+    lead: PairedDifference
+    over: list[MethodRow]
+    best_over: MethodRow
+    judged: bool
+    promising: bool
+    base_shown: bool
 
-    What takes more must be shown to be ahead of what takes less on new rows: with a p value of at most 0.05
-    (:func:`attendrop.studies.statistics.crossed_test`), corrected by Holm over the methods, from at least
-    :data:`MIN_SEEDS` common seeds, and unless the interval of the difference is entirely below ``margin``.
-
-    Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
-    cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what takes a tenth less
-    time if all differences are practically nothing. This recommendation must be shown to be ahead of the best baseline,
-    too. If it is not, another fine-tuned model that is takes its place; if there is none, the baseline does. A baseline
-    that trains the encoder, as SetFit does, counts as the best only if it is shown to be ahead of those that do not.
-    """
-    if not rows or not rows[0].is_reference:
-        return Verdict("no reference", None, "no reference")
-    tuned, baselines = ([row for row in rows if row.is_baseline is which] for which in (False, True))
-    judging = _Judging(tuned, margin, best)
-    verdict = judging.of_tuned()
-    return judging.with_baseline(verdict, judging.best_of(baselines)) if baselines else verdict
-
-
-@dataclass(frozen=True)
-class _Judging:
-    """The fine-tuned models, the reference first, with the margin and the best possible score."""
-
-    tuned: Sequence[MethodRow]
-    margin: float
-    best: float
-
-    def of_tuned(self) -> Verdict:
-        """Recommend one of the fine-tuned models."""
-        reference, methods = self.tuned[0], self.tuned[1:]
-        if not methods:
-            return Verdict("reference", reference.label, "alone")
-        if max(row.pairs for row in methods) < MIN_SEEDS:
-            repeated = [row for row in methods if row.pairs > 1]
-            leader = max(repeated or methods, key=_gain)
-            return self._pair("too few seeds", None, "few seeds", leader, reference, repeated)
-        tested = [row for row in methods if row.pairs >= MIN_SEEDS and row.p_holm is not None]
-        if not tested:
-            return self._pair("too few seeds", None, "no row scores", max(methods, key=_gain), reference)
-        shown = [row for row in tested if (row.p_holm or 0) <= ALPHA]
-        ahead = [row for row in shown if _gain(row) > 0 and not self._is_within(row.difference)]
-        behind = [row for row in shown if _gain(row) < 0]
-        unclear = [row for row in tested if row not in ahead and row not in behind]
-        if ahead:
-            use = self._cheapest_of_best(ahead, reference)
-            verdict = self._pair("method", use.label, "ahead", use, reference)
-            verdict = replace(verdict, also_ahead=tuple(row.label for row in ahead if row is not use))
-        elif not unclear:
-            verdict = self._pair("reference", reference.label, "all behind", max(behind, key=_gain), reference)
-        elif all(self._is_within(row.difference) for row in unclear):
-            cheapest, leader = min(unclear, key=_cost), max(unclear, key=_gain)
-            use = cheapest if _cost(cheapest) < _CHEAPER * _cost(reference) else reference
-            verdict = self._pair("tie", use.label, "negligible", leader, reference, unclear)
-        else:
-            open_yet = [row for row in unclear if not self._is_within(row.difference)]
-            verdict = self._pair("tie", reference.label, "undecided", max(open_yet, key=_gain), reference, open_yet)
-            verdict = replace(verdict, slight=tuple(row.label for row in unclear if row in shown))
-        not_judged = tuple(row.label for row in methods if row not in tested)
-        return replace(verdict, behind=tuple(row.label for row in behind), not_judged=not_judged)
+    def __init__(self, rows: Sequence[MethodRow], margin: float) -> None:
+        self.margin = margin
+        self.tuned, baselines = ([row for row in rows if row.is_baseline is which] for which in (False, True))
+        self.reference, self.methods = self.tuned[0], self.tuned[1:]
+        self.repeated = [row for row in self.methods if row.pairs > 1]
+        self.tested = [row for row in self.methods if row.pairs >= MIN_SEEDS and row.p_holm is not None]
+        self.shown = [row for row in self.tested if (row.p_holm or 0) <= ALPHA]
+        self.ahead = [row for row in self.shown if _gain(row) > 0 and not self.is_within(row.difference)]
+        self.behind = [row for row in self.shown if _gain(row) < 0]
+        self.unclear = [row for row in self.tested if row not in self.ahead and row not in self.behind]
+        self.open_yet = [row for row in self.unclear if not self.is_within(row.difference)]
+        # Among the fine-tuned models: the cheapest of the best, or of those that are practically equal.
+        self.best_tuned = self.reference
+        if self.ahead:
+            self.best_tuned = self.cheapest_of_best(self.ahead, self.reference)
+        elif self.unclear and not self.open_yet:
+            cheapest = min(self.unclear, key=_cost)
+            self.best_tuned = cheapest if _cost(cheapest) < _CHEAPER * _cost(self.reference) else self.reference
+        self.base = self.best_of(baselines) if baselines else None
+        found = {row.label: row.versus(self.base) for row in self.tuned} if self.base else {}
+        leads = {label: lead for label, lead in found.items() if lead is not None}
+        self.leads = self.with_p_values(leads)
+        self.judged = self.promising = False
+        if self.base is None or not leads:
+            self.base = None
+            return
+        enough = min(MIN_SEEDS, max(lead.n for lead in leads.values()))
+        self.leader = max((row for row in self.tuned if row.label in leads and leads[row.label].n >= enough), key=_gain)
+        self.lead = leads[self.leader.label]
+        self.judged = self.lead.n >= MIN_SEEDS and self.lead.p_value is not None
+        # There is nothing to say against fine-tuning yet, and nothing to choose from the fine-tuned models.
+        self.promising = self.judged or (self.lead.mean.value > ROUNDING and bool(self.methods) and not self.tested)
+        self.base_shown = self.is_within(self.lead) or (self.leads[self.leader.label].p_holm or 0.0) <= ALPHA
+        over = [row for row in self.tuned if row.label in leads and self.leads[row.label].is_shown]
+        self.over = [row for row in over if not self.is_within(leads[row.label])]
+        if self.over:
+            first = self.reference in self.over
+            self.best_over = self.reference if first else self.cheapest_of_best(self.over, self.base)
 
     def best_of(self, baselines: Sequence[MethodRow]) -> MethodRow:
         """Choose the best baseline; one that trains the encoder must be shown to be ahead of those that do not."""
         best = max(baselines, key=_gain)
         simple = max((row for row in baselines if row.method in CHEAP), key=_gain, default=best)
         lead = best.versus(simple)
-        shown = lead is not None and self._tested({best.label: lead})[best.label].is_shown
-        return best if shown and not self._is_within(lead) else simple
+        shown = lead is not None and self.with_p_values({best.label: lead})[best.label].is_shown
+        return best if shown and not self.is_within(lead) else simple
 
-    def with_baseline(self, verdict: Verdict, baseline: MethodRow) -> Verdict:
-        """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""
-        leads = {row.label: lead for row in self.tuned if (lead := row.versus(baseline)) is not None}
-        if not leads:
-            return verdict
-        tested = self._tested(leads)
-        return replace(self._against(verdict, baseline, leads, tested), baseline_leads=tested)
-
-    def _against(
-        self,
-        verdict: Verdict,
-        baseline: MethodRow,
-        leads: Mapping[str, PairedDifference],
-        tested: Mapping[str, BaselineLead],
-    ) -> Verdict:
-        enough = min(MIN_SEEDS, max(lead.n for lead in leads.values()))
-        leader = max((row for row in self.tuned if row.label in leads and leads[row.label].n >= enough), key=_gain)
-        lead = leads[leader.label]
-        if lead.n < MIN_SEEDS or lead.p_value is None:
-            if lead.mean.value > ROUNDING and verdict.kind == "too few seeds":
-                return replace(verdict, baseline=baseline.label)
-            why: Why = "few seeds" if lead.n < MIN_SEEDS else "no row scores"
-            return replace(self._pair("too few seeds", None, why, leader, baseline), among=verdict)
-        ahead = [row for row in self.tuned if row.label in leads and tested[row.label].is_shown]
-        ahead = [row for row in ahead if not self._is_within(leads[row.label])]
-        used = next((row for row in self.tuned if row.label == verdict.use), self.tuned[0])
-        if used in ahead:
-            return replace(verdict, baseline=baseline.label)
-        if ahead:
-            use = self.tuned[0] if self.tuned[0] in ahead else self._cheapest_of_best(ahead, baseline)
-            kind: Kind = "reference" if use.is_reference else "method"
-            return replace(self._pair(kind, use.label, "others not ahead", use, baseline), among=verdict)
-        within, gains = self._is_within(lead), lead.mean.value > ROUNDING
-        why = "behind" if not gains else "negligible" if within else "undecided"
-        open_yet = not within and (gains or (tested[leader.label].p_holm or 0.0) > ALPHA)
-        found = self._pair("baseline", baseline.label, why, leader, baseline, (leader,) if open_yet else ())
-        return replace(found, among=verdict)
-
-    def _pair(
-        self,
-        kind: Kind,
-        use: str | None,
-        why: Why,
-        challenger: MethodRow,
-        incumbent: MethodRow,
-        unclear: Sequence[MethodRow] = (),
-    ) -> Verdict:
-        """Make a verdict from a pair, with what would distinguish ``unclear`` rows from the incumbent."""
-        lead = challenger.versus(incumbent)
-        found = Verdict(kind, use, why, challenger.label, incumbent.label, None if lead is None else lead.mean)
-        if not unclear or lead is None:
-            return found
-        if all(self.best - row.mean < self.margin for row in (incumbent, *unclear)):
-            return replace(found, limit="at best")
-        if all((each := row.versus(incumbent)) is not None and each.is_equal for row in unclear):
-            return replace(found, limit="equal")
-        effect = max(abs(lead.mean.value) if incumbent.is_baseline else lead.mean.value, self.margin)
-        parts = lead.components
-        # Without a spread, nothing is known of what would be seen on other rows.
-        is_spread = parts is not None and parts.variance(parts.seeds, parts.units) > ROUNDING**2
-        if why == "negligible" or parts is None or effect <= 0 or not is_spread:
-            return found
-        alpha = ALPHA if challenger.is_reference else ALPHA / max(1, len(self.tuned) - 1)  # as they are tested
-        return replace(found, plan=parts.plan(effect, alpha, MIN_SEEDS))
-
-    def _tested(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
+    def with_p_values(self, leads: Mapping[str, PairedDifference]) -> dict[str, BaselineLead]:
         """Return the leads over a baseline with their p values, where there are enough seeds.
 
         Methods are corrected for their number. The reference is not: it was not chosen among them.
         """
         known = {label: lead.p_value for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        methods = [row.label for row in self.tuned[1:] if row.label in known]
+        methods = [row.label for row in self.methods if row.label in known]
         corrected = holm([1.0 if (p := known[label]) is None else p for label in methods])
         p_holm = known | {label: p for label, p in zip(methods, corrected, strict=True) if known[label] is not None}
         return {label: BaselineLead(lead.n, lead.mean, p_holm.get(label)) for label, lead in leads.items()}
 
-    def _cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
+    def cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
         """Choose the cheapest of the methods whose lead over another is within the margin of the largest."""
         leads = {row.label: found.mean.value for row in rows if (found := row.versus(other)) is not None}
         return min((row for row in rows if max(leads.values()) - leads[row.label] <= self.margin), key=_cost)
 
-    def _is_within(self, difference: PairedDifference | None) -> bool:
+    def is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
 
         Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all. Of many
@@ -315,6 +261,42 @@ class _Judging:
         if difference is None or (known and (known.rows < _ROWS_FOR_NOTHING or known.units < BLOCKS)):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
+
+
+def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
+    """Recommend a baseline, the reference, or a method, given rows of ``method_rows`` and the ``best`` possible score.
+
+    By the first of :data:`RULES` that holds.
+    """
+    if not rows or not rows[0].is_reference:
+        return Verdict("no reference", None, "no reference")
+    facts = Facts(rows, margin)
+    rule = next(rule for rule in RULES if rule.holds(facts))
+    use, pair, of_base = rule.use(facts), rule.pair(facts), rule.pair(facts)[1:] == (facts.base,)
+    challenger, incumbent = pair or (None, None)
+    lead = None if challenger is None or incumbent is None else challenger.versus(incumbent)
+    limit: Limit = ""
+    if incumbent is not None and lead is not None and (unclear := rule.open(facts)):
+        equal = all((each := row.versus(incumbent)) is not None and each.is_equal for row in unclear)
+        at_best = all(best - row.mean < margin for row in (incumbent, *unclear))
+        limit = "at best" if at_best else "equal" if equal else ""
+    judged = not of_base and facts.tested
+    return Verdict(
+        rule.kind or ("reference" if use is facts.reference else "method"),
+        None if use is None else use.label,
+        rule.why,
+        None if challenger is None else challenger.label,
+        None if incumbent is None else incumbent.label,
+        None if lead is None else lead.mean,
+        limit,
+        also_ahead=() if of_base else tuple(row.label for row in facts.ahead if row is not use),
+        slight=tuple(row.label for row in facts.unclear if row in facts.shown) if rule is RULES[-1] else (),
+        behind=() if of_base else tuple(row.label for row in facts.behind),
+        not_judged=tuple(row.label for row in facts.methods if row not in facts.tested) if judged else (),
+        baseline=None if of_base or facts.base is None else facts.base.label,
+        baseline_leads=facts.leads,
+        says=rule.says,
+    )
 
 
 def _gain(row: MethodRow) -> float:

@@ -27,15 +27,11 @@ _OF_HUNDRED = 0.0195
 _DECIMALS = 3
 # Scores from here on are shown with an exponent.
 _HUGE = 1e9
-_NO_ROW_SCORES = (
-    "The runs have no scores by row, or of different rows, so nothing is known of new rows: compare in a new folder, "
-    "with two evaluation rows or more."
-)
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words for verdicts on some rows, by label, compared with those of the label ``reference``.
+    """The words for a verdict on some rows, by label, compared with those of the label ``reference``.
 
     Differences below ``margin`` are practically nothing; ``best`` is the best possible score.
     """
@@ -55,15 +51,18 @@ class Words:
         """Return the decision and its reason for readers without statistics, then the figures behind it."""
         if verdict.kind == "no reference":
             return (f"No recommendation: {self.without_reference()}.",)
-        decision = " ".join([opening(self.rows.get(verdict.use or "")), *self.reason(verdict)])
-        if (among := verdict.among) is None:
-            return (decision, *self.figures(verdict))
-        first, *others = self.sentences(among)
-        if among.use is None:
-            first = f"Among the fine-tuned models: n{first[1:]}"
-        else:
-            first = f"Among the fine-tuned models it would be {first.removeprefix('Use ')}"
-        return (decision, *self.figures(verdict), first, *others)
+        found = {} if verdict.challenger is None else self.completions(verdict)
+        parts = [opening(self.rows.get(verdict.use or "")), verdict.says.format(**found)]
+        if verdict.limit == "at best":
+            within = f"{number(self.margin, self.digits)} of {number(self.best)}"
+            best = f"What is not told apart is within {within}, the best possible score"
+            parts.append(f"{best}: harder evaluation rows may tell more, more seeds will not.")
+        elif verdict.limit == "equal":
+            same = "What is not told apart has the same scores"
+            parts.append(f"{same}: other evaluation rows may tell more, more seeds hardly.")
+        if verdict.why != "ahead" and (over := self.over(verdict)):
+            parts.append(f"{_capital(self.gains(None, *over))}{self.little(*over)}.")
+        return (" ".join(parts), *self.figures(verdict))
 
     def without_reference(self) -> str:
         """Say why nothing is recommended, and the command that compares with another method, if there is one."""
@@ -73,132 +72,65 @@ class Words:
         remedy = other and f"; attendrop report FOLDER --reference {shlex.quote(other)} compares with that instead"
         return f"{name(self.reference)}, with which all others are compared, has no score{remedy or ''}"
 
-    # The decision ----------------------------------------------------------------------------------------------------
-
-    def reason(self, verdict: Verdict) -> list[str]:
-        """Return the reason, what would settle an open decision, and the lead over the best baseline."""
-        over, settles = [], [] if (text := self.settles(verdict)) is None else [text]
-        if verdict.baseline is not None and verdict.use is not None:
-            lead = self.versus(verdict.use, verdict.baseline).mean.value
-            best = max(row.mean for row in self.rows.values() if row.is_baseline)
-            which = " that trains no encoder" if self.rows[verdict.baseline].mean < best else ""
-            over = [(lead, f"the best baseline{which}, {self.title(verdict.baseline)}")]
-        if verdict.why == "ahead" and verdict.lead is not None:
-            leads = [(verdict.lead.value, self.title(verdict.incumbent or "")), *over]
-            return [f"{_capital(self.gains(None, *leads))}{self.little(*leads)}."]
-        also = [f"{_capital(self.gains(None, *over))}{self.little(*over)}."] if over else []
-        if verdict.challenger is None or verdict.incumbent is None:
-            return ["No other method has a result.", *also]
-        if self.rows[verdict.incumbent].is_baseline:
-            return [*self.reason_against_baseline(verdict), *settles]
-        return [self.reason_among_tuned(verdict), *settles, *also]
-
-    def reason_among_tuned(self, verdict: Verdict) -> str:
+    def completions(self, verdict: Verdict) -> dict[str, str]:
+        """Return what completes the sentences of the rules, by name, for a verdict that rests on a pair."""
+        challenger, incumbent = self.rows[verdict.challenger or ""], self.rows[verdict.incumbent or ""]
         lead = 0.0 if verdict.lead is None else verdict.lead.value
-        leads = [row.difference.mean.value for row in self.rows.values() if not row.is_baseline and row.difference]
+        methods = [row for row in self.rows.values() if not row.is_baseline]
+        leads = [(lead, title(incumbent)), *self.over(verdict)]
+        gains = self.gains(title(challenger), (lead, ""))
+        runs, count = "each", max((row.pairs for row in methods), default=0)
+        if incumbent.is_baseline:
+            runs, count = (
+                f"{title(challenger)} and {title(incumbent)}",
+                self.versus(challenger.label, incumbent.label).n,
+            )
+        in_common = count < min(challenger.n, incumbent.n)
+        few = f"{counted(count, 'seed')} in common" if in_common else f"{counted(count, 'run')} of {runs}"
+        enough = "" if verdict.limit else f": take {MIN_SEEDS} seeds or more"
+        # By how much fine-tuning would have to improve to be level.
+        level, needs = "it gets as many right", f"it would have to get {self.amount(-lead)} right to be level"
+        if self.metric not in _FRACTIONS_RIGHT:
+            its = f"its {self.metric.removeprefix(_ERROR)}"
+            level, needs = f"{its} is the same", f"{its} would have to be {self.amount(-lead)} to be level"
+        needs = level if lead >= -ROUNDING else needs
+        unlike = " and ".join(name(label) for label, each in verdict.baseline_leads.items() if not each.is_shown)
+        p_holm = verdict.baseline_leads[challenger.label].p_holm if challenger.label in verdict.baseline_leads else None
         # Methods that cannot be judged yet, or whose lead is practically nothing, may be ahead of the best open one.
-        is_best = verdict.why == "all behind" or max(leads, default=0.0) <= lead + ROUNDING
-        which = "of them" if is_best else "of those that are open"
-        best = f"the best {which}: {self.gains(name(verdict.challenger or ''), (lead, ''))}"
-        match verdict.why:
-            case "few seeds":
-                pairs = max(row.pairs for row in self.rows.values() if not row.is_baseline)
-                return self.too_few(pairs, "each", verdict)
-            case "no row scores":
-                return _NO_ROW_SCORES
-            case "all behind":
-                others = self.listed(verdict.not_judged)
-                but = f" but {others}, which cannot be judged yet," if others else ""
-                return f"Every other method here{but} is behind it; {best}."
-            case "negligible":
-                is_reference = verdict.use == verdict.incumbent
-                cheapest = "no other is clearly cheaper" if is_reference else "it is the cheapest"
-                apart = ["are behind"] * bool(verdict.behind) + ["cannot be judged yet"] * bool(verdict.not_judged)
-                those = f"Apart from methods that {' or '.join(apart)}, the" if apart else "The"
-                return f"{those} differences are practically nothing, and {cheapest}."
-        what = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
-        if verdict.slight:
-            what += f" by {self.amount(self.margin, sign=False)}"
-        return f"No other method here is {what}; {best}{', which may be chance' if abs(lead) > ROUNDING else ''}."
+        most = max((row.difference.mean.value for row in methods if row.difference), default=0.0)
+        is_best = verdict.why == "all behind" or most <= lead + ROUNDING
+        others = self.listed(verdict.not_judged)
+        open_yet = ["are behind"] * bool(verdict.behind) + ["cannot be judged yet"] * bool(others)
+        apart = "shown to be ahead" if verdict.behind or verdict.slight else "told apart from it"
+        return {
+            "incumbent": title(incumbent),
+            "few": f"{few} {'is' if count == 1 else 'are'} too few to tell{enough}.",
+            "so_far": f"So far fine-tuning is not ahead of {title(incumbent)}: {needs}. " if lead <= ROUNDING else "",
+            "needs": needs,
+            "gains": gains,
+            "it_gains": f"{_capital(self.gains(None, *leads))}{self.little(*leads)}",
+            "gains_so": f"{self.gains(None, (lead, ''))}{self.little((lead, ''))}",
+            "unlike": f"Unlike {unlike}, it" if unlike else "It",
+            "does_not": "does not" if p_holm is not None and p_holm <= ALPHA else "is not shown to",
+            "best_method": f"the best {'of them' if is_best else 'of those that are open'}: {gains}",
+            "but": f" but {others}, which cannot be judged yet," if others else "",
+            "those": f"Apart from methods that {' or '.join(open_yet)}, the" if open_yet else "The",
+            "cheapest": "no other is clearly cheaper" if verdict.use == incumbent.label else "it is the cheapest",
+            "apart": f"{apart} by {self.amount(self.margin, sign=False)}" if verdict.slight else apart,
+            "by_chance": ", which may be chance" if abs(lead) > ROUNDING else "",
+        }
 
-    def reason_against_baseline(self, verdict: Verdict) -> list[str]:
-        challenger, incumbent = self.title(verdict.challenger or ""), self.title(verdict.incumbent or "")
-        found = self.versus(verdict.challenger or "", verdict.incumbent or "")
-        lead = found.mean.value
-        gains = self.gains(challenger, (lead, ""))
-        match verdict.why:
-            case "few seeds" | "no row scores":
-                few = self.too_few(found.n, f"{challenger} and {incumbent}", verdict)
-                so_far = f"So far fine-tuning is not ahead of {incumbent}: {self.needs(-lead)}."
-                return [so_far] * (lead <= ROUNDING) + [few if verdict.why == "few seeds" else _NO_ROW_SCORES]
-            case "others not ahead":
-                unlike = f"Unlike {self.title(verdict.among.use)}, it" if verdict.among and verdict.among.use else "It"
-                gains = self.gains(None, (lead, ""))
-                return [f"{unlike} is shown to be ahead of {incumbent}: {gains}{self.little((lead, ''))}."]
-            case "behind":
-                p_holm = verdict.baseline_leads[verdict.challenger or ""].p_holm
-                shown = p_holm is not None and p_holm <= ALPHA
-                return [f"Fine-tuning {'does not' if shown else 'is not shown to'} pay here: {self.needs(-lead)}."]
-            case "negligible":
-                return [f"Fine-tuning does not pay here: {gains}, which is practically nothing."]
-        return [f"Fine-tuning is not shown to pay here: {gains}, which may be chance."]
-
-    def too_few(self, count: int, runs: str, verdict: Verdict) -> str:
-        enough = "." if verdict.limit else f": take {MIN_SEEDS} seeds or more."
-        fewest = min(self.rows[label].n for label in (verdict.challenger, verdict.incumbent) if label is not None)
-        few = f"{counted(count, 'seed')} in common" if count < fewest else f"{counted(count, 'run')} of {runs}"
-        return f"{few} {'is' if count == 1 else 'are'} too few to tell{enough}"
+    def over(self, verdict: Verdict) -> list[tuple[float, str]]:
+        """Return the lead of the recommendation over the best baseline, and its name; empty if there is none."""
+        use, baseline = verdict.use, verdict.baseline
+        if baseline is None or use is None:
+            return []
+        best = max(row.mean for row in self.rows.values() if row.is_baseline)
+        which = " that trains no encoder" if self.rows[baseline].mean < best else ""
+        return [(self.versus(use, baseline).mean.value, f"the best baseline{which}, {title(self.rows[baseline])}")]
 
     def little(self, *leads: tuple[float, str]) -> str:
         return ": little, but more than chance" if any(lead < self.margin for lead, _ in leads) else ""
-
-    def settles(self, verdict: Verdict) -> str | None:
-        """Return how many more seeds or evaluation rows would settle an open decision, or why none would."""
-        if verdict.limit == "at best":
-            within = f"{number(self.margin, self.digits)} of {number(self.best)}"
-            best = f"{self.limited(verdict)} are within {within}, the best possible score"
-            return f"{best}: harder evaluation rows may tell them apart, more seeds will not."
-        if verdict.limit == "equal":
-            same = f"{self.limited(verdict)} have the same scores"
-            return f"{same}: other evaluation rows may tell them apart, more seeds hardly."
-        if (plan := verdict.plan) is None:
-            return None
-        seeds, rows = plan.more_seeds, plan.more_rows
-        if verdict.why == "few seeds" and seeds is None:
-            return None  # more seeds come first
-        difference = f"a difference of {self.amount(plan.effect, sign=False)}"
-        is_seen = verdict.lead is not None and math.isclose(abs(verdict.lead.value), plan.effect)
-        settle = f"would probably {'settle it' if is_seen else f'show {difference}'}"
-        if rows == 0:
-            if seeds:
-                return f"On {MIN_SEEDS} seeds and as many rows, {difference} would probably show."
-            return f"On as many seeds and rows, {difference} would probably have shown."
-        more_seeds = f"{rounded(seeds or 0)} more seed{'s' * (seeds != 1)} (runs of each)"
-        more_rows = f"{rounded(rows or 0)} more labelled evaluation row{'s' * (rows != 1)}"
-        if any(0 < each.groups < each.rows for row in self.rows.values() for each in row.by_row.values()):
-            more_rows += " of other groups"
-        if seeds is not None and rows is not None:
-            either = more_seeds if plan.only_seeds_can_be_had else f"{more_seeds}, or about {more_rows},"
-            return f"About {either} {settle}."
-        if rows is not None:
-            return f"About {more_rows} {settle}; no number of seeds alone would."
-        if seeds is not None:
-            return f"About {more_seeds} {settle}; no number of rows alone would."
-        if plan.together is None:
-            return f"No number of seeds and rows that can be run {settle.replace(' probably', '')}."
-        return f"{plan.together[0]} seeds on {rounded(plan.together[1])} rows {settle}; neither alone would."
-
-    def limited(self, verdict: Verdict) -> str:
-        """Name the models whose scores are at a limit."""
-        incumbent = self.rows[verdict.incumbent or ""]
-        if incumbent.is_baseline:
-            return "Both"
-        pairs = [(row, row.versus(incumbent)) for row in self.rows.values() if not row.is_baseline]
-        if verdict.limit == "at best":
-            is_all = all(self.best - row.mean < self.margin for row, _ in pairs)
-        else:
-            is_all = all(found is not None and found.is_equal for _, found in pairs)
-        return "All" if is_all else "The others" if verdict.why == "negligible" else "Those that are open"
 
     def gains(self, subject: str | None, *leads: tuple[float, str]) -> str:
         """Return by how much a model is ahead of or behind others; an empty name is left out."""
@@ -212,16 +144,6 @@ class Words:
             return f"{subject or 'it'} gets {', and '.join(parts)}"
         metric = self.metric.removeprefix(_ERROR)
         return f"{f'the {metric} of {subject}' if subject else f'its {metric}'} is {', and '.join(parts)}"
-
-    def needs(self, behind: float) -> str:
-        """Return by how much fine-tuning would have to improve to be level."""
-        if self.metric in _FRACTIONS_RIGHT:
-            if behind <= ROUNDING:
-                return "it gets as many right"
-            return f"it would have to get {self.amount(behind)} right to be level"
-        if behind <= ROUNDING:
-            return f"its {self.metric.removeprefix(_ERROR)} is the same"
-        return f"its {self.metric.removeprefix(_ERROR)} would have to be {self.amount(behind)} to be level"
 
     def amount(self, lead: float, *, sign: bool = True) -> str:
         """Format a difference, such as "3 more of 100" for a fraction of right answers, or "0.030 higher"."""
@@ -242,9 +164,8 @@ class Words:
 
     def figures(self, verdict: Verdict) -> list[str]:
         """Return the differences with their intervals, p values and times, and the result for other methods."""
-        challenger, incumbent = verdict.challenger, verdict.incumbent
         lines: list[str] = []
-        baseline = verdict.baseline
+        challenger, incumbent, baseline = verdict.challenger, verdict.incumbent, verdict.baseline
         if challenger is not None and incumbent is not None and self.rows[incumbent].is_baseline:
             baseline = incumbent
         elif challenger is not None and self.rows[challenger].difference is not None:
@@ -265,14 +186,13 @@ class Words:
         return lines
 
     def against(self, verdict: Verdict, baseline: str) -> list[str]:
-        """Return the best baseline's difference to the recommendation, and to that without the baseline."""
+        """Return the difference of the recommendation, or of what comes next, from the best baseline."""
         row, reference = self.rows[baseline], next(iter(self.rows))
         first = verdict.challenger if verdict.baseline is None else verdict.use or verdict.challenger
-        shown = [first or reference]
-        if verdict.why == "others not ahead":
-            shown.append((verdict.among and verdict.among.use) or reference)
-        paired = [label for label in shown if self.rows[label].versus(row) is not None]
-        lines = [self.difference(label, baseline, verdict.baseline_leads[label].p_holm) for label in paired]
+        label = first or reference
+        lines = []
+        if self.rows[label].versus(row) is not None:
+            lines.append(self.difference(label, baseline, verdict.baseline_leads[label].p_holm))
         if lines and row.cost is not None:
             lines[-1] += f"; {baseline} takes {cost(row)} the time of {name(reference)}"
         used = self.rows[verdict.use or baseline]
@@ -304,9 +224,6 @@ class Words:
         found = self.rows[label].versus(self.rows[other])
         assert found is not None
         return found
-
-    def title(self, label: str) -> str:
-        return title(self.rows[label])
 
 
 def opening(use: MethodRow | None) -> str:
@@ -367,11 +284,6 @@ def cost(row: MethodRow) -> str:
     if row.cost is None:
         return "-"
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
-
-
-def rounded(count: int) -> str:
-    """Format a planned number with two significant digits, since it is an estimate."""
-    return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 
 
 def _capital(text: str) -> str:
