@@ -18,12 +18,20 @@ from helpers.training import examples, trainer_of, weights
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop import (
+    ADDrop,
+    AttendropError,
+    Compose,
+    RDrop,
+    RegularizedTrainer,
+    regularize,
+)
 from attendrop.extend import Batch, Method, MethodInfo, StepContext
 from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
 from attendrop.methods.r_drop import repeat_rows
+from attendrop_methods import SAM, SMART
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")

@@ -118,7 +118,7 @@ def record_run_drops(
     head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(Path(run_dir)), TokenTypes(tokenizer)
-    collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
+    collate = ColumnCollator(head.collator(tokenizer), (ANSWER_MASK,))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))
     steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
@@ -138,13 +138,13 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """List the encoded rows, with what the model and the method read."""
     accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
-    accepted |= {"labels", ANSWER_MASK, *method.columns}
+    accepted |= {"labels", ANSWER_MASK}
     count = len(columns["labels"])
     return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
 
 
 def _training_columns(run: FinishedRun, count: int) -> Mapping[str, Any]:
-    """Encode some of the rows that a run was trained on, with the columns that its method reads."""
+    """Encode some of the rows that a run was trained on."""
     trained = run.on_all_rows() if run.config.refit else run
     rows = subset(trained.parts.train, count, run.config.seed)
     encoded: Dataset = encode_parts(run.config, run.task, Parts(rows, None, {}), run.tokenizer).train
