@@ -176,8 +176,6 @@ def _names(
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
     head, file = task.head, config.label_names_file
     reason = why_no_names(config.task, head.label_type, len(task.text_columns))
-    if not reason and config.regularizer.columns:
-        reason = f"and not with {config.regularizer.name}, which reads columns that they lack"
     check_label_names(config.label_names, reason)
     if reason or config.label_names is None or (file is None and why_no_rows(head.label_names, rows)):
         return [], ()
