@@ -606,3 +606,17 @@ def test_the_checkpoint_loads_with_stock_code_and_names_the_method(tmp_path: Pat
     state = json.loads((tmp_path / "checkpoint-2/attendrop_state.json").read_text())
     assert state["method"] == "ad-drop"
     assert state["options"] == ALWAYS.options()
+
+
+def test_the_noise_of_transformers_own_neftune_acts_beside_a_method(tmp_path: Path) -> None:
+    """Masks depend on their key alone, so only the noise can make a difference; it ends with the training."""
+    losses = {}
+    for alpha in (None, 15.0):
+        trainer: Any = trainer_of(
+            tmp_path, ALWAYS, model=zoo.build("bert"), max_steps=1, logging_steps=1, neftune_noise_alpha=alpha,
+            logging_strategy="steps",
+        )  # fmt: skip
+        trainer.train()
+        losses[alpha] = trainer.state.log_history[0]["loss"]
+        assert not trainer.model.get_input_embeddings()._forward_hooks
+    assert losses[None] != losses[15.0]
