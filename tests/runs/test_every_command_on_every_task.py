@@ -83,7 +83,8 @@ def options(folder: Path, kind: str) -> dict[str, Any]:
     files = {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
     columns = {"text_columns": example.texts, "label_column": example.label or None}
     short = {"task_options": {"max_new_tokens": 3}} if kind == "text-generation" else {}
-    return {**files, **columns, **short, "model": str(model), "max_length": 24, "device": "cpu", **example.options}
+    found = {**files, **columns, **short, "model": str(model), "max_length": 24, "device": "cpu", "label_names": "none"}
+    return found | example.options
 
 
 def trained(folder: Path, kind: str) -> Path:
