@@ -237,7 +237,7 @@ def attendout(setting: Setting) -> Iterator[Row]:
         yield Row("peak memory, AttendOut / fine-tuning", case, [ours / plain], 2.5, note=note)
 
 
-_TARGETS = dict.fromkeys(("vanilla", "scheduler", "dropblock", "structure-mask", "drophead", "headmask"), 1.12) | {
+_TARGETS = dict.fromkeys(("vanilla", "scheduler", "dropblock", "drophead", "headmask"), 1.12) | {
     "layerdrop": 0.90,
     "attention-layerdrop": 1.05,
     "r-drop": 2.05,

@@ -41,8 +41,8 @@ weights and optimizer, and nothing of attendrop in the way.
   many items as steps (of rows as long as those of the batch), and the merging of the two. Its
   peak memory counts all that it makes, from before the first step to the end of a period.
 - *Methods*: each at its defaults, four at a time beside the stock step, on "64 full". What is done once in a run is
-  left out (the Fisher pass of Child-Tuning-D, the scores of AutoDropout's trials); SuperT and AutoDropout are in their
-  search. LayerDrop and Attn.LayerDrop are timed over 8 steps, since every step skips other layers.
+  left out (the Fisher pass of Child-Tuning-D); SuperT is in its search. LayerDrop and Attn.LayerDrop are timed over 8
+  steps, since every step skips other layers.
 - *Prediction*: in `inference_mode`, without labels; "full": every sequence has all tokens; "RTE lengths", "IMDB
   lengths": texts as they come, padded to the longest of their batch, cut at 256 and 512 tokens. "Without padding" is
   the same form with no layer pruned. Exported files compute padding in attention alone. ModernBERT and

@@ -5,9 +5,14 @@ from __future__ import annotations
 import ast
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 import attendrop
+import attendrop_methods
+from attendrop.methods.core.registry import get_method
 
 SOURCE = Path(attendrop.__file__).parent
 # From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
@@ -22,7 +27,7 @@ ORDER = [
     ["attention"],
     ["attribution"],
     ["methods.core.info", "methods.core.options", "methods.core.running_statistics"],
-    ["methods.core.context", "methods.core.replay"],
+    ["methods.core.context"],
     ["methods.core.base"],
     ["methods.common", "methods.core"],
     ["extend"],
@@ -95,3 +100,24 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
         TopologicalSorter(edges()).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+SECOND = Path(attendrop_methods.__file__).parent
+
+
+@pytest.mark.parametrize("path", sorted(SECOND.glob("**/*.py")), ids=lambda path: path.stem)
+def test_the_second_package_needs_nothing_but_the_extension_point(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    found |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    ours = {name for name in found if name.partition(".")[0].startswith("attendrop")}
+    assert {name for name in ours if not name.startswith("attendrop_methods")} <= {"attendrop.extend"}
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes)
+
+
+def test_an_entry_point_names_each_method_of_the_second_package() -> None:
+    """By the name that it has on the command line, for which nothing has to be imported."""
+    points = [point for point in entry_points(group="attendrop.methods") if point.module == "attendrop_methods"]
+    assert sorted(point.attr for point in points) == sorted(attendrop_methods.__all__)
+    for point in points:
+        assert get_method(point.name) is point.load() is getattr(attendrop_methods, point.attr)

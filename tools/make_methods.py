@@ -30,6 +30,14 @@ batch 16 of {case} tokens (AttendOut: mean of a period on one thread, memory at 
 model is a stock model.
 
 """
+_SECOND = """
+## The second package
+
+Methods that the papers only cite, and some more to compare with, are in `attendrop_methods`, which is installed beside
+`attendrop`: `from attendrop_methods import SAM`; on the command line they have names like all others. No recipe of the
+papers' tables and no default needs them.
+
+"""
 _COMPOSITION = """
 ## Combining methods
 
@@ -69,11 +77,13 @@ def page() -> str:
             costs[figure, shape] = row["measured"]
     machine = f"{facts['processor']}, torch {facts['torch']}, transformers {facts['transformers']}"
     columns = ["method", "class", "paper", "acts on", "forward", "backward", "keeps", "tasks", "time", "memory"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    lines += [_row(get_method(name), costs) for name in method_names()]
+    header = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
+    listed = [get_method(name) for name in method_names()]
+    second = [method for method in listed if method.__module__.startswith("attendrop_methods.")]
+    first = [method for method in listed if method not in second]
     together = [name for name in dict.fromkeys(figure for figure, _ in costs) if "+" in name and "memory" not in name]
     text = _HEAD.format(shapes=" / ".join(SHAPES), case=case.removesuffix(" full"), machine=machine)
-    text += "\n".join(lines) + "\n"
+    text += header + "".join(_row(method, costs) for method in first)
     text += _COMPOSITION
     for figure in together:
         name = figure.removesuffix(" / stock step")
@@ -81,7 +91,9 @@ def page() -> str:
     text += _REFUSED + "".join(
         _rule(rule) for rule in rules_among(get_method(name).info.rules for name in method_names())
     )
-    return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
+    text += "\n" + "\n".join(_section(method) for method in first)
+    text += _SECOND + header + "".join(_row(method, costs) for method in second)
+    return text + "\n" + "\n".join(_section(method, "###") for method in second)
 
 
 def _rule(rule: Rule) -> str:
@@ -104,7 +116,7 @@ def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
         f"`{facts.name}`", f"`{method.__name__}`", facts.citation() or "–", ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(facts.name, costs),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
@@ -113,10 +125,10 @@ def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
     return [" / ".join("–" if value is None else f"{value:.2f}" for value in values) for values in found]
 
 
-def _section(method: type[Method]) -> str:
+def _section(method: type[Method], level: str = "##") -> str:
     facts = method.info
     summary = facts.summary[0].upper() + facts.summary[1:]
-    about = f"## {facts.name}\n\n{summary}.{f' {facts.measured()}' if facts.evidence else ''}"
+    about = f"{level} {facts.name}\n\n{summary}.{f' {facts.measured()}' if facts.evidence else ''}"
     options = described(method)
     if not options:
         return f"{about} No options.\n"

@@ -3,7 +3,7 @@
 ``python tools/plant_faults.py``, or ``make mutants``: reports the faults that survive, and fails if more than one in
 twenty does. A fault is a small change that a user would notice and no type checker would::
 
-    - file: training/trainer.py        # below src/attendrop
+    - file: training/trainer.py        # below src/attendrop, or attendrop_methods/... below src
       find: "warmup_steps=warmup"      # text that stands there once
       plant: "warmup_steps=0"
       tests: runs/test_every_option.py # below tests; several: a list
@@ -49,13 +49,18 @@ class Fault:
     harm: str
 
     @property
+    def path(self) -> Path:
+        """The file, below src."""
+        return Path(self.file) if self.file.startswith("attendrop_methods/") else Path("attendrop", self.file)
+
+    @property
     def name(self) -> str:
         """Its name in lists."""
         return f"{self.file}: {self.harm}"
 
     def apply(self, source: Path) -> None:
-        """Plant it in a copy of the package."""
-        file = source / "attendrop" / self.file
+        """Plant it in a copy of the packages."""
+        file = source / self.path
         file.write_text(self.planted(file.read_text(encoding="utf-8")), encoding="utf-8")
 
     def planted(self, text: str) -> str:
@@ -133,7 +138,7 @@ def main() -> int:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED])
     chosen = [fault for fault in faults() if given.only in fault.file]
     for fault in chosen:
-        fault.planted((ROOT / "src" / "attendrop" / fault.file).read_text(encoding="utf-8"))
+        fault.planted((ROOT / "src" / fault.path).read_text(encoding="utf-8"))
     found: dict[str, list[str]] = {}
 
     def try_one(fault: Fault | None, tests: Sequence[str]) -> None:

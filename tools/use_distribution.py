@@ -23,13 +23,14 @@ TEXTS = {
 
 
 def check_archives(dist: Path) -> None:
-    """See that the wheel holds the package with its data files, and the source distribution the tests and licence."""
+    """See that the wheel holds the packages with their data files, and the source distribution tests and licence."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert any(name.endswith(".html") for name in names), "the wheel lacks the templates of pages"
-    assert "attendrop/py.typed" in names, "the wheel does not say that it is typed"
-    assert not [name for name in names if not name.startswith("attendrop")], "the wheel holds more than the package"
+    for package in ("attendrop", "attendrop_methods"):
+        assert f"{package}/py.typed" in names, f"the wheel does not say that {package} is typed"
+    assert not [name for name in names if not name.startswith("attendrop")], "the wheel holds more than the packages"
     with tarfile.open(source) as archive:
         inside = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
     assert {"src", "tests", "LICENSE", "README.md", "CHANGELOG.md"} <= inside, inside
@@ -44,6 +45,7 @@ def use(folder: Path) -> None:
     attendrop = str(Path(sys.executable).with_name("attendrop"))
     data = ["--text-columns", "text", "--label-column", "label"]
     run([attendrop, "--version"], folder)
+    run([attendrop, "methods", "sam"], folder)  # of the second package
     run([attendrop, "train", "--train-file", "train.csv", "--eval-file", "dev.csv", *data, "--max-steps", "20",
          "--output-dir", "run"], folder)  # fmt: skip
     run([attendrop, "evaluate", "run", "--report"], folder)

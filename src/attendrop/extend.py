@@ -18,6 +18,10 @@ from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
+from attendrop.attention.projections import ValueProjection as ValueProjection
+from attendrop.attention.projections import find_value_projection as find_value_projection
+from attendrop.attention.projections import projection_matrices as projection_matrices
+from attendrop.attention.tracing import example_inputs as example_inputs
 from attendrop.attribution.finite_gradients import wide as wide
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
 from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
@@ -27,16 +31,18 @@ from attendrop.attribution.integrated_gradients import (
 )
 from attendrop.attribution.predictions import declare_output as declare_output
 from attendrop.errors import AttendropError as AttendropError
-from attendrop.methods.common.antithetic import AntitheticPlan as AntitheticPlan
-from attendrop.methods.common.antithetic import with_antithetic_pass as with_antithetic_pass
 from attendrop.methods.common.divergence import mean_divergence as mean_divergence
+from attendrop.methods.common.divergence import with_views as with_views
 from attendrop.methods.common.initial_state import InitialState as InitialState
-from attendrop.methods.common.own_parameters import OwnParameters as OwnParameters
-from attendrop.methods.common.own_parameters import ValuePerLayer as ValuePerLayer
+from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
 from attendrop.methods.common.parameters import WeightMixing as WeightMixing
+from attendrop.methods.common.parameters import pretrained_parameters as pretrained_parameters
 from attendrop.methods.common.perturbations import WordPlan as WordPlan
 from attendrop.methods.common.perturbations import loss_gradients as loss_gradients
+from attendrop.methods.common.perturbations import token_uniform as token_uniform
 from attendrop.methods.common.random_mask import RandomMaskPlan as RandomMaskPlan
+from attendrop.methods.common.row_losses import row_losses as row_losses
+from attendrop.methods.common.row_losses import row_shares as row_shares
 from attendrop.methods.core.base import Method as Method
 from attendrop.methods.core.base import MethodState as MethodState
 from attendrop.methods.core.context import ComputeLoss as ComputeLoss

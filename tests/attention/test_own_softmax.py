@@ -13,9 +13,10 @@ from helpers.plans import Everywhere, passed
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attendrop import ADDrop, AttendropError, LayerDrop, UniDrop, regularize
+from attendrop import ADDrop, AttendropError, LayerDrop, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionEdit
+from attendrop_methods import UniDrop
 
 METHOD = ADDrop(p=0.4, q=1.0, layers="all")
 NAMES = ("deberta-v3", "mpnet")

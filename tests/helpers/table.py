@@ -8,28 +8,12 @@ from typing import Any
 import torch
 
 import attendrop
+import attendrop_methods
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.model_support.batches import ROW_INDEX, number_of_rows
+from attendrop.model_support.batches import ROW_INDEX
 from helpers import zoo
-
-
-@dataclass(frozen=True, eq=False)
-class StructureOfAll(attendrop.StructureMask):
-    """Structure mask as if the batch had a column of structures: a tree in which the parent of token i is i // 2."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, attendrop.StructureMask) and self.options() == other.options()
-
-    __hash__ = attendrop.StructureMask.__hash__
-
-    def plan(self, context: StepContext) -> Plan:
-        tree = torch.arange(40) // 2
-        graph = tree[:, None] == torch.arange(40)
-        column = (tree if self.structure == "dependencies" else graph.long())[None]
-        rows = number_of_rows(context.batch)
-        return super().plan(replace(context, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,22 +46,30 @@ def contents(batch: zoo.Batch) -> list[int]:
     return [hash(tuple(row[mask].tolist())) for row, mask in pairs]
 
 
-# Rows of which each test of the table runs a part by default, and the slow tests the others.
+# Rows of the second package, of which each test of the table runs a part by default, and the slow tests the others.
 SAMPLED_ROWS: dict[str, attendrop.Method] = {
-    "dropattention": attendrop.DropAttention(p=0.3),
-    "dropattention elements": attendrop.DropAttention(p=0.3, unit="element", window=2),
-    "neftune": attendrop.NEFTune(alpha=15.0),
-    "r3f": attendrop.R3F(scale=1.0),
-    "token-cutoff": attendrop.TokenCutoff(fraction=0.3),
-    "l2-sp": attendrop.L2SP(beta=1.0),
-    "layer-reinit": attendrop.LayerReinit(),
-    "smart": attendrop.SMART(epsilon=0.1, noise=0.1, step_size=0.1),
-    "sam": attendrop.SAM(rho=0.2),
-    "variational-dropout": attendrop.VariationalDropout(alpha=0.3),
-    "learnable-bernoulli": attendrop.LearnableBernoulli(p=0.3),
-    "adversarial-dropout": attendrop.AdversarialDropout(p=0.2, delta=0.1),
-    "contextual-dropout": attendrop.ContextualDropout(p=0.3),
-    "edropout": attendrop.EDropout(p=0.5),
+    "dropconnect": attendrop_methods.DropConnect(p=0.2),
+    "unidrop": attendrop_methods.UniDrop(structure=0.3, data=0.2, token=0.3),
+    "unidrop tokens": attendrop_methods.UniDrop(feature=0, structure=0, data=0, token=0.5),
+    "headmask": attendrop_methods.HeadMask(fraction=0.5),
+    "headmask importance": attendrop_methods.HeadMask(fraction=0.5, select_by="importance"),
+    "dropblock": attendrop_methods.DropBlock(p=0.3, block_size=2),
+    "dropblock block_rows": attendrop_methods.DropBlock(p=0.3, block_size=2, block_rows=2),
+    "alpha-dropout": attendrop_methods.AlphaDropout(p=0.2),
+    "concrete-dropout": attendrop_methods.ConcreteDropout(p=0.3),
+    "dropattention": attendrop_methods.DropAttention(p=0.3),
+    "dropattention elements": attendrop_methods.DropAttention(p=0.3, unit="element", window=2),
+    "r3f": attendrop_methods.R3F(scale=1.0),
+    "token-cutoff": attendrop_methods.TokenCutoff(fraction=0.3),
+    "l2-sp": attendrop_methods.L2SP(beta=1.0),
+    "layer-reinit": attendrop_methods.LayerReinit(),
+    "smart": attendrop_methods.SMART(epsilon=0.1, noise=0.1, step_size=0.1),
+    "sam": attendrop_methods.SAM(rho=0.2),
+    "variational-dropout": attendrop_methods.VariationalDropout(alpha=0.3),
+    "learnable-bernoulli": attendrop_methods.LearnableBernoulli(p=0.3),
+    "adversarial-dropout": attendrop_methods.AdversarialDropout(p=0.2, delta=0.1),
+    "contextual-dropout": attendrop_methods.ContextualDropout(p=0.3),
+    "edropout": attendrop_methods.EDropout(p=0.5),
 }
 TABLE: dict[str, attendrop.Method] = {
     "finetune": attendrop.FineTune(),
@@ -102,21 +94,8 @@ TABLE: dict[str, attendrop.Method] = {
     "mixout elements": attendrop.Mixout(unit="element"),
     "child-tuning": attendrop.ChildTuning(),
     "child-tuning driven": attendrop.ChildTuning(variant="D"),
-    "dropconnect": attendrop.DropConnect(p=0.2),
-    "unidrop": attendrop.UniDrop(structure=0.3, data=0.2, token=0.3),
-    "unidrop tokens": attendrop.UniDrop(feature=0, structure=0, data=0, token=0.5),
     "drophead": attendrop.DropHead(p_start=0.5),
-    "headmask": attendrop.HeadMask(fraction=0.5),
-    "headmask importance": attendrop.HeadMask(fraction=0.5, select_by="importance"),
-    "dropblock": attendrop.DropBlock(p=0.3, block_size=2),
-    "dropblock block_rows": attendrop.DropBlock(p=0.3, block_size=2, block_rows=2),
-    "structure-mask": attendrop.StructureMask(p=0.8, window=1),
-    "structure-mask dependencies": StructureOfAll(p=0.5, structure="dependencies"),
-    "structure-mask adjacency": StructureOfAll(p=0.5, structure="adjacency"),
-    "alpha-dropout": attendrop.AlphaDropout(p=0.2),
-    "concrete-dropout": attendrop.ConcreteDropout(p=0.3),
     "supert": attendrop.SuperT(fraction=0.5),
-    "autodropout": attendrop.AutoDropout(trials=1, search=0.6),
     "hiddencut": attendrop.HiddenCut(alpha=0.3),
     "hiddencut random": attendrop.HiddenCut(alpha=0.3, select_by="random", views=2, where="feed_forward"),
     "scal": attendrop.SCAL(),
@@ -131,12 +110,12 @@ TABLE: dict[str, attendrop.Method] = {
 
 # The terms and the parts of methods that have several, each alone.
 SAMPLED_TERMS: dict[str, attendrop.Method] = {
-    "token-cutoff span": attendrop.TokenCutoff(fraction=0.3, unit="span", beta=0),
-    "token-cutoff features": attendrop.TokenCutoff(fraction=0.3, unit="features", alpha=0),
+    "unidrop feature": attendrop_methods.UniDrop(feature=0.3, structure=0, token=0),
+    "unidrop layers": attendrop_methods.UniDrop(feature=0, structure=0.5, token=0),
+    "token-cutoff span": attendrop_methods.TokenCutoff(fraction=0.3, unit="span", beta=0),
+    "token-cutoff features": attendrop_methods.TokenCutoff(fraction=0.3, unit="features", alpha=0),
 }
 TERMS: dict[str, attendrop.Method] = {
-    "unidrop feature": attendrop.UniDrop(feature=0.3, structure=0, token=0),
-    "unidrop layers": attendrop.UniDrop(feature=0, structure=0.5, token=0),
     "supert heads": attendrop.SuperT(fraction=0.5, feed_forward=False),
     "supert feed-forward": attendrop.SuperT(fraction=0.5, heads=False),
     "hiddencut loss": attendrop.HiddenCut(alpha=0.3, eta=0),
@@ -159,7 +138,6 @@ UNFIT: dict[tuple[str, str], str] = {
     ("concrete-dropout", "deberta"): "value projection .* cannot be found",
     ("learnable-bernoulli", "deberta"): "value projection .* cannot be found",
     ("contextual-dropout", "deberta"): "in one projection",
-    ("neftune", "vit"): "embeds no words",
     ("r3f", "vit"): "embeds no words",
     ("smart", "vit"): "embeds no words",
     ("token-cutoff", "vit"): "embeds no words",

@@ -91,3 +91,13 @@ class Gradients(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
         named = [(name.removeprefix("module."), p.grad) for name, p in model.named_parameters()]  # DDP's prefix
         self.steps.append({name: gradient.clone() for name, gradient in named if gradient is not None})
+
+
+def moved(model: Any) -> dict[str, Tensor]:
+    """Change all weights, as training would; returns what they were."""
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.2
+    return before

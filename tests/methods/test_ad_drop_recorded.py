@@ -18,12 +18,21 @@ from helpers.training import examples, trainer_of, weights
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop import (
+    ADDrop,
+    AttendropError,
+    Compose,
+    RDrop,
+    RegularizedTrainer,
+    SuperT,
+    regularize,
+)
 from attendrop.extend import Batch, Method, MethodInfo, StepContext
 from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
 from attendrop.methods.r_drop import repeat_rows
+from attendrop_methods import SAM, SMART
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
@@ -281,6 +290,19 @@ def test_passes_of_one_step_drop_what_earlier_steps_recorded(method: Any) -> Non
     with regularize(model, Compose(ADDrop(p=0.4, q=1.0, **ON), method), **options) as reg:
         for expected in (0, 1):
             reg.loss(batch, rows=[0, 1, 2]).backward()
+            reg.step()
+            assert reg.logs()["ad_drop/recorded"] == expected
+
+
+def test_a_method_that_goes_back_to_the_start_discards_the_records() -> None:
+    """Super tickets search in the first two of four steps."""
+    batch, model = zoo.batch_of("bert"), zoo.build("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = Compose(ADDrop(p=0.4, q=1.0, **ON), SuperT(fraction=0.5, search=0.5))
+    with regularize(model, method, optimizer=optimizer, total_steps=4) as reg:
+        for expected in (0, 1, 0, 1):
+            reg.loss(batch, rows=[0, 1, 2]).backward()
+            optimizer.step()
             reg.step()
             assert reg.logs()["ad_drop/recorded"] == expected
 

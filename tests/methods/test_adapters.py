@@ -15,24 +15,20 @@ from torch import Tensor, nn
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from attendrop import (
-    L2SP,
-    SAM,
     ADDrop,
     AttendOut,
     AttendropError,
     ChildTuning,
     Compose,
-    ConcreteDropout,
-    DropConnect,
     FineTune,
     HiddenCut,
-    LayerReinit,
     Method,
     Mixout,
     RDrop,
     SuperT,
     regularize,
 )
+from attendrop_methods import L2SP, SAM, ConcreteDropout, DropConnect, LayerReinit
 
 MODELS = ("bert", "llama-class")
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")

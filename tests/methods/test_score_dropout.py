@@ -1,20 +1,15 @@
-"""Vanilla dropout, DropBlock and DropAttention: which scores and weights are dropped, and what becomes of the rest."""
+"""Vanilla dropout: which scores and weights are dropped."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
-from helpers.one_layer import edit_of
 from helpers.oracles import EagerAttention
 from helpers.weighted import weighted
-from torch import Tensor
 
-from attendrop import Compose, DropAttention, DropBlock, Vanilla, regularize
-from attendrop.attention.edits import AttentionEdit
-from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
+from attendrop import Vanilla, regularize
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 CPU = torch.device("cpu")
 
@@ -35,149 +30,3 @@ def test_the_attention_is_that_of_the_formula(where: str) -> None:
         with EagerAttention([*drops.values()]).in_place_of_stock(model):
             expected = model(**batch).loss
     torch.testing.assert_close(loss, expected)
-
-
-def gamma(p: float, size: int, rows: int, n: int) -> float:
-    """The probability that a block begins at a place where it fits, in a row of ``n`` valid keys."""
-    size = min(size, n)
-    return p / (rows * size) * n / (n - size + 1)
-
-
-def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tensor:
-    """The mask, one row, one block after the other. ``valid``: ``(batch, heads, query, key)``, no padding in front."""
-    batch, heads, queries, keys = valid.shape
-    origins = torch.zeros(batch, 2, dtype=torch.long)
-    chances = torch.zeros(valid.shape)
-    for index in torch.cartesian_prod(*map(torch.arange, valid.shape[:3])).tolist():
-        row = valid[tuple(index)].nonzero().flatten().tolist()
-        for place in row[: max(1, len(row) - method.block_size + 1)]:
-            chances[(*index, place)] = gamma(method.p, method.block_size, method.block_rows, len(row))
-    if method.block_rows == 1:
-        seeds = sample_mask(chances, key, layer, tuple(valid.shape), origins, CPU)[:, :, None]  # type: ignore[arg-type]
-    else:
-        sampled = uniform(key, layer, (batch, heads, queries + method.block_rows - 1, keys), origins, CPU)
-        seeds = torch.stack([sampled[:, :, above : above + queries] < chances for above in range(method.block_rows)], 2)
-    drop = torch.zeros_like(valid)
-    for b, h, _, i, j in seeds.nonzero().tolist():
-        for position in range(j, min(j + method.block_size, keys)):
-            drop[b, h, i, position] = valid[b, h, i, position]
-    return drop
-
-
-BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, block_rows=3)]
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
-    ids=str,
-)
-def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
-    model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
-    with regularize(model, method) as reg:
-        loss, attention_layers = reg.loss(batch), reg.adapter.attention_layers
-    with EagerAttention().in_place_of_stock(model) as plain:
-        model(**batch)
-    drops = [
-        blocks(method, SampleKey(0, 0, 0, 3), s.key, v) for s, v in zip(attention_layers, plain.valid, strict=True)
-    ]
-    with EagerAttention(drops).in_place_of_stock(model):
-        torch.testing.assert_close(loss, model(**batch).loss)
-    assert any(drop.any() for drop in drops)
-
-
-def test_almost_everything_dropped_is_finite() -> None:
-    model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert", (8, 2, 1))
-    with regularize(model, DropBlock(p=0.99999, block_size=50)) as reg:
-        loss = reg.loss(batch)
-        assert reg.logs()["dropblock/dropped"] == 1
-        loss.backward()
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
-
-
-SHAPE = (4, 3, 9, 9)
-LENGTHS = (9, 7, 4, 2)
-
-
-def attention(valid: Tensor) -> Tensor:
-    scores = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return scores.masked_fill(~valid, -torch.inf).softmax(-1).requires_grad_()
-
-
-VALID = (torch.arange(9) < torch.tensor(LENGTHS)[:, None])[:, None, None].expand(SHAPE)
-CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
-
-
-@pytest.mark.parametrize("valid", [VALID, CAUSAL], ids=["padded", "causal"])
-@pytest.mark.parametrize("unit", ["element", "column"])
-def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(unit: str, valid: Tensor) -> None:
-    edit = edit_of(DropAttention(p=0.4, unit=unit), SHAPE, valid)
-    before = attention(valid)
-    assert edit.weights is not None and edit.dropout == 0
-    found = edit.weights(before)
-    factors = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (gradient,) = torch.autograd.grad((found * factors).sum(), before)
-    rows = 9 if unit == "element" else 1
-    origins = torch.zeros(4, 2, dtype=torch.long)
-    drop = sample_mask(0.4, SampleKey(0, 0, 0, 4), "encoder.0", (4, 3, rows, 9), origins, origins.device).expand(SHAPE)
-    wholes = 0
-    for index in torch.cartesian_prod(*map(torch.arange, SHAPE[:3])).tolist():
-        row, after, slope, factor = (x[tuple(index)].tolist() for x in (before.detach(), found, gradient, factors))
-        columns = [j for j in range(9) if valid[(*index, j)]]
-        kept = [j for j in columns if not drop[(*index, j)]]
-        wholes += not kept
-        for j in range(9):
-            value, derivative = 0.0, 0.0
-            if j in kept:
-                value, derivative = (number / sum(row[k] for k in kept) for number in (row[j], factor[j]))
-            elif j in columns and not kept:
-                value = 1 / len(columns)
-            assert after[j] == pytest.approx(value, rel=1e-6)
-            assert slope[j] == pytest.approx(derivative, rel=1e-6)
-    assert wholes > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
-    """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
-    edit = edit_of(DropAttention(p=0.4, unit="element"), SHAPE)
-    scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    scores[..., 0] = torch.linspace(6, 90, 9)
-    scores.requires_grad_()
-    found = edit.weights(scores.softmax(-1).to(dtype))
-    torch.testing.assert_close(found.float().sum(-1), torch.ones(SHAPE[:3]), rtol=0, atol=0.02)
-    (100 * found * torch.arange(1.0, 10).to(dtype)).sum().backward()
-    assert scores.grad is not None and torch.isfinite(scores.grad).all()
-
-
-def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    make = AttentionEdit.drop_weights
-
-    def drop_weights(edit: AttentionEdit, *args: Any) -> Tensor:
-        found.append(make(edit, *args))
-        return found[-1]
-
-    monkeypatch.setattr(AttentionEdit, "drop_weights", drop_weights)
-    batch = zoo.batch_of("bert", (4, 4, 4))
-    with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
-        reg.loss(batch)
-    rows = torch.stack(found)
-    torch.testing.assert_close(rows.sum(-1), torch.ones(2, 3, 2, 4, dtype=torch.float64))
-    assert (rows == 0.25).all(-1).any()
-
-
-def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
-    """The positions that lose their weight; those of a row that is without_weight whole do not."""
-    edit = edit_of(method, shape, valid)
-    return edit.weights(torch.ones(shape)) == 0
-
-
-@pytest.mark.parametrize("unit", ["element", "column"])
-def test_neighbours_are_dropped_together(unit: str) -> None:
-    drop = without_weight(DropAttention(p=0.2, unit=unit, window=3), None, (64, 4, 30, 30))
-    for row in drop[:, :, 0].flatten(0, 1).tolist():
-        runs = "".join("x" if each else " " for each in row).split()
-        assert all(len(run) >= 3 for run in runs)
-    assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows

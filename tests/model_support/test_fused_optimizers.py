@@ -9,7 +9,8 @@ import torch
 from helpers import zoo
 from helpers.device import DEVICE
 
-from attendrop import L2SP, AttendOut, regularize
+from attendrop import AttendOut, regularize
+from attendrop_methods import L2SP
 
 
 def trained(optimizer_class: Any, *, fused: bool, overflow: int | None = None) -> dict[str, Any]:

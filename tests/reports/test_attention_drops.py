@@ -11,6 +11,7 @@ from helpers.table import TABLE, given
 from torch import Tensor
 
 import attendrop
+import attendrop_methods
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
@@ -84,7 +85,7 @@ def test_nothing_of_the_model_changes(name: str) -> None:
     model.bert.encoder.eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     modes, state = [module.training for module in model.modules()], torch.get_rng_state()
-    record(TABLE[name], model=model, moment=DropMoment(3, 0 if name == "autodropout" else 2, 4, 1))
+    record(TABLE[name], model=model, moment=DropMoment(3, 2, 4, 1))
     zoo.assert_same(before, model.state_dict())
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(state, torch.get_rng_state())
@@ -114,7 +115,7 @@ def test_dropped_layers_count_with_all_their_positions(method: attendrop.Method)
 
 
 def test_where_every_block_is_skipped_every_position_is_dropped() -> None:
-    found = record(attendrop.UniDrop(feature=0, structure=1.0, token=0))
+    found = record(attendrop_methods.UniDrop(feature=0, structure=1.0, token=0))
     assert [fraction(drops).item() for drops in found.values()] == [1.0, 1.0]
 
 
@@ -164,13 +165,13 @@ def test_a_generator_drops_what_it_learnt() -> None:
 
 
 def test_learnt_probabilities_of_layers_are_used() -> None:
-    method, rates = attendrop.ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
+    method, rates = attendrop_methods.ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
     found = record(method, learnt=Learnt({"concrete_dropout": rates}))
     assert fraction(found["encoder.0"]) < 0.1 < 0.8 < fraction(found["encoder.1"])
 
 
 def test_learnt_networks_are_used() -> None:
-    method = attendrop.ContextualDropout(p=0.5)
+    method = attendrop_methods.ContextualDropout(p=0.5)
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with attendrop.regularize(model, method, **given(model, batch)) as reg:
         assert reg.method_state.tensors() == {}
@@ -182,20 +183,6 @@ def test_learnt_networks_are_used() -> None:
     assert [round(fraction(drops).item(), 2) for drops in found.values()] == [0.0, 1.0]
     with pytest.raises(AttendropError, match=r"kept no contextual_dropout\.safetensors"):
         record(method, learnt=Learnt({}, {}))
-
-
-def test_the_best_pattern_of_a_search_is_used() -> None:
-    pattern = {"size": 1, "stride": 1, "p": 1.0, "share_heads": True, "share_rows": True, "part": "lower"}
-    best = {"pattern": pattern, "value": 0.1}
-    learnt = Learnt({"autodropout": {"best": best, "trials": [best]}})
-    found = record(attendrop.AutoDropout(trials=1, search=0.6), learnt=learnt)
-    assert fraction(found["encoder.0"]) > 0.2
-    assert fraction(found["encoder.1"]) == 0
-
-
-def test_a_method_with_a_column_of_its_own_is_refused() -> None:
-    with pytest.raises(AttendropError, match="only training rows have; show another method"):
-        record(attendrop.StructureMask(structure="dependencies"))
 
 
 def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:

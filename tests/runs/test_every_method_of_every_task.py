@@ -29,7 +29,6 @@ PAIRS = [(kind, family) for kind, example in EXAMPLES.items() for family in exam
 OPTIONS: dict[str, dict[str, Any]] = {
     "ad-drop": {"cross_tuning": False},
     "attendout": {"dropout_step": 1},
-    "autodropout": {"trials": 1, "search": 0.5},
     "supert": {"search": 0.5, "fraction": 0.5},
 }
 # What is refused, by kind of task, family and method, "*" for any: a part of the message.
@@ -38,7 +37,7 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("*", "albert", "supert"): "shares its layers",
     **{
         ("image-classification", "*", method): "embeds no words here"
-        for method in ("scal", "neftune", "r3f", "token-cutoff", "smart")
+        for method in ("scal", "r3f", "token-cutoff", "smart")
     },
     ("image-classification", "*", "unidrop"): "has no 'input_ids' to drop; set token=0",
 }

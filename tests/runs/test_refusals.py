@@ -20,7 +20,6 @@ TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (
         ({"test_fraction": 0.2}, "test-fraction and eval-file are both evaluation data"),
         ({"test_fraction": 1.0}, "test-fraction must be at least 0 and below 1"),
         ({"refit": True, "selection_fraction": 0.0}, "no training rows are held out"),
-        ({"refit": True, "method": "autodropout"}, "refit cannot train on it"),
         ({"patience": 2, "selection_fraction": 0}, "patience needs a selection split"),
         ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
         ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),

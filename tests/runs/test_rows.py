@@ -48,7 +48,6 @@ def test_the_same_rows_for_every_seed_and_not_for_training(files: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "source"),
     [
-        ("autodropout", {}, "selection"),
         ("attendout", {"reward_data": "eval"}, "dev"),
         ("attendout", {"reward_data": "split"}, "reward"),
     ],

@@ -103,7 +103,6 @@ def test_steps_are_the_same_where_a_method_sets_rows_aside(folder: Path, tmp_pat
         ({"selection_fraction": 0.0, "eval_file": None}, 0.0, False, False),
         ({"refit": True}, 0.1, True, False),
         ({"protocol": "paper"}, 0.0, False, True),
-        ({"method": "autodropout"}, 0.1, False, False),
     ],
     ids=str,
 )

@@ -212,25 +212,6 @@ def test_a_metric_rewards_without_rows_that_select_an_epoch(folder: Path) -> Non
     assert len(train(tiny.config(folder, "metric", **how))["dropout_steps"]) == 4
 
 
-def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It costs no training rows; under protocol 'paper' these rows are the development set, and that is said."""
-    how: dict[str, Any] = {"method": "autodropout", "options": {"trials": 2}, "epochs": 1}
-    honest = train(tiny.config(folder, "searched", **how))
-    assert honest["data"]["rewarded_on"] == "selection"
-    assert honest["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
-    assert "rewarded by scores on the same rows" in (folder / "searched" / "README.md").read_text(encoding="utf-8")
-    assert "optimistic" not in caplog.text
-    paper = train(tiny.config(folder, "searched-paper", protocol="paper", **how))
-    assert paper["data"]["rewarded_on"] == paper["data"]["selected_on"] == "dev"
-    assert paper["data"]["rows"] == {"train": 40, "dev": 12}
-    assert paper["score"] == paper["selection_score"]
-    assert "scores models on dev during training" in caplog.text
-    assert "the best epoch is chosen on the reported set, so the score is optimistic" in caplog.text
-    assert "**on the development set**" in (folder / "searched-paper" / "README.md").read_text()
-    with pytest.raises(AttendropError, match="scores on the selection split, but selection-fraction is 0"):
-        tiny.config(folder, selection_fraction=0.0, **how)
-
-
 @pytest.mark.parametrize("refit", [False, True])
 def test_no_epoch_of_a_search_is_the_best(folder: Path, refit: bool) -> None:
     """Though its score is that of all others: its model was discarded."""

@@ -91,7 +91,6 @@ def test_what_is_no_model_of_transformers_is_kept_as_a_baseline(folder: Path, mo
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("autodropout", {}),  # scores on a selection split
         ("mixout", {"patience": 2}),
         ("mixout", {"protocol": "paper"}),  # chooses the epoch on the evaluation rows
         ("attendout", {}),  # is rewarded on them

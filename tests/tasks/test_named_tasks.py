@@ -67,7 +67,7 @@ SQUAD_ROWS = [
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nJohn NNP I-NP I-PER\nSmith NNP I-NP I-PER\nAnn NNP I-NP B-PER\n"
 PTB = "".join(f"# file = wsj_{number:04}\nIt\tPRP\n\n" for number in (1, 159, 160, 179, 180, 199))
 UD = "1\tIt\t_\tPRON\t_\t_\t2\t_\t_\t_\n2\trains\t_\tVERB\t_\t_\t0\t_\t_\t_\n\n"
-UD_ROW = {"tokens": ["It", "rains"], "label": [10, 15], "index": 0, "place": "line 1", "dependency_heads": [1, 1]}
+UD_ROW = {"tokens": ["It", "rains"], "label": [10, 15], "index": 0}
 WMT = {"wmt16/tr-en/newsdev2016.tr": "bir\n\nüç\n", "wmt16/tr-en/newsdev2016.en": "one\ntwo\nthree\n"}
 # Name of a task, files, split, and its rows.
 LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
@@ -91,11 +91,11 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
     ("squad_v2", {"squad/dev-v2.0.json": squad(2)}, "dev", SQUAD_ROWS),  # answers are moved to where they are
     (
         "conll2003", {"conll2003/eng.testa": CONLL}, "dev",  # IOB1, which becomes IOB2: B-ORG B-PER I-PER B-PER
-        [{"tokens": ["EU", "John", "Smith", "Ann"], "label": [3, 1, 2, 1], "index": 0, "place": "line 3"}],
+        [{"tokens": ["EU", "John", "Smith", "Ann"], "label": [3, 1, 2, 1], "index": 0}],
     ),
     (
         "ptb-pos", {"ptb/ptb_nltk_pos.tsv": PTB}, "test",
-        [{"tokens": ["It"], "label": [17], "index": n, "place": f"line {at}"} for n, at in enumerate((14, 17))],
+        [{"tokens": ["It"], "label": [17], "index": n} for n in (0, 1)],
     ),
     ("ud", {"UD_English-EWT/en_ewt-ud-dev.conllu": UD}, "dev", [UD_ROW]),
     (
@@ -194,7 +194,7 @@ HUB: list[tuple[str, str, Dataset, list[tuple[str, ...]], list[dict[str, Any]]]]
             features=Features(WORDS | UPOS),
         ),
         [("universal-dependencies/universal_dependencies", "en_ewt", "validation", "refs/convert/parquet")],
-        [{"tokens": ["do", "I"], "label": [15, 10], "index": 0, "place": "row 1", "dependency_heads": [0, 0]}],
+        [{"tokens": ["do", "I"], "label": [15, 10], "index": 0}],
     ),
     (
         "wmt16-en-ro", "dev",

@@ -16,10 +16,18 @@ from helpers.table import TABLE, given
 from helpers.training import trainer_of
 from torch import Tensor
 
-from attendrop import SCAL, ADDrop, AttendOut, AttendropError, HeadMask, Method, regularize
+from attendrop import (
+    SCAL,
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    Method,
+    regularize,
+)
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.methods.common.own_parameters import OwnParameters
+from attendrop_methods import HeadMask
+from attendrop_methods.own_parameters import OwnParameters
 
 pytestmark = pytest.mark.gpu
 HALF = {"device_type": DEVICE.type, "dtype": torch.float16}

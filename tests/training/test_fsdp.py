@@ -55,7 +55,7 @@ def test_a_method_that_needs_the_whole_model_is_refused(method: Method, divided:
 
 def test_which_methods_need_the_whole_model() -> None:
     assert {part.name for method in TABLE.values() for part in method.parts if part.needs_whole_model} == {
-        *("mixout", "child-tuning", "dropconnect", "concrete-dropout", "supert", "autodropout", "attendout"),
+        *("mixout", "child-tuning", "dropconnect", "concrete-dropout", "supert", "attendout"),
         *("l2-sp", "layer-reinit", "sam", "learnable-bernoulli"),
     }
 

@@ -19,16 +19,14 @@ from attendrop import (
     AttendOut,
     AttendropError,
     ChildTuning,
-    HeadMask,
     LayerDrop,
-    LearnableBernoulli,
     Method,
-    NEFTune,
     RDrop,
     RegularizedTrainer,
     Vanilla,
 )
 from attendrop.extend import declare_output
+from attendrop_methods import R3F, HeadMask, LearnableBernoulli
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -205,7 +203,7 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
 @pytest.mark.parametrize(
     "method",
     [
-        Vanilla(p=0.4), LayerDrop(p=0.9), NEFTune(), HeadMask(select_by="importance"),
+        Vanilla(p=0.4), LayerDrop(p=0.9), R3F(), HeadMask(select_by="importance"),
         ADDrop(target="loss", layers="all"), ADDrop(target="loss", attribution="integrated_gradient"),
         AttendOut(dropout_step=1),
     ],
@@ -222,7 +220,7 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
 def test_what_the_loss_makes_for_the_model_is_as_if_the_batch_held_it(
     kind: type[RegularizedTrainer], names: dict[str, str], method: Method, tmp_path: Path
 ) -> None:
-    if (kind, method) == (FromEmbedded, NEFTune()):
+    if (kind, method) == (FromEmbedded, R3F()):
         return  # no words are embedded
     options: dict[str, Any] = {"max_steps": 2, "remove_unused_columns": False}
     found = []
@@ -269,7 +267,7 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
         (OnItsOwn, AttendOut(dropout_step=5), "without a call of the model"),
-        (FromEmbedded, NEFTune(), "embeds no words here"),
+        (FromEmbedded, R3F(), "embeds no words here"),
         (OwnLabels, ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         (OwnLabels, ADDrop(target="gold_label"), "target='gold_label' has none to read: set target='loss'"),
         (OwnStep, ALWAYS, r"OwnStep\.training_step took a step without compute_loss"),

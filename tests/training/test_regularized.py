@@ -14,25 +14,21 @@ from transformers import AutoModelForCausalLM as LanguageModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
 from attendrop import (
-    L2SP,
-    SAM,
     ADDrop,
     AttendOut,
     AttendropError,
     ChildTuning,
-    DropAttention,
     DropHead,
     FineTune,
     LayerDrop,
     Mixout,
-    NEFTune,
     RDrop,
     RegularizedTrainer,
-    UniDrop,
     Vanilla,
     regularize,
     regularized,
 )
+from attendrop_methods import L2SP, R3F, SAM, DropAttention, UniDrop
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ARGUMENTS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
@@ -94,7 +90,7 @@ def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
 RECORDED = ADDrop(attribution="recorded", layers="all")
 COPYING = AttendOut(dropout_step=2)
 IN_ALL = [
-    Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), NEFTune(), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
+    Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), R3F(), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
 ]  # fmt: skip
 WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", ADDrop()), ("Reward", RDrop()), ("Reward", COPYING)]
@@ -188,9 +184,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [ALWAYS, Mixout(), LayerDrop(p=0.5), NEFTune(), L2SP(), RDrop()], ids=lambda m: m.name
-)
+@pytest.mark.parametrize("method", [ALWAYS, Mixout(), LayerDrop(p=0.5), R3F(), L2SP(), RDrop()], ids=lambda m: m.name)
 def test_lightning_fabric(method: Any) -> None:
     """On one device, training is that of the model itself."""
     library = pytest.importorskip("lightning_fabric")

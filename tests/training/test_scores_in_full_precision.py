@@ -10,11 +10,10 @@ import torch
 from helpers import zoo
 from helpers.training import examples, trainer_of
 
-from attendrop import AttendOut, AutoDropout, Method, RegularizedTrainer
+from attendrop import AttendOut, Method, RegularizedTrainer
 
 METHODS: dict[str, Method] = {
     "attendout": AttendOut(dropout_step=1),
-    "autodropout": AutoDropout(trials=1, search=0.6),
 }
 
 

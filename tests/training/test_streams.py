@@ -14,7 +14,7 @@ from helpers import zoo
 from helpers.training import ALWAYS, Stop, examples, trainer_of, weights
 from torch.utils.data import IterableDataset
 
-from attendrop import ADDrop, AttendOut, AttendropError, AutoDropout, Method, RegularizedTrainer
+from attendrop import ADDrop, AttendOut, AttendropError, Method, RegularizedTrainer
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 
@@ -79,7 +79,6 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
         ),
         (AttendOut(), {}, "cannot be set aside from a stream"),
         (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
-        (AutoDropout(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
     ],
 )
 def test_where_rows_are_chosen_a_stream_is_refused(

@@ -22,19 +22,18 @@ from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerC
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from attendrop import (
-    L2SP,
     ADDrop,
     AttendropError,
     ChildTuning,
     Compose,
     Mixout,
-    NEFTune,
     RDrop,
     regularized,
 )
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
 from attendrop.training.labelled_data import EpochSampler
+from attendrop_methods import L2SP, R3F
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 
@@ -196,7 +195,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-@pytest.mark.parametrize("method", [ALWAYS, Mixout(), NEFTune(), Compose(L2SP(), ALWAYS)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ALWAYS, Mixout(), R3F(), Compose(L2SP(), ALWAYS)], ids=lambda m: m.name)
 def test_reentrant_checkpointing_is_refused_to_what_acts_within_the_model(method: Any, tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=r"[Rr]eentrant.*'use_reentrant': False"):
         trainer_of(tmp_path, method, **checkpointing_arguments(use_reentrant=True))
@@ -607,3 +606,17 @@ def test_the_checkpoint_loads_with_stock_code_and_names_the_method(tmp_path: Pat
     state = json.loads((tmp_path / "checkpoint-2/attendrop_state.json").read_text())
     assert state["method"] == "ad-drop"
     assert state["options"] == ALWAYS.options()
+
+
+def test_the_noise_of_transformers_own_neftune_acts_beside_a_method(tmp_path: Path) -> None:
+    """Masks depend on their key alone, so only the noise can make a difference; it ends with the training."""
+    losses = {}
+    for alpha in (None, 15.0):
+        trainer: Any = trainer_of(
+            tmp_path, ALWAYS, model=zoo.build("bert"), max_steps=1, logging_steps=1, neftune_noise_alpha=alpha,
+            logging_strategy="steps",
+        )  # fmt: skip
+        trainer.train()
+        losses[alpha] = trainer.state.log_history[0]["loss"]
+        assert not trainer.model.get_input_embeddings()._forward_hooks
+    assert losses[None] != losses[15.0]

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,29 +29,6 @@ def forked_rng(model: nn.Module) -> Iterator[None]:
             np.random.set_state(numpy)
             if not torch.is_grad_enabled():  # older versions of PyTorch would train through the cached weights
                 torch.clear_autocast_cache()
-
-
-def random_state(model: nn.Module) -> dict[str, Any]:
-    """Return the random states of torch (on the CPU and the model's device), numpy and Python, for a checkpoint."""
-    device = next(model.parameters()).device
-    name, keys, *rest = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Restore a :func:`random_state`."""
-    torch.set_rng_state(state["torch"])
-    if state["device"] is not None:
-        device = next(model.parameters()).device
-        torch.get_device_module(device).set_rng_state(state["device"], device)
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])
 
 
 @contextmanager

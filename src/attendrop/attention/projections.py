@@ -47,8 +47,8 @@ def projections(module: nn.Module) -> Iterator[nn.Module]:
             yield from projections(child)
 
 
-def factors(projection: nn.Module) -> list[Tensor]:
-    """List the weights of a projection and of the adapter on it; raise AttendropError if one is quantized."""
+def projection_matrices(projection: nn.Module) -> list[Tensor]:
+    """List the weight matrices of a projection and of the adapter on it; raise AttendropError if one is quantized."""
     found = [part for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
     for part in found:
         refuse_quantized(part)

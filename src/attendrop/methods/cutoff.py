@@ -1,8 +1,8 @@
-"""Cutoff augmentation with a consistency loss."""
+"""HiddenCut: views of the batch without spans of hidden states, and a consistency loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from attendrop.extend import (
     AttendropError,
     AttentionCall,
     AttentionEdit,
-    AttentionLayer,
     Block,
     BlockEdit,
     ComputeLoss,
@@ -25,7 +24,6 @@ from attendrop.extend import (
     Plan,
     RandomMaskPlan,
     StepContext,
-    WordPlan,
     choice,
     count,
     floor_fraction,
@@ -36,113 +34,6 @@ from attendrop.extend import (
 )
 from attendrop.methods.common.divergence import with_views
 from attendrop.methods.common.perturbations import token_uniform
-
-
-@dataclass(frozen=True)
-class TokenCutoff(Method):
-    """Views of the batch without some tokens, a span of tokens, or some features of the embeddings.
-
-    The batch runs unchanged, and then ``views`` times with a part of each sequence cut: of ``n`` tokens, ``max(1,
-    floor(fraction n))`` at random places (``unit="tokens"``) or in a row (``"span"``), or the same fraction of the
-    features of all its tokens (``"features"``). The word embedding of a cut token is zero, and no token attends to it.
-    The loss is that of the first pass, plus ``alpha`` times the mean loss of the views, plus ``beta`` times the mean
-    Kullback-Leibler divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon). ``1 +
-    views`` forward and backward passes per step.
-
-    Args:
-        fraction: Fraction of the tokens, or features, to cut, in (0, 1).
-        unit: What is cut: ``"tokens"``, ``"span"`` or ``"features"``, see above.
-        alpha: Weight of the loss of the views, 0 or more.
-        beta: Weight of the divergence, 0 or more; ``alpha`` or ``beta`` must be above 0.
-        views: Number of views of a batch, 1 or more.
-
-    Raises:
-        AttendropError: In training, the model embeds no words (images, sound) or returns no logits.
-
-    Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3, with the values of the authors' GLUE
-    scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their
-    code zeroes the sum of word, position and type embeddings, samples the tokens with replacement, and cuts none of a
-    short text. In regression, the squared distance from the mean replaces the divergence; with several labels, it is
-    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. In encoder-decoder
-    models, the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
-    """
-
-    info = MethodInfo(
-        "token-cutoff",
-        "cuts tokens out of the input, and makes the predictions agree",
-        "Shen et al. (2020), A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding "
-        "and Generation",
-        acts_on=("embeddings", "scores", "loss"),
-        forward="1 + views",
-        backward="1 + views",
-        tasks="text; encoder-decoder: the encoder",
-        traits={DECIDES_PASSES: ""},
-    )
-
-    fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
-    unit: str = option("tokens", choice("tokens", "span", "features"), search=("span",))
-    alpha: float = option(1.0, positive(zero=True))
-    beta: float = option(1.0, positive(zero=True))
-    views: int = option(1, count())
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha == self.beta == 0:
-            raise AttendropError("alpha=0 and beta=0 are plain fine-tuning; set one of them above 0.")
-
-    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        clean = compute_loss(context.batch)
-        views = [self.cut(context, view) for view in range(self.views)]
-        return with_views(context, compute_loss, clean, views, self.alpha, self.beta)
-
-    def cut(self, context: StepContext, view: int) -> Plan:
-        """Return the plan of a view, given its number."""
-        if self.unit != "features":
-            return _CutTokens(context, partial(self._sample, context, view))
-
-        def change(embedded: Tensor, _: Tensor) -> Tensor:
-            features = torch.ones_like(embedded[:, 0], dtype=torch.bool)
-            return embedded.masked_fill(self._sample(context, view, features)[:, None], 0)
-
-        return WordPlan(context, change)
-
-    def _sample(self, context: StepContext, view: int, among: Tensor) -> Tensor:
-        """Sample what to cut ``among`` the tokens, or features, of each sequence, ``(batch, n)``."""
-        total, name = among.sum(-1, keepdim=True), f"{view}/{self.unit}"
-        length = floor_fraction(total, self.fraction).clamp(min=1)
-        if self.unit == "span":
-            sampled = token_uniform(context.key, name, torch.ones_like(among[:, :1]))
-            return span(among, (sampled * (total - length + 1)).long(), length)
-        sampled = token_uniform(context.key, name, among).masked_fill(~among, 2)
-        return among & (sampled.argsort(stable=True).argsort(stable=True) < length)
-
-
-def span(valid: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """Return the mask of ``length`` tokens from the ``start``-th of the ``valid`` ones on, ``(batch, n)``."""
-    number = valid.cumsum(-1) - 1
-    return valid & (number >= start) & (number < start + length)
-
-
-class _CutTokens(WordPlan):
-    """Plan that cuts the tokens that ``sample`` chooses among the valid ones, ``(batch, n)``."""
-
-    acts_on = frozenset({"embeddings", "attention"})
-
-    def __init__(self, context: StepContext, sample: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(context, self._cut)
-        self.sample = sample
-        self.cut: Tensor | None = None
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        kinds = {other.kind for other in self.context.adapter.attention_layers}
-        return layer.kind in ({"encoder", "cross"} if "encoder" in kinds else {"decoder"})
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(drop=None if self.cut is None else self.cut[:, None, None])
-
-    def _cut(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        self.cut = self.sample(valid)
-        return embedded.masked_fill(self.cut[..., None], 0)
 
 
 @dataclass(frozen=True)
@@ -178,8 +69,9 @@ class HiddenCut(Method):
     classifier reads. Further deviations from the code: it ranks tokens by the attention of the cut pass, before
     dropout, with padding; here by that of the first pass, after dropout, without padding. It skips the dropout after
     the feed-forward where it cuts; here the model's own dropout acts in all passes, with separate samples. Its
-    divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Other kinds of predictions are
-    compared as in :class:`attendrop.TokenCutoff`. In an encoder-decoder model only the encoder is cut.
+    divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. In regression, the squared
+    distance from the mean replaces the divergence; with several labels, it is that of each label's Bernoulli
+    distribution; at token level, the mean is over labelled tokens. In an encoder-decoder model only the encoder is cut.
     """
 
     info = MethodInfo(
@@ -283,7 +175,7 @@ class Cut(Plan):
     def _sample(self, key: str) -> Tensor:
         """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""
         valid = self._valid[key]
-        total = valid.sum(-1, keepdim=True)
+        total, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
         length = floor_fraction(total, self.method.alpha).clamp(min=1)
         sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
         if self.received is None:
@@ -291,7 +183,7 @@ class Cut(Plan):
         else:
             order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
             among = floor_fraction(total, self.method.candidates).clamp(min=1)
-            start = (valid.cumsum(-1) - 1).gather(-1, order.gather(-1, (sampled * among).long()))
-        found = span(valid, start, length)
+            start = number.gather(-1, order.gather(-1, (sampled * among).long()))
+        found = valid & (number >= start) & (number < start + length)
         self.context.report(key, found.sum(), valid.sum())
         return found

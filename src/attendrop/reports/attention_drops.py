@@ -21,7 +21,6 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
-from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.context import TrainingContext, tokens_of
@@ -116,7 +115,7 @@ def record_drops(
     Args:
         model: The model.
         method: The method, from :func:`acting_in_attention`.
-        batch: Inputs with labels, on the model's device, and the columns that the method reads.
+        batch: Inputs with labels, on the model's device.
         moment: When in the training.
         learnt: What a finished run learnt; None: the method has learnt nothing yet. One that searches before it trains
             is then at the first of its steps.
@@ -126,14 +125,8 @@ def record_drops(
         The attention layers by key, in the order of execution; none if no pass of the step changes anything.
 
     Raises:
-        AttendropError: The method cannot act on the model or the batch, which may lack a column that it reads, or what
-            it learnt was not saved.
+        AttendropError: The method cannot act on the model or the batch, or what it learnt was not saved.
     """
-    if missing := next((name for name in method.columns if name not in batch), None):
-        raise AttendropError(
-            f"Method '{method.name}' reads the column {missing!r}, which only training rows have; show another method "
-            "(--method)."
-        )
     passes: list[dict[str, LayerDrops]] = []
 
     def compute_loss(given: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
@@ -181,8 +174,7 @@ def record_drops(
                 passes.clear()
                 regularization.set_epoch(moment.epoch)
                 regularization.begin_step(moment.step + 1)
-            for each, _ in regularization.micro_batches(batch)[0]:
-                regularization.compute(each, compute_loss)
+            regularization.compute(batch, compute_loss)
     return passes[0] if passes else {}
 
 

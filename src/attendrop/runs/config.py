@@ -371,24 +371,9 @@ class RunConfig:
             )
 
     def _check_rows_of_method(self, method: Method) -> None:
-        """Refuse a method that reads rows or columns that the data do not have."""
+        """Refuse a method that reads rows that the data do not have."""
         if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
             raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")
-        if self.rewarded_on == "selection" and self.selection_fraction == 0:
-            raise AttendropError(
-                f"{method.rewarded_by} scores on the selection split, but selection-fraction is 0; raise it."
-            )
-        if self.rewarded_on == "selection" and self.refit:
-            raise AttendropError(f"{method.rewarded_by} scores on the selection split, so refit cannot train on it.")
-        if self.task is None:
-            return
-        from attendrop.tasks.registry import get_task
-
-        if missing := sorted(set(method.columns) - set(get_task(self.task).token_columns)):
-            raise AttendropError(
-                f"The data of task {self.task!r} has no column {missing[0]!r}, which method "
-                f"{self.method!r} reads with these options; give a train-file that has it, or other options."
-            )
 
     @property
     def _has_eval_rows(self) -> bool:
@@ -410,9 +395,8 @@ class RunConfig:
 
     @property
     def rewarded_on(self) -> str | None:
-        """Rows on which models are scored during training; under protocol 'paper', "selection" is "eval"."""
-        found = self.regularizer.rewarded_on()
-        return "eval" if found == "selection" and self.protocol == "paper" else found
+        """Rows on which models are scored during training."""
+        return self.regularizer.rewarded_on()
 
     @property
     def label_names_file(self) -> str | None:

@@ -87,18 +87,18 @@ class Parts:
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files, columns = data_files(config), config.regularizer.columns
+    files = data_files(config)
     options = {name: getattr(config, name) for name in _READ_BY}
 
     def key() -> list[Any]:
         digests = [[str(file), digest(file)] for file in files]
-        return [config.task, config.data_dir, digests, options, dict(columns)]
+        return [config.task, config.data_dir, digests, options]
 
     def load() -> TaskData:
         if config.task is not None:
             return load_task(config.task, data_dir=config.data_dir)
         assert config.train_file is not None
-        return load_files(train_file=config.train_file, eval_file=config.eval_file, token_columns=columns, **options)
+        return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
     def size(data: TaskData) -> int:
         return sum(split.data.nbytes for split in data.splits.values())
@@ -155,8 +155,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     match config.rewarded_on:
         case "split":
             kept, reward = hold_out(kept, data.task, config.regularizer.rewarded_fraction(), config.seed)
-        case "selection":
-            reward = selection
         case "eval":
             reward = report["dev"]
         case _:
@@ -178,8 +176,6 @@ def _names(
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
     head, file = task.head, config.label_names_file
     reason = why_no_names(config.task, head.label_type, len(task.text_columns))
-    if not reason and config.regularizer.columns:
-        reason = f"and not with {config.regularizer.name}, which reads columns that they lack"
     check_label_names(config.label_names, reason)
     if reason or config.label_names is None or (file is None and why_no_rows(head.label_names, rows)):
         return [], ()
@@ -205,11 +201,11 @@ def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dat
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Tokenize all parts; training rows keep the columns that the method reads."""
+    """Tokenize all parts."""
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    train = encoded(task.head.training_rows(parts.train), token_columns=config.regularizer.columns)
+    train = encoded(task.head.training_rows(parts.train))
     return Parts(train, selection, report, reward, parts.names, parts.names_left_out)
 
 

@@ -29,7 +29,6 @@ _SCORED_ONCE = " The development set was scored once, at the end."
 
 _REWARDED = {
     "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
-    "selection": " The method was rewarded by scores on the same rows.",
     "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
     "score below is optimistic.",
     None: "",

@@ -40,7 +40,7 @@ from attendrop.wording import counted
 
 # Sets whose score is kept by row.
 _ROWS_KEPT = ("dev", "shifted")
-_REWARD_ROWS = {"split": "reward", "selection": "selection", "eval": "dev"}
+_REWARD_ROWS = {"split": "reward", "eval": "dev"}
 logger = logging.getLogger(__name__)
 
 

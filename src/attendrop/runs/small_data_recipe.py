@@ -31,18 +31,16 @@ DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "hea
 def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     """Decide how many rows are held out, and whether the model is trained again on all.
 
-    Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, rewards, or a
-    score if there are no evaluation rows. Finally the model is also trained on held-out rows, unless a method was
-    rewarded on them, or there is no step to take.
+    Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, or a score if
+    there are no evaluation rows. Finally the model is also trained on held-out rows, unless there is no step to take.
     """
-    rewarded = config.rewarded_on == "selection"
     fraction = config.selection_fraction
     if fraction is None:
-        needed = config.patience is not None or config.refit or config.calibrate or rewarded or not has_eval_rows
+        needed = config.patience is not None or config.refit or config.calibrate or not has_eval_rows
         fraction = SELECTION_FRACTION if needed and config.protocol == "honest" else 0.0
     refit = config.refit
     if refit is None:
-        refit = fraction > 0 and config.protocol == "honest" and not rewarded and config.max_steps != 0
+        refit = fraction > 0 and config.protocol == "honest" and config.max_steps != 0
     return config.filled(selection_fraction=fraction, refit=refit)
 
 

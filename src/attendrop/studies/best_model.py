@@ -75,5 +75,5 @@ def _all_rows(config: RunConfig) -> dict[str, Any]:
     """
     on_evaluation_rows = config.rewarded_on == "eval" or config.protocol == "paper"
     changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)
-    chooses = config.patience is not None or config.selection_fraction or config.rewarded_on == "selection"
+    chooses = config.patience is not None or config.selection_fraction
     return changes | ({"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False})

@@ -25,8 +25,6 @@ class Task:
     metric: str  # the score by which models are selected, a key of what `compute_scores` returns
     description: str  # one line
     other_metrics: tuple[str, ...] = ()  # scores reported beside `metric`
-    # Columns with numbers for each word, or token, that all splits have, beside "place".
-    token_columns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)  # of the head, by name
     long_texts: str = HEAD  # what is done with texts that are too long, see `tasks/long_texts.py`
     group_columns: tuple[str, ...] = ()  # whose values make groups of rows that are also scored for themselves

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from datasets import Dataset
@@ -21,7 +20,6 @@ from attendrop.tasks.label_forms import check_form
 from attendrop.tasks.label_map import as_meant, check_map, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
-from attendrop.tasks.token_columns import TAKEN, numbers_problem, read_numbers
 from attendrop.tasks.values import is_missing, joined_labels, pointed
 from attendrop.wording import counted
 
@@ -34,7 +32,6 @@ def load_files(
     label_column: str | None = None,
     label_type: str = "auto",
     label_map: str | Path | None = None,
-    token_columns: Mapping[str, str] = MappingProxyType({}),
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
     shift_column: str | None = None,
@@ -56,8 +53,6 @@ def load_files(
             notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
             :func:`attendrop.tasks.label_forms.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
-        token_columns: Further columns of the training file to read, by name with their kinds (see
-            :mod:`attendrop.tasks.token_columns`). "train" then has them, and "place", where each row is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
@@ -68,12 +63,12 @@ def load_files(
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
             is empty or NaN; numbers are mixed with text; a label does not occur in training; it is not clear whether
-            labels are classes; the training data have a single class; all rows of a file are of one group; or a token
-            column is not of its kind. The message names the file, the line and the column.
+            labels are classes; the training data have a single class; or all rows of a file are of one group. The
+            message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
-    rows.check_names(token_columns)
+    rows.check_names()
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     tables = {split: read_table(path, bad) for split, path in paths.items()}
     if label_map is not None:
@@ -82,7 +77,7 @@ def load_files(
     check_form(tables["train"], text_columns, [] if label_column is None else [label_column], label_type)
     kinds = rows.kinds(tables["train"], label_type)
     reader = kinds[0]
-    rows.check_inputs(token_columns, reader)
+    rows.check_inputs(reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
     tables = {split: rows.not_left_out(table, reader) for split, table in tables.items()}
     labelled, asked = reader.needs_labels or label_column is not None, label_type != "auto"
@@ -96,12 +91,8 @@ def load_files(
     if bad.keeps_unknown and "dev" in found:
         head = head.with_unknown(found["dev"].column(str(label_column)))
     tables = {split: _not_empty(rows.with_labels(table, head)) for split, table in tables.items()}
-    for name, of_kind in token_columns.items():
-        tables["train"] = _not_empty(tables["train"].checked(name, numbers_problem(of_kind), bad))
     splits = {split: rows.columns(table, head, labelled=labelled) for split, table in tables.items()}
     train = tables["train"]
-    if token_columns:
-        splits["train"] |= {name: read_numbers(train, name) for name in token_columns} | {"place": train.places}
     if shift_column is not None:
         values = train.column(shift_column)
         splits["train"][SHIFT_VALUES] = ["" if is_missing(value) else str(value) for value in values]
@@ -148,8 +139,8 @@ def stream_file(
     not read. Rows that are to be ``scored`` need an answer, even if the kind of task needs no labels.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
-    rows.check_names({})
-    rows.check_inputs({}, head)
+    rows.check_names()
+    rows.check_inputs(head)
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
         written = dict(zip(table.index, table.rows, strict=True))  # paths of images as they stand in the file
@@ -187,23 +178,17 @@ class _Rows:
     meanings: Mapping[str, str]
     bad: BadRows
 
-    def check_names(self, token_columns: Mapping[str, str]) -> None:
-        labels = [] if self.label is None else [self.label]
-        named = [*self.texts, *labels, *token_columns]
+    def check_names(self) -> None:
+        named = [*self.texts, *([] if self.label is None else [self.label])]
         if repeated := [name for name in named if named.count(name) > 1]:
-            raise AttendropError(
-                f"the column {repeated[0]!r} is given twice; text, label and token columns must differ."
-            )
+            raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
 
-    def check_inputs(self, token_columns: Mapping[str, str], reader: Head | type[Head]) -> None:
+    def check_inputs(self, reader: Head | type[Head]) -> None:
         least, most, given = reader.least_inputs, reader.most_inputs, len(self.texts)
         if not least <= given <= most:
             wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
             are = "is" if given == 1 else "are"
             raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
-        for name in token_columns:
-            if name in (*reader.inputs, *TAKEN):
-                raise AttendropError(f"the name of the column {name!r} is reserved; rename it.")
 
     def kinds(self, table: Table, label_type: str) -> tuple[type[Head], ...]:
         """Return the kinds of heads that may read the files, by the first row."""

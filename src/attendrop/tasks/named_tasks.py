@@ -22,7 +22,7 @@ from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import HEADS, WORDS, Sentence, decode, read_sentences
+from attendrop.tasks.text_files import WORDS, Sentence, decode, read_sentences
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
@@ -234,10 +234,8 @@ def _conll_rows(path: Path) -> Iterator[Row]:
 
 def _tagged(path: Path, sentence: Sentence) -> Row:
     """Read the words, and their tags, from the first and the last column."""
-    place = f"line {sentence.line}"
-    return Row(
-        path, place, ([word[0] for word in sentence.words],), [word[-1] for word in sentence.words], {"place": place}
-    )
+    words = ([word[0] for word in sentence.words],)
+    return Row(path, f"line {sentence.line}", words, [word[-1] for word in sentence.words])
 
 
 def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
@@ -253,25 +251,17 @@ def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
 
 def _ud_rows(path: Path) -> Iterator[Row]:
     table = read_table(path)
-    for place, (words, tags, heads) in zip(table.places, table.values((WORDS, "upos", HEADS)), strict=True):
-        yield Row(path, place, (words,), tags, {"place": place, HEADS: heads})
+    for place, (words, tags) in zip(table.places, table.values((WORDS, "upos")), strict=True):
+        yield Row(path, place, (words,), tags)
 
 
-def _hub_tags(tag_column: str, head_column: str | None, name: str, raw: Dataset) -> Iterator[Row]:
-    """Read sentences, in which tags are numbers, and tokens of several words have the tag "_".
-
-    Heads are texts with numbers from 1, and 0 for a root, which becomes its own head.
-    """
+def _hub_tags(tag_column: str, name: str, raw: Dataset) -> Iterator[Row]:
+    """Read sentences, in which tags are numbers, and tokens of several words have the tag "_"."""
     names = raw.features[tag_column].feature.names
-    columns = [raw[column][:] for column in (WORDS, tag_column, head_column) if column is not None]
-    for number, (words, tags, *heads) in enumerate(zip(*columns, strict=True), start=1):
+    for number, (words, tags) in enumerate(zip(raw[WORDS][:], raw[tag_column][:], strict=True), start=1):
         kept = [at for at, tag in enumerate(tags) if names[tag] != "_"]
-        others: dict[str, Any] = {"place": f"row {number}"}
-        if heads:
-            found = [int(heads[0][at]) for at in kept]
-            others[HEADS] = [head - 1 if head else own for own, head in enumerate(found)]
         if kept:
-            yield Row(name, f"row {number}", ([words[at] for at in kept],), [names[tags[at]] for at in kept], others)
+            yield Row(name, f"row {number}", ([words[at] for at in kept],), [names[tags[at]] for at in kept])
 
 
 _ENTITIES = ("O", *(f"{prefix}-{of}" for of in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
@@ -296,7 +286,7 @@ _TAG_TASKS = (
             "dev": (("eng.testa", "valid.txt", "dev.txt"),),
             "test": (("eng.testb", "test.txt"),),
         },
-        _files(_conll_rows), (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags", None), revision=_CONVERTED,
+        _files(_conll_rows), (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
     ),
     Source(
         Task(
@@ -308,10 +298,10 @@ _TAG_TASKS = (
     Source(
         Task(
             "ud", "token-classification", (WORDS,), _UPOS, "accuracy",
-            "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",), (HEADS,),
+            "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",),
         ),
         ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, _files(_ud_rows),
-        (("universal-dependencies/universal_dependencies", "en_ewt"),), partial(_hub_tags, "upos", "head"),
+        (("universal-dependencies/universal_dependencies", "en_ewt"),), partial(_hub_tags, "upos"),
         revision=_CONVERTED,
     ),
 )  # fmt: skip

@@ -60,9 +60,8 @@ def _tables(path: Path, files: Sequence[Path], columns: Sequence[str], size: int
 
 
 WORDS, TAGS = "tokens", "tags"
-HEADS = "dependency_heads"
 # Names of the columns of CoNLL-U that are read.
-_CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, HEADS: 6, "deprel": 7}
+_CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _CONLLU_WIDTH = 10
 # What a comment begins with; in CoNLL-U no word begins so.
 _COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
@@ -124,9 +123,8 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     """Read a CoNLL-U file (Universal Dependencies) in chunks.
 
-    The columns are ``tokens``, ``lemma``, ``upos``, ``xpos``, ``feats``, ``dependency_heads`` and ``deprel``. Lines of
-    tokens of several words and of empty words, with numbers such as ``3-4`` and ``8.1``, are left out. Heads are the
-    positions of words from 0; the head of a root is itself, and that of a word without a head -1.
+    The columns are ``tokens``, ``lemma``, ``upos``, ``xpos``, ``feats`` and ``deprel``. Lines of tokens of several
+    words and of empty words, with numbers such as ``3-4`` and ``8.1``, are left out.
     """
 
     def rows() -> Iterator[tuple[int, str, list[Any]]]:
@@ -136,10 +134,7 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             if problem is not None:
                 bad.add(path, f"line {sentence.line}", index, problem, [" ".join(word) for word in sentence.words])
                 continue
-            values: dict[str, Any] = {name: [word[at] for word in words] for name, at in _CONLLU.items()}
-            heads = enumerate(values[HEADS])
-            values[HEADS] = [-1 if head == "_" else own if head == "0" else int(head) - 1 for own, head in heads]
-            yield index, f"line {sentence.line}", list(values.values())
+            yield index, f"line {sentence.line}", [[word[at] for word in words] for at in _CONLLU.values()]
 
     with text_lines(path) as lines:
         yield from in_chunks(path, list(_CONLLU), rows(), size)
@@ -153,7 +148,4 @@ def _conllu_problem(words: list[list[str]]) -> str | None:
             return f"word {number} has {counted(len(word), 'column')} instead of {_CONLLU_WIDTH}, separated by tabs"
         if word[0] != str(number):
             return f"word {number} has the number {word[0]}"
-        head = word[_CONLLU[HEADS]]
-        if head != "_" and not (head.isdecimal() and int(head) <= len(words)):
-            return f"word {number} has the head {head!r}, which is no word of the sentence"
     return None

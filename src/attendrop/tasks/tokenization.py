@@ -1,7 +1,5 @@
 """Tokenization of texts."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +16,6 @@ def encode(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    token_columns: Mapping[str, str] = MappingProxyType({}),
 ) -> Dataset:
     """Tokenize the texts, without padding (the collator pads batches).
 
@@ -28,19 +25,17 @@ def encode(
         tokenizer: The tokenizer.
         max_length: Maximum number of tokens, including special tokens, at most that of the tokenizer; the longer of two
             texts is truncated first.
-        token_columns: Columns of the data set, by name with their kinds, to keep and truncate with the texts.
 
     Returns:
         What the head makes of the rows (:meth:`Head.tokenize`), "labels", if there are any, and "length", in tokens.
         Where a row can become several, as texts in windows do, "document", the number of the row in the data set.
 
     Raises:
-        AttendropError: ``max_length`` leaves no room for the texts; the head leaves out all rows; or a row of a token
-            column does not have one entry for each token before truncation.
+        AttendropError: ``max_length`` leaves no room for the texts, or the head leaves out all rows.
     """
     limit = task.head.length_limit(tokenizer, max_length, dataset.column_names)
     encoded = dataset.map(
-        lambda columns, rows: encode_columns(columns, task, tokenizer, limit, token_columns, first_row=rows[0]),
+        lambda columns, rows: encode_columns(columns, task, tokenizer, limit, first_row=rows[0]),
         batched=True,
         with_indices=True,
         remove_columns=dataset.column_names,
@@ -63,21 +58,13 @@ def encode_columns(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    token_columns: Mapping[str, str] = MappingProxyType({}),
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
     """Tokenize rows as :func:`encode` does, from number ``first_row``, with a length of :meth:`Head.length_limit`."""
     head, whole = task.head, task.long_texts == HEAD
-    if token_columns and not whole:
-        raise AttendropError(
-            f"column {next(iter(token_columns))!r}, which the method reads, has an entry for each token of a whole "
-            f"text; use long-texts {HEAD!r}."
-        )
     tokens = head.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)
-    if token_columns:
-        encoded |= head.align(token_columns, columns, tokens, tokenizer)
     encoded["length"] = head.lengths(encoded)
     documents = encoded.get(DOCUMENT)
     if "label" in columns:

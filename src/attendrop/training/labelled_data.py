@@ -103,7 +103,7 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class ColumnCollator:
-    """Wrapper of a collator that makes tensors, padded with -1, of additional columns with numbers for each token.
+    """Wrapper of a collator that makes tensors, padded with -1, of further columns with a number for each token.
 
     Rows without such columns, and rows that are not mappings, are left to the wrapped collator. It can be pickled if
     the wrapped collator can.
@@ -131,7 +131,7 @@ class ColumnCollator:
         for name in present:
             values = [torch.as_tensor(row[name]) for row in rows]
             width = max(len(value) for value in values)
-            padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
+            padded = [functional.pad(value, (0, width - len(value)), value=-1) for value in values]
             batch[name] = torch.stack(padded)
         if self.with_index:
             batch[ROW_INDEX] = torch.tensor([row[ROW_INDEX] for row in rows])

@@ -188,22 +188,8 @@ class Regularization:
         if rows is not None:
             batch = {**batch, ROW_INDEX: _row_indices(rows, number_of_rows(batch))}
         if self.model.training:
-            ((batch, _),), _ = self.micro_batches(batch)
+            self.batches += 1
         return self.compute(batch, self._model_loss)[0]
-
-    def micro_batches(
-        self, batch: Batch, num_items: Tensor | int | None = None, accumulation_steps: int | None = None
-    ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
-        """Return the micro-batches to train on: the given one, or those of an earlier step that the method replays.
-
-        Each comes with the number of items in its global batch, and all with the number of micro-batches in the
-        optimizer step, both if known. See :meth:`Replay.micro_batches`.
-        """
-        self.batches += 1
-        replay = self.method_state.replay()
-        if replay is None:
-            return [(batch, num_items)], accumulation_steps
-        return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
     @whole_graphs_refused()
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -216,8 +202,6 @@ class Regularization:
         def run(given: Batch, *others: Any) -> tuple[Tensor, Any]:
             return compute_loss(model_inputs(given), *others)
 
-        extra = {name: batch[name] for name in self.method.columns if name in batch}
-        batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
             if torch.is_grad_enabled():
                 raise AttendropError(
@@ -225,26 +209,16 @@ class Regularization:
                     "train. To evaluate, switch gradients off: torch.no_grad()."
                 )
             return run(batch, None)
-        replay = self.method_state.replay()
-        if replay is None:
-            return self._compute(batch, run, extra, self.steps_taken, self.epoch)
-        with replay.one_pass(self.model, self.steps_taken, self.epoch) as (steps_taken, epoch):
-            return self._compute(batch, run, extra, steps_taken, epoch)
-
-    def _compute(
-        self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
-    ) -> tuple[Tensor, Any]:
-        """Compute the loss in the step after ``steps_taken`` steps, in ``epoch``."""
         self._called += 1
         rows = number_of_rows(batch)
         processes = self.training.processes
         first = self.sequences * processes.world_size + processes.rank * rows
         self.sequences += rows
-        taking_part = [] if self.idle else self._taking_part(epoch)
-        acting = [method_state.method for method_state in taking_part if method_state.method.active(epoch or 0)]
+        taking_part = [] if self.idle else self._taking_part(self.epoch)
+        acting = [method_state.method for method_state in taking_part if method_state.method.active(self.epoch or 0)]
         self._statistics.begin([method.source for method in acting])
         if not taking_part:
-            return compute_loss(batch, None)
+            return run(batch, None)
         if self.adapter is not None or self.method.info.adds_penalty or self.method.decides_passes:
             refuse_cache(batch)
         if self.training.scaler is not None and self.method.info.needs_loss_scale:  # the host waits for it
@@ -253,23 +227,22 @@ class Regularization:
         context = StepContext(
             model=self.model,
             batch=batch,
-            key=SampleKey(self.training.seed, steps_taken, first, rows),
+            key=SampleKey(self.training.seed, self.steps_taken, first, rows),
             statistics=self._statistics,
             source=self.method.source,
-            epoch=epoch,
-            progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
+            epoch=self.epoch,
+            progress=None if total is None else min(1.0, self.steps_taken / max(total, 1)),
             micro_batches=self.accumulation_steps
             * processes.world_size
             / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
             evaluate=self._additional_pass,
-            extra=extra,
             adapter_if_any=self.adapter,
         )
         if self.adapter is not None:
             self.adapter.trace(context.inputs)
-        loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
+        loss, outputs = self.method_state.loss(context, self._with_mean_loss(run))
         loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]

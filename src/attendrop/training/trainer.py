@@ -161,20 +161,13 @@ class RegularizedTrainer(TrainerHooks):
     ) -> Tensor:
         """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes.
 
-        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call. If the
-        method repeats an earlier step, the micro-batches are those of that step.
+        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call.
         """
         if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
-        steps: int = self.current_gradient_accumulation_steps
-        micro_batches, replayed_steps = self._regularization.micro_batches(inputs, num_items_in_batch, steps)
-        total = torch.zeros((), device=self.args.device)
-        self.current_gradient_accumulation_steps = replayed_steps or steps
+        self._regularization.batches += 1
         with replaced_attribute(self, "compute_loss", self._regularized_loss):
-            for batch, num_items in micro_batches:
-                total = total + super().training_step(model, dict(batch), num_items)
-        self.current_gradient_accumulation_steps = steps
-        return total
+            return super().training_step(model, inputs, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the metrics of the method beside the training loss."""
@@ -287,7 +280,7 @@ class RegularizedTrainer(TrainerHooks):
             case "split":
                 fraction = self.regularizer.rewarded_fraction()
                 self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
-            case "eval" | "selection":
+            case "eval":
                 if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
                     raise AttendropError(
                         f"{self.regularizer.rewarded_by} needs one eval_dataset; or pass reward_dataset."
@@ -377,13 +370,13 @@ class RegularizedTrainer(TrainerHooks):
             self.control.should_log = due
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """As in ``transformers.Trainer``, with the columns that the method reads, and the mask of answers."""
-        rows, columns = self.train_dataset, (*self.regularizer.columns, ANSWER_MASK)
-        indexed = self.regularizer.needs_rows and rows is not None
+        """As in ``transformers.Trainer``, with the mask of answers, and row indices if the method needs them."""
+        rows, needed = self.train_dataset, self.regularizer.needs_rows
+        indexed = needed and rows is not None
         with (
-            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, columns, indexed)),
+            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, (ANSWER_MASK,), indexed)),
             replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
-            self.keeping_columns((*columns, ROW_INDEX) if self.regularizer.needs_rows else columns),
+            self.keeping_columns((ANSWER_MASK, ROW_INDEX) if needed else (ANSWER_MASK,)),
         ):
             return super().get_train_dataloader()
 

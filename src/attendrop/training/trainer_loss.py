@@ -115,7 +115,7 @@ class TrainerLoss:
 
         def passed(batch: Batch) -> dict[str, Any]:
             with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
-                own = self._without_extra_columns(dict(batch))
+                own = model_inputs(batch)
                 return model_arguments(lambda: self.compute_loss(model, own), model)
 
         arguments = passed(inputs)
@@ -150,16 +150,12 @@ class TrainerLoss:
             for count in (1, 2):
                 # Random numbers in the loss are the same in both calls.
                 with torch.no_grad(), forked_rng(model), evaluating(model), unrecorded(trainer):
-                    batch, number = self._without_extra_columns(inputs), torch.tensor(count, device=trainer.args.device)
+                    batch, number = model_inputs(inputs), torch.tensor(count, device=trainer.args.device)
                     losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
             if not losses[0].isfinite() or losses[0] == 0:  # no label counts: a sum of none is 0, a mean is NaN
                 return bool(losses[0].isnan())
             self._ignores_num_items = torch.equal(losses[0], losses[1])
         return self._ignores_num_items
-
-    def _without_extra_columns(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Copy a batch without the columns that the model does not read."""
-        return {name: value for name, value in model_inputs(inputs).items() if name not in self.method.columns}
 
     def _number_of_items(self, batch: Batch) -> Tensor | None:
         """Count the items of a batch outside of training; None for a loss that needs no number, or cannot have one.

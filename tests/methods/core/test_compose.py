@@ -17,21 +17,16 @@ from torch import Tensor, nn
 from attendrop import (
     SCAL,
     ADDrop,
-    AlphaDropout,
     AttendOut,
     AttendropError,
     Compose,
-    ConcreteDropout,
-    DropConnect,
     FineTune,
-    HeadMask,
     LayerDrop,
     Method,
     Mixout,
     RDrop,
     Scheduler,
     SuperT,
-    UniDrop,
     Vanilla,
     regularize,
 )
@@ -40,6 +35,7 @@ from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import DECIDES_PASSES, SKIPS_BLOCKS, MethodInfo, rules_among
 from attendrop.methods.core.registry import build_method, get_method, method_names
+from attendrop_methods import AlphaDropout, ConcreteDropout, DropConnect, HeadMask, UniDrop
 
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 

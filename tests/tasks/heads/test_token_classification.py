@@ -115,38 +115,6 @@ def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizer
     assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "entries", "expected"),
-    [
-        ("positions", [1, 2, 2], [-1, 2, 5, 2, 2, 5, -1]),
-        ("numbers", [7, 8, 9], [-1, 7, 8, 8, 8, 9, -1]),
-    ],
-)
-def test_columns_of_words_are_given_to_their_tokens(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, kind: str, entries: list[int], expected: list[int]
-) -> None:
-    file = write(tmp_path / "a.jsonl", [{"tokens": TOKENS[0], "tags": TAGS[0], "own": entries}])
-    columns = {"own": kind}
-    data = load(file, token_columns=columns)
-    whole, cut = (encode(data.splits["train"], data.task, tokenizer, size, columns) for size in (16, 6))
-    assert whole["own"][0] == expected
-    # of the row cut to four tokens, "sees" is gone, and so are places there
-    gone = [-1 if entry == 5 and kind == "positions" else entry for entry in expected[:5]]
-    assert cut["own"][0] == [*gone, -1]
-
-
-def test_a_matrix_of_words_and_a_column_of_another_length(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    columns = {"own": "matrix"}
-    row = {"tokens": ["a", "cat-dog"], "tags": ["O", "B-X"]}
-    data = load(write(tmp_path / "a.jsonl", [row | {"own": [[1, 2], [3, 4]]}]), token_columns=columns)
-    found = np.array(encode(data.splits["train"], data.task, tokenizer, 16, columns)["own"][0])
-    assert found[1:-1, 1:-1].tolist() == [[1, 2, 2, 2], *[[3, 4, 4, 4]] * 3]
-    assert (found[0] == -1).all() and (found[:, -1] == -1).all()
-    data = load(write(tmp_path / "a.jsonl", [row | {"own": [[1]]}]), token_columns=columns)
-    with pytest.raises(AttendropError, match="line 1, column 'own': 1 entries for 2 words; give one for each word"):
-        encode(data.splits["train"], data.task, tokenizer, 16, columns)
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.context import StepContext
-from attendrop.randomness.keyed_random import SampleKey, normal, uniform
+from attendrop.randomness.keyed_random import SampleKey, uniform
 
 
 class WordPlan(Plan):
@@ -34,22 +34,6 @@ class WordPlan(Plan):
             return embedded
         self._changed = True
         return self.change(embedded, real_tokens(self.context.inputs.get("attention_mask"), embedded))
-
-
-def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:
-    """Sample noise for each element of word embeddings, ``(batch, n, width)``, in float32; zero at padding.
-
-    It is ``"uniform"``, from (-1, 1), or ``"normal"``, with a standard deviation of 1. ``valid`` are the tokens that
-    are not padding, ``(batch, n)``; ``name`` completes the key.
-    """
-    given = (key, name, (len(valid), 1, valid.shape[1], width), of_rows(valid.int().argmax(-1)), valid.device)
-    sampled = uniform(*given) * 2 - 1 if kind == "uniform" else normal(*given)
-    return sampled.squeeze(1) * valid[..., None]
-
-
-def of_rows(first: Tensor) -> Tensor:
-    """Return the origins of tensors with tokens, counted from the ``first``, in rows and features in columns."""
-    return torch.stack([first, torch.zeros_like(first)], -1)
 
 
 def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:

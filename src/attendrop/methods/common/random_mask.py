@@ -119,7 +119,8 @@ class RandomMaskPlan(Plan):
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
         """Drop whole heads, ``(batch, heads, 1, 1)``, and multiply the others by ``scale``, broadcastable to these."""
         self.context.report(call.layer.key, drop.sum(), torch.full((), drop.numel(), device=drop.device))
-        return scaled_heads(drop, scale)
+        factor = (~drop * scale).transpose(1, 2)
+        return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
 
     def without_units(
         self,
@@ -169,9 +170,3 @@ class RandomMaskPlan(Plan):
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
         possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
         self.context.report(call.layer.key, (dropped * rows).sum(), possible)
-
-
-def scaled_heads(drop: Tensor, scale: float | Tensor) -> AttentionEdit:
-    """Return the edit that drops heads, ``(batch, heads, 1, 1)``, and multiplies the others by ``scale``."""
-    factor = (~drop * scale).transpose(1, 2)
-    return AttentionEdit(output=lambda output: output * factor.to(output.dtype))

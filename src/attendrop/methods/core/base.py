@@ -28,7 +28,6 @@ from attendrop.methods.core.info import (
     Preset,
 )
 from attendrop.methods.core.options import check_options, read_option
-from attendrop.methods.core.replay import Replay
 from attendrop.model_support.batches import Batch
 
 
@@ -112,20 +111,9 @@ class Method:
     def for_data(self, classes: int, rows: int) -> Method:
         """Resolve options that depend on the training data: its ``rows`` and text ``classes`` (1 for other tasks).
 
-        The data is split before this is called, so :attr:`columns` and the rows for rewards must not depend on it.
+        The data is split before this is called, so the rows for rewards must not depend on it.
         """
         return self
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Return the columns of the training data that only the method reads, with their kinds.
-
-        ``"numbers"``: one number per token; ``"positions"``: the position of another token, -1 for none (recomputed
-        when a text is truncated to the model's maximum length); ``"matrix"``: one number per pair of tokens. They are
-        passed in :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1, of the rows before
-        any method repeats them.
-        """
-        return {}
 
     @property
     def needs_rows(self) -> bool:
@@ -135,8 +123,8 @@ class Method:
     def rewarded_on(self) -> str | None:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
-        ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out for this purpose only;
-        ``"eval"``: the development set. None without the trait ``SCORES_ROWS``.
+        ``"split"``: rows held out for this purpose only; ``"eval"``: the development set. None without the trait
+        ``SCORES_ROWS``.
         """
         return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
 
@@ -258,10 +246,6 @@ class MethodState:
     def after_step(self, steps_taken: int) -> dict[str, float]:
         """Update the state after the ``steps_taken``-th optimizer step; returns metrics to log, if any."""
         return {}
-
-    def replay(self) -> Replay | None:
-        """Return the replay that records or repeats steps at present; None if there is none."""
-        return None
 
     def searching(self) -> bool:
         """Return whether the current weights will be discarded, so that their scores are not a result."""

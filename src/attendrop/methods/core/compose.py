@@ -76,10 +76,6 @@ class Compose(Method):
         return Compose(*(part.for_data(classes, rows) for part in self.methods))
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return _merged([part.columns for part in self.methods])
-
-    @property
     def needs_rows(self) -> bool:
         return any(part.needs_rows for part in self.methods)
 
@@ -146,7 +142,6 @@ class ComposedState(MethodState):
             return one_pass(batch)
         return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
 
-    replay = _of_parts(MethodState.replay, _first)
     searching = _of_parts(MethodState.searching, any)
     tensors = _of_parts(MethodState.tensors, _merged)
     restore = _of_parts(MethodState.restore)

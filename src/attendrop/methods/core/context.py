@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -126,7 +126,6 @@ class StepContext:
             computed outside the model), or what a trainer makes of them. None: all columns.
         evaluate: Computes the loss of a batch in an additional pass with a plan, as training does, and the outputs;
             None where nothing is trained.
-        extra: Columns of the batch that only the method reads; see :attr:`Method.columns`.
         adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
     """
 
@@ -141,7 +140,6 @@ class StepContext:
     loss_scale: float = 1.0
     as_inputs: Callable[[Batch], Batch] | None = None
     evaluate: Callable[[Batch, Plan], tuple[Tensor, Any]] | None = None
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
     adapter_if_any: ModelAdapter | None = None
 
     @property

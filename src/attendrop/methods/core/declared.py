@@ -30,22 +30,22 @@ def check_declared(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         AttendropError: As for :func:`attendrop.methods.core.registry.build_method`.
     """
-    known, parts = _declared(), [part.strip() for part in name.split("+")]
+    points = entry_points(group="attendrop.methods")
+    own = {point.name for point in points if point.dist is not None and point.dist.name == "attendrop"}
+    known, parts = (*_declared(), *own), [part.strip() for part in name.split("+")]
     unknown = next((part for part in parts if part not in known), None)
     if unknown is not None:
-        if _others_may_be_registered():
+        # A program that has loaded the methods may have added its own, and another package may have some.
+        if "attendrop.methods.core.registry" in sys.modules or {point.name for point in points} - own:
             return
-        raise AttendropError(f"There is no method '{unknown}'.{suggestion(unknown, tuple(known))}")
-    for part, own in split_options(name, parts, options).items():
+        raise AttendropError(f"There is no method '{unknown}'.{suggestion(unknown, known)}")
+    for part, given in split_options(name, parts, options).items():
+        if part not in _declared():  # of the second package
+            continue
         try:
-            build_from_options(_stand_in(part), part, own)
+            build_from_options(_stand_in(part), part, given)
         except NameError:  # a check that uses what its module imports
             continue
-
-
-def _others_may_be_registered() -> bool:
-    """Return whether a program has loaded the methods, and may have added its own, or a package may have some."""
-    return "attendrop.methods.core.registry" in sys.modules or bool(entry_points(group="attendrop.methods"))
 
 
 @cache

@@ -29,7 +29,6 @@ from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import align
 from attendrop.tasks.tokenizers import length_limit, limit_to_positions, load_tokenizer, set_padding
 from attendrop.tasks.values import text_problem, value_problem
 
@@ -116,7 +115,6 @@ class Head(ABC):
     keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
-    no_token_columns: ClassVar[str] = ""  # why columns with an entry for each token are refused, if they are
     refused: ClassVar[Mapping[str, str]] = {}  # commands that do not work, with the reason, a part of a sentence
     baselines: ClassVar[tuple[str, ...]] = ()  # baselines without fine-tuning that are defined
 
@@ -455,21 +453,6 @@ model = {load}(folder{options if stock else ""})
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         """Return all token ids of each row."""
         return encoded["input_ids"]  # type: ignore[no-any-return]
-
-    def align(
-        self, token_columns: Mapping[str, str], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
-    ) -> dict[str, list[Any]]:
-        """Make columns with an entry for each token of the encoded rows, from those of the rows, with "place".
-
-        Raises:
-            AttendropError: A row has more or fewer entries than its whole input has tokens, or no such column is read.
-        """
-        if self.no_token_columns:
-            raise AttendropError(
-                f"The column {next(iter(token_columns))!r} has entries for the tokens of {self.no_token_columns}; "
-                "use a method without such a column."
-            )
-        return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[Any]:
         """Make the ``labels`` of the model, without padding, from those of the encoded rows: by default, class ids."""

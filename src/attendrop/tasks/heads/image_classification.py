@@ -40,7 +40,6 @@ class ImageClassification(Classification):
     input_name = "image"
     most_inputs = 1
     auto_class = "AutoModelForImageClassification"
-    no_token_columns = "a text, and an image has none"
     peft_task_type = None
     pipeline_tag = "image-classification"
     example = """\

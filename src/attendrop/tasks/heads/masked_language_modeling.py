@@ -75,7 +75,6 @@ class MaskedLanguageModeling(Head):
     most_inputs = 1
     needs_labels = False
     auto_class = "AutoModelForMaskedLM"
-    no_token_columns = "a text, and masked language modeling reads texts alone"
     pipeline_tag = "fill-mask"
     example = """\
 inputs = tokenizer(text, truncation=True, max_length=$max_length, return_tensors="pt")  # with {tokenizer.mask_token}

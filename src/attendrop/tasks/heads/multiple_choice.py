@@ -46,7 +46,6 @@ class MultipleChoice(Head):
     least_inputs = 2
     most_inputs = 1 + len(LETTERS)
     auto_class = "AutoModelForMultipleChoice"
-    no_token_columns = "one text, and a question is read once with each choice"
     pipeline_tag = "multiple-choice"
     example = """\
 inputs = tokenizer(

@@ -47,7 +47,6 @@ class QuestionAnswering(Head):
     inputs = ("question", "context")
     least_inputs = 2
     auto_class = "AutoModelForQuestionAnswering"
-    no_token_columns = "a whole text, and texts are read in windows"
     peft_task_type = "QUESTION_ANS"
     pipeline_tag = "question-answering"
     example = """\

@@ -25,7 +25,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.heads.named_labels import MOST_LISTED, NamedLabels, count_lines
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import spread
 from attendrop.tasks.values import list_problem, listed, read_list
 
 OUTSIDE = "O"
@@ -162,12 +161,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         if "label" in columns:
             encoded["word_labels"] = columns["label"]
         return encoded
-
-    def align(
-        self, token_columns: Mapping[str, str], columns: Columns, encoded: BatchEncoding, tokenizer: Tokenizer
-    ) -> dict[str, list[Any]]:
-        words = [encoded.word_ids(row) for row in range(len(columns["tokens"]))]
-        return spread(token_columns, columns, words, [len(row) for row in columns["tokens"]])
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         """Put the tag of each word at its first token, if the model knows it, and -100 elsewhere."""

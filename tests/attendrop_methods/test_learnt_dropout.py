@@ -15,20 +15,15 @@ from helpers.weighted import weighted
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import (
-    AttendropError,
-    ConcreteDropout,
-    LearnableBernoulli,
-    VariationalDropout,
-    regularize,
-)
+from attendrop import AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
-from attendrop.methods.common.antithetic import row_losses, row_shares
+from attendrop.extend import row_losses, row_shares
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.training.regularization import Regularization
+from attendrop_methods import ConcreteDropout, LearnableBernoulli, VariationalDropout
 
 SHAPE = (2, 2, 5, 5)
 

@@ -13,7 +13,6 @@ from torch.nn import functional
 from attendrop.extend import (
     DECIDES_PASSES,
     LAYERS,
-    AntitheticPlan,
     AttendropError,
     AttentionCall,
     AttentionEdit,
@@ -21,7 +20,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    OwnParameters,
     RandomMaskPlan,
     SampleKey,
     StepContext,
@@ -31,12 +29,11 @@ from attendrop.extend import (
     forked_rng,
     option,
     positive,
+    row_shares,
     unit_interval,
     wide,
-    with_antithetic_pass,
 )
-from attendrop.methods.common.antithetic import row_shares
-from attendrop.methods.common.own_parameters import own_parameter_rules
+from attendrop_methods.own_parameters import AntitheticPlan, OwnParameters, own_parameter_rules, with_antithetic_pass
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,9 @@ class ContextualDropout(Method):
     This is one mean for the whole sequence, except in causal attention, where no mean depends on later tokens. A weight
     is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained
     by the ARM estimator, from an additional pass with ``1 - u`` in place of ``u``, see
-    :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a row,
-    without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0`` is
-    learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
+    :class:`attendrop_methods.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a
+    row, without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0``
+    is learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
     ``reg.step()`` of a custom loop updates the networks.
 
     Args:

@@ -10,11 +10,12 @@ from helpers import zoo
 from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
-from attendrop import ContextualDropout, LearnableBernoulli, regularize
+from attendrop import regularize
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.contextual_dropout import _NetworksPlan, bernoulli_divergence, mean_values, query_weights
 from attendrop.training.regularization import Regularization
+from attendrop_methods import ContextualDropout, LearnableBernoulli
+from attendrop_methods.contextual_dropout import _NetworksPlan, bernoulli_divergence, mean_values, query_weights
 
 
 def at_work(model: Any, **options: Any) -> Regularization:

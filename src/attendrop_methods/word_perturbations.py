@@ -1,8 +1,10 @@
-"""Noise in the word embeddings, random or adversarial, alone or with a consistency loss."""
+"""Consistency with passes whose word embeddings are noisy, perturbed to disagree, or cut."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,60 +12,31 @@ from torch import Tensor
 
 from attendrop.extend import (
     DECIDES_PASSES,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
     ComputeLoss,
     Method,
     MethodInfo,
     Plan,
+    SampleKey,
     StepContext,
     WordPlan,
     choice,
     count,
+    floor_fraction,
     forked_rng,
     loss_gradients,
     mean_divergence,
+    normal,
     option,
     positive,
+    token_uniform,
+    uniform,
+    unit_interval,
+    with_views,
 )
-from attendrop.methods.common.perturbations import word_noise
-
-
-@dataclass(frozen=True)
-class NEFTune(Method):
-    """Uniform noise in the word embeddings.
-
-    Each element of the word embeddings of a sequence of ``n`` tokens, each of width ``d``, is changed by a number that
-    is uniform in ``(-a, a)`` with ``a = alpha / sqrt(n d)``.
-
-    Args:
-        alpha: Strength of the noise, above 0.
-
-    Raises:
-        AttendropError: In training, the model embeds no words (images, sound).
-
-    Source: Jain et al. (2024), https://arxiv.org/abs/2310.05914, Algorithm 1; the default is the lowest of their 5, 10
-    and 15. As in their code, ``n`` does not count padding, and special tokens are changed, too. Deviation: in models
-    that normalise or add positions within the embedding (BERT), the noise is added before that. In encoder-decoder
-    models, the encoder's embeddings are changed.
-    """
-
-    info = MethodInfo(
-        "neftune",
-        "adds uniform noise to the word embeddings",
-        "Jain et al. (2024), NEFTune: Noisy Embeddings Improve Instruction Finetuning",
-        acts_on=("embeddings",),
-        tasks="text",
-    )
-
-    alpha: float = option(5.0, positive(), search=(1.0, 10.0, 15.0))
-
-    def plan(self, context: StepContext) -> Plan:
-        def noisy(embedded: Tensor, valid: Tensor) -> Tensor:
-            width = embedded.shape[-1]
-            bound = self.alpha / (valid.sum(-1).clamp(min=1) * width).sqrt()
-            sampled = word_noise("uniform", context.key, "words", valid, width)
-            return embedded + (sampled * bound[:, None, None]).to(embedded.dtype)
-
-        return WordPlan(context, noisy)
 
 
 @dataclass(frozen=True)
@@ -128,8 +101,8 @@ class SMART(Method):
     predictions of both passes. To maximise ``D``, ``delta`` starts from normal noise, and in each of ``steps``
     additional passes becomes ``delta + step_size g / max |g|``, limited to ``[-epsilon, epsilon]`` in each element,
     where ``g`` is the gradient of ``D`` in the sequence. Other kinds of predictions are compared as in
-    :class:`attendrop.R3F`. ``2 + steps`` forward and backward passes per step, ``steps`` of them without parameter
-    gradients.
+    :class:`attendrop_methods.R3F`. ``2 + steps`` forward and backward passes per step, ``steps`` of them without
+    parameter gradients.
 
     Args:
         weight: Weight of the divergence (the paper's lambda), above 0.
@@ -193,3 +166,121 @@ class SMART(Method):
         """Take one step along the gradient of the divergence, ``(batch, n, width)``, within the limits."""
         largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
         return (delta.detach() + self.step_size * gradient / largest).clamp(-self.epsilon, self.epsilon)
+
+
+@dataclass(frozen=True)
+class TokenCutoff(Method):
+    """Views of the batch without some tokens, a span of tokens, or some features of the embeddings.
+
+    The batch runs unchanged, and then ``views`` times with a part of each sequence cut: of ``n`` tokens, ``max(1,
+    floor(fraction n))`` at random places (``unit="tokens"``) or in a row (``"span"``), or the same fraction of the
+    features of all its tokens (``"features"``). The word embedding of a cut token is zero, and no token attends to it.
+    The loss is that of the first pass, plus ``alpha`` times the mean loss of the views, plus ``beta`` times the mean
+    Kullback-Leibler divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon). ``1 +
+    views`` forward and backward passes per step.
+
+    Args:
+        fraction: Fraction of the tokens, or features, to cut, in (0, 1).
+        unit: What is cut: ``"tokens"``, ``"span"`` or ``"features"``, see above.
+        alpha: Weight of the loss of the views, 0 or more.
+        beta: Weight of the divergence, 0 or more; ``alpha`` or ``beta`` must be above 0.
+        views: Number of views of a batch, 1 or more.
+
+    Raises:
+        AttendropError: In training, the model embeds no words (images, sound) or returns no logits.
+
+    Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3, with the values of the authors' GLUE
+    scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their
+    code zeroes the sum of word, position and type embeddings, samples the tokens with replacement, and cuts none of a
+    short text. In regression, the squared distance from the mean replaces the divergence; with several labels, it is
+    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. In encoder-decoder
+    models, the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
+    """
+
+    info = MethodInfo(
+        "token-cutoff",
+        "cuts tokens out of the input, and makes the predictions agree",
+        "Shen et al. (2020), A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding "
+        "and Generation",
+        acts_on=("embeddings", "scores", "loss"),
+        forward="1 + views",
+        backward="1 + views",
+        tasks="text; encoder-decoder: the encoder",
+        traits={DECIDES_PASSES: ""},
+    )
+
+    fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
+    unit: str = option("tokens", choice("tokens", "span", "features"), search=("span",))
+    alpha: float = option(1.0, positive(zero=True))
+    beta: float = option(1.0, positive(zero=True))
+    views: int = option(1, count())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha == self.beta == 0:
+            raise AttendropError("alpha=0 and beta=0 are plain fine-tuning; set one of them above 0.")
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        clean = compute_loss(context.batch)
+        views = [self.cut(context, view) for view in range(self.views)]
+        return with_views(context, compute_loss, clean, views, self.alpha, self.beta)
+
+    def cut(self, context: StepContext, view: int) -> Plan:
+        """Return the plan of a view, given its number."""
+        if self.unit != "features":
+            return _CutTokens(context, partial(self._sample, context, view))
+
+        def change(embedded: Tensor, _: Tensor) -> Tensor:
+            features = torch.ones_like(embedded[:, 0], dtype=torch.bool)
+            return embedded.masked_fill(self._sample(context, view, features)[:, None], 0)
+
+        return WordPlan(context, change)
+
+    def _sample(self, context: StepContext, view: int, among: Tensor) -> Tensor:
+        """Sample what to cut ``among`` the tokens, or features, of each sequence, ``(batch, n)``."""
+        total, name = among.sum(-1, keepdim=True), f"{view}/{self.unit}"
+        length = floor_fraction(total, self.fraction).clamp(min=1)
+        if self.unit == "span":
+            sampled = token_uniform(context.key, name, torch.ones_like(among[:, :1]))
+            start, number = (sampled * (total - length + 1)).long(), among.cumsum(-1) - 1
+            return among & (number >= start) & (number < start + length)
+        sampled = token_uniform(context.key, name, among).masked_fill(~among, 2)
+        return among & (sampled.argsort(stable=True).argsort(stable=True) < length)
+
+
+class _CutTokens(WordPlan):
+    """Plan that cuts the tokens that ``sample`` chooses among the valid ones, ``(batch, n)``."""
+
+    acts_on = frozenset({"embeddings", "attention"})
+
+    def __init__(self, context: StepContext, sample: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(context, self._cut)
+        self.sample = sample
+        self.cut: Tensor | None = None
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        kinds = {other.kind for other in self.context.adapter.attention_layers}
+        return layer.kind in ({"encoder", "cross"} if "encoder" in kinds else {"decoder"})
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(drop=None if self.cut is None else self.cut[:, None, None])
+
+    def _cut(self, embedded: Tensor, valid: Tensor) -> Tensor:
+        self.cut = self.sample(valid)
+        return embedded.masked_fill(self.cut[..., None], 0)
+
+
+def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:
+    """Sample noise for each element of word embeddings, ``(batch, n, width)``, in float32; zero at padding.
+
+    It is ``"uniform"``, from (-1, 1), or ``"normal"``, with a standard deviation of 1. ``valid`` are the tokens that
+    are not padding, ``(batch, n)``; ``name`` completes the key.
+    """
+    given = (key, name, (len(valid), 1, valid.shape[1], width), of_rows(valid.int().argmax(-1)), valid.device)
+    sampled = uniform(*given) * 2 - 1 if kind == "uniform" else normal(*given)
+    return sampled.squeeze(1) * valid[..., None]
+
+
+def of_rows(first: Tensor) -> Tensor:
+    """Return the origins of tensors with tokens, counted from the ``first``, in rows and features in columns."""
+    return torch.stack([first, torch.zeros_like(first)], -1)

@@ -9,12 +9,13 @@ import torch
 from helpers import zoo
 from torch import Tensor
 
-from attendrop import ContextualDropout, LearnableBernoulli, Method
+from attendrop import Method
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.common.antithetic import real_queries
 from attendrop.tasks.heads.model_classes import choice_class
 from attendrop.training.regularization import Regularization
+from attendrop_methods import ContextualDropout, LearnableBernoulli
+from attendrop_methods.own_parameters import real_queries
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 LABELS = torch.tensor([[5, 6, 7, -100], [-100, 6, -100, -100]])

@@ -10,10 +10,11 @@ from helpers import zoo
 from torch import Tensor
 from transformers.models.bert import modeling_bert
 
-from attendrop import UniDrop, regularize
+from attendrop import regularize
 from attendrop.methods.core.registry import build_method
-from attendrop.methods.unidrop import drop_tokens
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
+from attendrop_methods import UniDrop
+from attendrop_methods.unidrop import drop_tokens
 
 LENGTHS = (8, 5, 3)
 OFF: dict[str, Any] = {"feature": 0, "structure": 0, "token": 0}

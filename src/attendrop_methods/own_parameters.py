@@ -1,23 +1,37 @@
-"""Parameters of a method, trained beside the model by a separate optimizer: probabilities, networks."""
+"""Parameters of a method, trained beside the model by a separate optimizer, and gradients of drop probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.projections import ValueProjection, find_value_projection
-from attendrop.attribution.finite_gradients import wide
-from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
-from attendrop.model_support.batches import Batch
+from attendrop.extend import (
+    EXCHANGES_WEIGHTS,
+    SECOND_MODEL,
+    SKIPS_BLOCKS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Batch,
+    ComputeLoss,
+    Method,
+    MethodState,
+    ModelAdapter,
+    RandomMaskPlan,
+    Rule,
+    StepContext,
+    TrainingContext,
+    ValueProjection,
+    find_value_projection,
+    forked_rng,
+    row_losses,
+    wide,
+)
 
 
 class OwnParameters(MethodState):
@@ -150,8 +164,8 @@ class ValuePerLayer(OwnParameters):
 class LearntProbabilities(ValuePerLayer):
     """State with the log-odds of a drop probability per layer, and the penalty of their prior.
 
-    The penalty is that of :class:`attendrop.ConcreteDropout`. Among the method's options are ``p``, ``length_scale``,
-    ``entropy_weight`` and ``num_train_rows``.
+    The penalty is that of :class:`attendrop_methods.ConcreteDropout`. Among the method's options are ``p``,
+    ``length_scale``, ``entropy_weight`` and ``num_train_rows``.
     """
 
     method: Any
@@ -224,3 +238,116 @@ def value_projections(adapter: ModelAdapter, attention_layers: Sequence[Attentio
             )
         found[layer.key] = projection
     return found
+
+
+class AntitheticPlan(RandomMaskPlan):
+    """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p`` (Yin and Zhou, 2019).
+
+    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are the keys
+    of the layers to act on, or map them to their log-odds; a subclass may compute these in :meth:`log_odds`.
+
+    Attributes:
+        scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
+            where ``v`` is ``u`` or ``1 - u``. Times the loss of the sequence, it is an unbiased estimate of the
+            gradient of the expected loss with respect to the log-odds at the query; 0 at padding.
+        queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
+    """
+
+    def __init__(
+        self, method: Method, context: StepContext, keys: Collection[str] | Mapping[str, Tensor], *, antithetic: bool
+    ) -> None:
+        super().__init__(method, context, keys=keys)
+        self.antithetic = antithetic
+        self.scores: dict[str, Tensor] = {}
+        self.queries: dict[str, Tensor] = {}
+
+    def log_odds(self, key: str) -> Tensor:
+        """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
+        assert isinstance(self.layer_keys, Mapping)
+        found: Tensor = self.layer_keys[key]
+        return found
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        key, sampled = call.layer.key, self.uniform(call)
+        if self.antithetic:
+            sampled = 1 - sampled
+        real = real_queries(call, self.context.batch)
+        self.queries[key] = real[:, 0, :, 0]
+        counted = real if call.valid is None else real & call.valid
+        self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
+        reported = False
+
+        def dropped(weights: Tensor) -> Tensor:
+            nonlocal reported
+            log_odds = self.log_odds(key)
+            log_odds = log_odds[..., None] if log_odds.ndim else log_odds
+            drop = sampled < torch.sigmoid(log_odds.detach())
+            if not (reported or self.antithetic):
+                self.report(call, drop, real)
+                reported = True
+            return (weights / torch.sigmoid(-log_odds).to(weights.dtype)).masked_fill(drop, 0)
+
+        return AttentionEdit(weights=dropped)
+
+
+def with_antithetic_pass(
+    context: StepContext, compute_loss: ComputeLoss, make_plan: Callable[[bool], AntitheticPlan]
+) -> tuple[Tensor, Any, AntitheticPlan]:
+    """Run a batch with a plan's dropout, and attach the gradient of the log-odds to its loss.
+
+    The antithetic pass comes first, without gradients, and with the same sample of the model's own dropout.
+    ``make_plan`` makes its plan (True), and that of the training pass (False). Returns the loss, the outputs of the
+    model, and the plan of the training pass.
+    """
+    other = make_plan(True)
+    with forked_rng(context.model), torch.no_grad():
+        _, outputs = compute_loss(context.batch, other)
+        losses = [row_losses(context.model, outputs, context.batch)]
+    plan = make_plan(False)
+    loss, outputs = compute_loss(context.batch, plan)
+    losses.append(row_losses(context.model, outputs, context.batch).detach())
+    estimate = torch.zeros((), device=loss.device)
+    for each, found in zip((other, plan), losses, strict=True):
+        for key, score in each.scores.items():
+            of_sequence = found.repeat_interleave(len(score) // len(found))  # several choices are one row
+            estimate = estimate + (score * of_sequence[:, None, None] * each.log_odds(key)).sum() / 2
+    return loss + (estimate - estimate.detach()).to(loss.dtype), outputs, plan
+
+
+def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
+    """Find the queries that are not padding, ``(batch, 1, query, 1)``.
+
+    The mask of a layer shows neither padded targets of an encoder-decoder model nor padded choices; the batch does.
+    """
+    size, _, length, _ = call.shape
+    rows = call.valid_queries()
+    real = torch.ones(size, 1, length, 1, dtype=torch.bool, device=call.device)
+    if rows is not None:
+        real = real & rows.any(1, keepdim=True)
+    mask: Tensor | None = batch.get("attention_mask")
+    if mask is not None and mask.ndim == 3 and mask.shape[:2].numel() == size:  # (rows, choices, tokens)
+        real = real & mask.bool().any(-1).view(-1, 1, 1, 1)
+    targets = None if call.layer.kind == "encoder" else real_targets(batch)
+    if targets is not None and targets.shape == (size, length):
+        real = real & targets[:, None, :, None]
+    return real
+
+
+def real_targets(batch: Batch) -> Tensor | None:
+    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if this cannot be seen from the batch.
+
+    Models shift the labels to get these inputs or, without token labels, the encoder's inputs (BART as a classifier).
+    """
+    mask: Tensor | None = batch.get("decoder_attention_mask")
+    if mask is not None:
+        return mask.bool()
+    labels: Tensor | None = batch.get("labels")
+    if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+        return up_to_last(labels != -100)
+    mask = batch.get("attention_mask")
+    return None if mask is None or mask.ndim != 2 or "decoder_input_ids" in batch else up_to_last(mask.bool())
+
+
+def up_to_last(marked: Tensor) -> Tensor:
+    """Mark the positions up to the last marked one in each row; later ones of a decoder change nothing before them."""
+    return marked.flip(-1).cumsum(-1).flip(-1) > 0

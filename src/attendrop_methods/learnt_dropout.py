@@ -12,7 +12,6 @@ from torch import Tensor
 from attendrop.extend import (
     DECIDES_PASSES,
     LAYERS,
-    AntitheticPlan,
     AttentionCall,
     AttentionEdit,
     ComputeLoss,
@@ -23,15 +22,20 @@ from attendrop.extend import (
     RandomMaskPlan,
     StepContext,
     TrainingContext,
-    ValuePerLayer,
     count,
     normal,
     option,
     positive,
     unit_interval,
+)
+from attendrop_methods.own_parameters import (
+    AntitheticPlan,
+    LearntProbabilities,
+    ValuePerLayer,
+    own_parameter_rules,
+    probability_rules,
     with_antithetic_pass,
 )
-from attendrop.methods.common.own_parameters import LearntProbabilities, own_parameter_rules, probability_rules
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class LearnableBernoulli(Method):
     the log-odds of ``p`` comes from an additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences
     and positions, without padding, of ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in
     both passes; the gradient through ``1 / (1 - p)`` is added. Penalty and optimizer are those of
-    :class:`attendrop.ConcreteDropout`. Two forward passes and one backward pass per step.
+    :class:`attendrop_methods.ConcreteDropout`. Two forward passes and one backward pass per step.
 
     Args:
         p: Initial probability, in (0, 1).
@@ -192,7 +196,7 @@ class VariationalDropout(Method):
     ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
     layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
     Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
-    optimizer, as the probabilities of :class:`attendrop.ConcreteDropout` do.
+    optimizer, as the probabilities of :class:`attendrop_methods.ConcreteDropout` do.
 
     Args:
         alpha: Initial variance, in (0, 1]. Dropout with probability ``p`` has the variance ``p / (1 - p)``.

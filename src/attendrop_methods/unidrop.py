@@ -27,10 +27,10 @@ from attendrop.extend import (
     TrainingContext,
     option,
     sample_mask,
+    token_uniform,
     unit_interval,
 )
-from attendrop.methods.common.perturbations import of_rows, token_uniform
-from attendrop.methods.layers import sample_blocks
+from attendrop_methods.word_perturbations import of_rows
 
 # Types of models whose positions count the unmasked tokens, unless they are passed. Those of other types do not.
 _POSITIONS_BY_MASK = ("opt",)
@@ -43,7 +43,7 @@ class UniDrop(Method):
     - Features, each with probability ``feature``, with kept features divided by ``1 - feature``: the attention weights
       (FD-1), the activations within the feed-forward (FD-2), queries, keys and values (FD-3), and the input of the
       model's last projection (FD-4). The model's own dropout stays enabled.
-    - Structure: each block is skipped with probability ``structure``, as in :class:`LayerDrop`.
+    - Structure: each block is skipped with probability ``structure``, as in :class:`attendrop.LayerDrop`.
     - Data: a sequence is unchanged with probability ``data``; otherwise each of its tokens is dropped with probability
       ``token``. The first and last token of a sequence are kept, and so are special tokens if the tokenizer is known:
       the trainer's ``processing_class``, or ``tokenizer`` of :func:`attendrop.regularize`.
@@ -113,8 +113,20 @@ class UniDrop(Method):
             raise AttendropError(
                 f"features={self.features!r}: {type(context.model).__name__} has no feed-forward for 2."
             )
-        skipped = sample_blocks(context, self.structure, "all") if self.structure else set()
-        return _Features(self, context, skipped)
+        return _Features(self, context, self._skipped(context) if self.structure else set())
+
+    def _skipped(self, context: StepContext) -> set[str]:
+        """Sample the blocks to skip, the same in all processes, and report them."""
+        keys = [block.key for block in context.adapter.blocks if block.skippable and block.attention_layers]
+        if not keys:
+            raise AttendropError(
+                f"structure={self.structure}: no block of {type(context.model).__name__} can be left out; set "
+                "structure=0."
+            )
+        skipped = {key for key in keys if context.key.uniform(f"layer/{key}") < self.structure}
+        for key in keys:
+            context.report(key, torch.tensor(int(key in skipped)), torch.tensor(1))
+        return skipped
 
     def start(self, training: TrainingContext) -> MethodState:
         return _State(self, training)

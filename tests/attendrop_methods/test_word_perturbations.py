@@ -1,0 +1,208 @@
+"""R3F, SMART and token cutoff: the changes of the word embeddings, and how the passes make up the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import words, zoo
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import regularize
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.randomness.keyed_random import SampleKey
+from attendrop.training.regularization import Regularization
+from attendrop_methods import R3F, SMART, TokenCutoff
+
+LENGTHS = (30, 5, 12)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_of_an_encoder_decoder_model_the_encoder_is_changed(name: str) -> None:
+    """Also where the decoder shares the embedding: what it embeds stays as it is."""
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    module = model.get_decoder().embed_tokens
+    decoded = []
+    with regularize(model, R3F(scale=0.5)) as reg:
+        reg.loss(batch)  # registers the hooks of the method, which run before this one
+        hook = module.register_forward_hook(lambda _, args, output: decoded.append((args[0], output.detach())))
+        reg.loss(batch)
+        hook.remove()
+    ids, embedded = decoded[-1]
+    assert torch.equal(embedded, module(ids))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_the_loss_of_r3f(kind: str) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    loss, (clean, noise) = words.stepped(model, R3F(weight=0.7, scale=0.5, noise=kind), batch)
+    assert not clean.any()
+    outputs, noisy = model(**batch), words.added(model, batch, noise)
+    expected = outputs.loss + 0.7 * words.symmetric_kl(outputs.logits, noisy.logits)
+    torch.testing.assert_close(loss, expected)
+    for row, length in zip(noise, LENGTHS, strict=True):
+        assert not row[length:].any()
+    sampled = torch.cat([row[:length].flatten() for row, length in zip(noise, LENGTHS, strict=True)]) / 0.5
+    assert sampled.mean().item() == pytest.approx(0, abs=0.1)
+    assert sampled.var().item() == pytest.approx(1 / 3 if kind == "uniform" else 1, abs=0.1)
+    assert (sampled.abs().max() <= 1) == (kind == "uniform")
+
+
+def divergence_of(name: str, labels: Tensor | None = None, **config: object) -> tuple[Tensor, Tensor, Tensor]:
+    """The divergence of a step of R3F, and the logits of its passes."""
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    model.config.update(config)
+    batch |= {} if labels is None else {"labels": labels}
+    logits: list[Tensor] = []
+    regularization = Regularization(zoo.training(model), R3F(scale=0.5))
+    regularization.adapter.trace({**batch})  # type: ignore[union-attr]
+    hook = model.register_forward_hook(lambda module, args, output: logits.append(output.logits.detach()))
+    loss = regularization.loss(batch)
+    hook.remove()
+    regularization.close()
+    return loss.detach() - model(**batch).loss.detach(), logits[0], logits[1]
+
+
+def test_numbers_have_a_squared_difference() -> None:
+    labels = torch.tensor([[0.1, 0.2, 0.3]] * 3, dtype=torch.float64)
+    found, one, other = divergence_of("bert", labels, problem_type="regression")
+    torch.testing.assert_close(found, (one - other).square().sum(-1).mean())
+
+
+def test_several_labels_are_a_sum_of_bernoulli_variables() -> None:
+    labels = torch.tensor([[1.0, 0.0, 1.0]] * 3, dtype=torch.float64)
+    found, one, other = divergence_of("bert", labels, problem_type="multi_label_classification")
+    both = [torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1) for logits in (one, other)]
+    torch.testing.assert_close(found, 3 * words.symmetric_kl(*both))
+
+
+SHORT = (8, 5, 3)
+
+
+LIMITS = {"epsilon": 0.05, "step_size": 0.03, "noise": 0.02}
+
+
+def ascended(model: Any, batch: zoo.Batch, delta: Tensor, method: SMART) -> Tensor:
+    """One step of Algorithm 1, sequence by sequence."""
+    delta = delta.detach().requires_grad_()
+    fixed = model(**batch).logits.detach()
+    (gradient,) = torch.autograd.grad(words.symmetric_kl(fixed, words.added(model, batch, delta).logits), delta)
+    rows = []
+    for row, slope in zip(delta.detach(), gradient, strict=True):
+        moved = row + method.step_size * slope / slope.abs().max()
+        rows.append(moved.clamp(-method.epsilon, method.epsilon))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_loss_of_smart(steps: int) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", SHORT)
+    method = SMART(weight=0.7, steps=steps, **LIMITS)
+    loss, (clean, start, *deltas) = words.stepped(model, method, batch)
+    assert not clean.any() and len(deltas) == steps
+    expected = start
+    for delta in deltas:
+        expected = ascended(model, batch, expected, method)
+        torch.testing.assert_close(delta, expected, rtol=1e-4, atol=1e-6)  # the noise is in float32
+    outputs, perturbed = model(**batch), words.added(model, batch, deltas[-1])
+    divergence = words.symmetric_kl(outputs.logits, perturbed.logits)
+    torch.testing.assert_close(loss, outputs.loss + 0.7 * divergence)
+    assert divergence > words.symmetric_kl(outputs.logits, words.added(model, batch, start).logits)
+
+
+CUT = (12, 5, 3)
+
+
+def cut_of(model: Any, batch: zoo.Batch, change: Tensor) -> Tensor:
+    """Where the change of a pass sets elements of the word embeddings to zero."""
+    embedded = model.bert.embeddings.word_embeddings(batch["input_ids"])
+    cut = change != 0
+    torch.testing.assert_close(change[cut], -embedded[cut])
+    return cut
+
+
+def cut_pass(model: Any, batch: zoo.Batch, cut: Tensor, *, hidden: bool) -> Any:
+    """A pass of the stock model without these elements; tokens may be hidden from attention, too."""
+    mask = batch["attention_mask"] * ~cut.all(-1) if hidden else batch["attention_mask"]
+    with words.changed(model, lambda embedded: embedded * ~cut):
+        return model(**{**batch, "attention_mask": mask})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        TokenCutoff(fraction=0.3, alpha=0.7, beta=2.0),
+        TokenCutoff(fraction=0.4, unit="span", views=2),
+        TokenCutoff(fraction=0.3, unit="features"),
+    ],
+    ids=lambda method: method.unit,
+)
+def test_the_loss_of_token_cutoff(method: TokenCutoff) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", CUT)
+    loss, (clean, *changes) = words.stepped(model, method, batch)
+    assert not clean.any() and len(changes) == method.views
+    hidden = method.unit != "features"
+    passes = [model(**batch)] + [cut_pass(model, batch, cut_of(model, batch, c), hidden=hidden) for c in changes]
+    chances = [outputs.logits.softmax(-1) for outputs in passes]
+    middle = torch.stack(chances).mean(0)
+    divergence = torch.stack([functional.kl_div(middle.log(), p, reduction="batchmean") for p in chances]).mean()
+    cut_loss = torch.stack([outputs.loss for outputs in passes[1:]]).mean()
+    torch.testing.assert_close(loss, passes[0].loss + method.alpha * cut_loss + method.beta * divergence)
+
+
+def cuts(unit: str, steps: int) -> list[Tensor]:
+    """Which elements of the word embeddings are cut in some steps."""
+    valid = zoo.batch_of("bert", CUT)["attention_mask"].bool()
+    context = StepContext(zoo.build("bert"), {}, SampleKey(0, 0, 0, 3), RunningStatistics(), "token_cutoff")
+    method, found = TokenCutoff(fraction=0.3, unit=unit), []
+    for step in range(steps):
+        key = SampleKey(0, step, 0, 3)
+        plan: Any = method.cut(replace(context, key=key), 0)
+        found.append(plan.change(torch.ones(3, 12, 16), valid) == 0)
+    return found
+
+
+@pytest.mark.parametrize("unit", ["tokens", "span"])
+def test_a_fraction_of_the_tokens_is_cut_and_at_least_one(unit: str) -> None:
+    places: list[set[int]] = [set(), set(), set()]
+    for cut in cuts(unit, steps=40):
+        assert torch.equal(cut.any(-1), cut.all(-1))
+        for row, (tokens, number) in enumerate(zip(cut.all(-1), (3, 1, 1), strict=True)):
+            found = tokens.nonzero().flatten().tolist()
+            assert len(found) == number
+            assert unit == "tokens" or found == list(range(found[0], found[0] + number))
+            places[row].update(found)
+    assert places == [set(range(length)) for length in CUT]
+
+
+def test_the_same_features_of_all_tokens_of_a_sequence_are_cut() -> None:
+    places: set[int] = set()
+    for cut in cuts("features", steps=10):
+        for row in cut:
+            assert (row == row[0]).all() and row[0].sum() == 4  # of 16
+            places.update(row[0].nonzero().flatten().tolist())
+    assert places == set(range(16))
+
+
+@pytest.mark.parametrize("name", ["bart", "gpt2"])
+def test_other_tokens_do_not_attend_to_cut_ones(name: str) -> None:
+    """Neither those of the encoder nor those of the decoder: one of the possible spans explains the loss."""
+    model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (7,))
+    with regularize(model, TokenCutoff(fraction=0.5, unit="span", beta=0)) as reg:
+        found = reg.loss(batch) - model(**batch).loss
+    losses = []
+    for start in range(5):
+        mask = torch.ones(1, 7, dtype=torch.long)
+        mask[:, start : start + 3] = 0
+        positions = {"position_ids": torch.arange(7)[None]} if name == "gpt2" else {}
+        hook = model.get_input_embeddings().register_forward_hook(
+            lambda _, args, output, mask=mask: output * mask[..., None] if args[0].equal(batch["input_ids"]) else output
+        )
+        losses.append(model(**{**batch, **positions, "attention_mask": mask}).loss)
+        hook.remove()
+    assert (torch.stack(losses) - found).abs().min() < 1e-9
+    assert (torch.stack(losses) - found).abs().max() > 1e-3
