@@ -12,11 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny, tiny_images
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from helpers import tiny
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, ViTConfig, ViTModel
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
+
+
+def save_tiny_vit(folder: Path) -> Path:
+    """Save a random model of images, with four patches, and its processor."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
 # By script: what saves a model of its family, how the model and the folder are given, and what it then says.
 Script = tuple[Callable[[Path], Path], tuple[str, ...], str]
 POSITIONAL, NAMED = ("{model}", "{run}"), ("--model", "{model}", "--output-dir", "{run}")
@@ -27,7 +39,7 @@ SCRIPTS: dict[str, Script] = {
     "own_csv.sh": (tiny.save_tiny_bert, POSITIONAL, "run-labels.csv"),  # beside the folder, which may be replaced
     "pretrain_mlm.py": (tiny.save_tiny_bert, NAMED, "Perplexity of masked tokens in other texts: "),
     "question_answering.py": (tiny.save_tiny_bert, NAMED, "Exact match on other questions: "),
-    "images.py": (tiny_images.save_tiny_model, NAMED, "Accuracy on other images: "),
+    "images.py": (save_tiny_vit, NAMED, "Accuracy on other images: "),
     "sft.py": (tiny.save_tiny_llama, NAMED, "It completes the first prompt by "),
 }
 MOST_LINES = 120
@@ -113,9 +125,12 @@ def test_answers_become_spans_of_tokens_in_the_windows_that_hold_them(
 def test_images_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_images.write_folder(tmp_path / "photos", 0, 24)
+    for number in range(24):
+        place = tmp_path / "photos" / ("dark", "light")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (20, 30), number + number % 2 * 200).save(place / f"{number}.png")
     run("images.py", tmp_path, monkeypatch, "--train-folder", str(tmp_path / "photos"), "--epochs", "1")
-    assert "'left'" in (said := capsys.readouterr().out) or "'right'" in said
+    assert "'dark'" in (said := capsys.readouterr().out) or "'light'" in said
 
 
 def test_an_adapter_completes_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,12 +107,6 @@ def test_the_commands_leave_out_words_for_missing_numbers(tmp_path: Path, capsys
     assert capsys.readouterr().out.endswith(" --label-column score --label-type number --skip-bad-rows\n")
 
 
-def test_the_commands_for_paths_of_images_ask_for_a_model(tmp_path: Path, capsys: Captured) -> None:
-    write_rows(tmp_path / "a.jsonl", [{"path": f"cats/{n}.png", "label": "ab"[n % 2]} for n in range(9)])
-    assert cli.main(["inspect", str(tmp_path / "a.jsonl"), "--text-columns", "path"]) == 0
-    assert capsys.readouterr().out.endswith(" --text-columns path --label-column label --model MODEL\n")
-
-
 def test_labels_whose_kind_is_unclear_are_doubtful_and_refused_by_a_run(tmp_path: Path, capsys: Captured) -> None:
     file = str(tmp_path / "a.jsonl")
     mixed = [{"text": f"a b c {n}", "label": ["1", "x", ""][n % 3]} for n in range(9)]

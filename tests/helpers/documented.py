@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from helpers import tiny, tiny_images, tiny_translators
+from helpers import tiny, tiny_translators
 from helpers.finished_runs import write_comparison
 from helpers.stand_in_data import write_stand_ins
 from helpers.task_examples import FAMILIES
@@ -39,8 +39,6 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "Helsinki-NLP/opus-mt-tr-en": partial(tiny_translators.save_tiny_marian, positions=512),
     "meta-llama/Llama-3.2-1B": tiny.save_tiny_llama,
     "Qwen/Qwen2.5-0.5B-Instruct": save_chat_model,
-    "google/vit-base-patch16-224-in21k": tiny_images.save_tiny_model,
-    "facebook/dinov2-small": partial(tiny_images.save_tiny_model, family="dinov2"),
 }
 # Ends within seconds what a document would train for minutes. The later of two options counts.
 COMMAND = """#!/bin/bash
@@ -88,9 +86,6 @@ def write_documented(folder: Path) -> None:
         _write(folder / f"{name}.jsonl", [json.dumps({"body": text}) for text in texts])
     tickets = [f"{number};{sentence(number)};{('Refund', 'Account', 'refund')[number % 3]}" for number in range(60)]
     _write(folder / "tickets.csv", ["id;message;category", *tickets])
-    for name, first, count in (("photos/train", 0, 16), ("photos/dev", 16, 8), ("pictures", 0, 20)):
-        tiny_images.write_folder(folder / name, first, count)
-    tiny_images.write_folder(folder / "new_photos", 24, 4, labelled=False)
     write_comparison(
         folder / "compared", {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)}, text_columns=("sentence1",)
     )

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny, tiny_images
+from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import fingerprint
-from attendrop.runs.resolved_run import resolve_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -60,10 +57,6 @@ def tagged(number: int) -> dict[str, Any]:
 
 def write_rows(row: Callable[[int], dict[str, Any]], path: Path, first: int, count: int) -> None:
     path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + count)))
-
-
-def side(number: int) -> str:
-    return random.Random(number).choice(("left", "right"))
 
 
 @dataclass(frozen=True)
@@ -109,14 +102,10 @@ KINDS = {
         partial(write_rows, tagged), 80, f"{ONE} --epochs 5", ENTITIES, "accuracy", "tags",
         lambda number: tagged(number)["label"],
     ),
-    "image-classification": Kind(
-        tiny_images.write_folder, 60, "--epochs 4 --learning-rate 3e-3", ["accuracy", "f1_macro"], "accuracy", "label",
-        side,
-    ),
 }  # fmt: skip
 
 
-SLOW = ("multi-label-classification", "image-classification")
+SLOW = ("multi-label-classification",)
 
 
 @pytest.fixture(
@@ -125,8 +114,8 @@ SLOW = ("multi-label-classification", "image-classification")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Kind]:
     """The folder of a model, of the files of a kind, and of a finished run."""
     folder, kind = tmp_path_factory.mktemp(request.param), KINDS[request.param]
-    (tiny_images.save_tiny_model if request.param.startswith("image") else tiny.save_tiny_bert)(folder / "model")
-    train, dev = ("train", "dev") if request.param.startswith("image") else ("train.jsonl", "dev.jsonl")
+    tiny.save_tiny_bert(folder / "model")
+    train, dev = "train.jsonl", "dev.jsonl"
     kind.write(folder / train, 0, kind.rows)
     kind.write(folder / dev, NEW.start, len(NEW))
     files = f"--train-file {folder / train} --eval-file {folder / dev} --model {folder}/model"
@@ -190,22 +179,3 @@ def test_words_of_a_column_file_get_tags_beside_its_columns(
     rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert [row["tokens"] for row in rows] == [["the", "cat"], ["bad"], None, ["cat"], None]
     assert [bool(row["skipped"]) for row in rows] == [row["predicted_tags"] is None for row in rows]
-
-
-def test_a_processor_of_another_size_is_refused(tmp_path: Path, capsys: Captured) -> None:
-    tiny_images.save_tiny_model(tmp_path / "vit")
-    tiny_images.write_folder(tmp_path / "train", 0, 8)
-    file = tmp_path / "vit" / "preprocessor_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"size": {"height": 32, "width": 32}}))
-    asked = f"train --train-file {tmp_path}/train --model {tmp_path}/vit --output-dir {tmp_path}/out --device cpu"
-    assert cli.main(asked.split()) == 2
-    assert "makes images of 3 x 32 x 32, which its model does not read" in capsys.readouterr().err
-
-
-def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
-    tiny_images.save_tiny_model(tmp_path / "vit")
-    tiny_images.write_folder(tmp_path / "train", 0, 12)
-    config = RunConfig(train_file=str(tmp_path / "train"), model=str(tmp_path / "vit"), output_dir="unused")
-    before = fingerprint(resolve_run(config).parts)
-    tiny_images.draw(7, "left").save(sorted(tmp_path.rglob("*.png"))[0])
-    assert fingerprint(resolve_run(config).parts) != before

@@ -13,8 +13,7 @@ import numpy as np
 import onnxruntime
 import pyarrow.parquet
 import pytest
-import torch
-from helpers import tiny, tiny_images
+from helpers import tiny
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -30,7 +29,6 @@ from attendrop.runs.export import export_run
 from attendrop.runs.finished_run import list_runs
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.prediction_passes import unit_means
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
@@ -226,19 +224,6 @@ def test_a_kept_model_of_a_decoder_needs_no_other_folder(folder: Path, tmp_path:
     assert sum(found["predicted"].values()) == len(scored)
 
 
-def of_images(folder: Path, name: str) -> RunConfig:
-    tiny_images.save_tiny_model(folder / "model", name)
-    for split, first, count in (("train", 0, 24), ("dev", 100, 12)):
-        tiny_images.write_folder(folder / split, first, count)
-    files = {"train_file": str(folder / "train"), "eval_file": str(folder / "dev"), "text_columns": ()}
-    return tiny.config(folder, "kept", **files, label_column=None)
-
-
-def test_a_kept_model_of_images_reads_images(tmp_path: Path) -> None:
-    scored, found = kept_predictions(of_images(tmp_path, "dinov2"), "frozen")
-    assert [row["label"] for row in found] == [("left", "right")[number] for number in scored]
-
-
 def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "kept")
     run_baseline(config(folder, place), "tfidf", keep_model=True)
@@ -327,17 +312,6 @@ def test_a_frozen_decoder_is_exported_with_its_linear_model(folder: Path, tmp_pa
     rows = dict(tokenizer(texts))
     rows["length"] = [len(ids) for ids in rows["input_ids"]]
     np.testing.assert_allclose(found, baseline.outputs({"text": texts}, rows, 2, "cpu"), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_frozen_encoder_of_images_is_exported(tmp_path: Path) -> None:
-    run_baseline(of_images(tmp_path, "vit"), "frozen", keep_model=True)
-    assert export_run(str(tmp_path / "kept"), str(tmp_path / "served"))["difference"] < 1e-5
-    baseline = load_baseline(tmp_path / "kept")
-    pixels = torch.randn(2, 3, tiny_images.SIDE, tiny_images.SIDE)
-    features = unit_means(baseline.encoder.base_model(pixel_values=pixels).last_hidden_state, None)
-    found = onnx_model(tmp_path / "served/model.onnx")({"pixel_values": pixels})
-    np.testing.assert_allclose(found, baseline.linear(features.detach().numpy()), atol=1e-5)
 
 
 def test_a_baseline_without_a_graph_is_not_exported(folder: Path, tmp_path: Path) -> None:

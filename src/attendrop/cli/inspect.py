@@ -127,8 +127,8 @@ def _labels(found: Inspection) -> list[str]:
 
 
 def _rows(found: Inspection, model: str) -> list[str]:
-    if not found.text_columns or _are_images(found):
-        return []  # nothing is read of the files that paths name
+    if not found.text_columns:
+        return []
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
@@ -142,12 +142,6 @@ def _rows(found: Inspection, model: str) -> list[str]:
                 f"between classes, {alike.nearest:.2f} to the nearest of the class."
             )
     return lines
-
-
-def _are_images(found: Inspection) -> bool:
-    from attendrop.tasks.images import is_image  # loads NumPy
-
-    return all(is_image(str(name)) for name in found.table.column(found.text_columns[0]))
 
 
 def _columns_named(found: Inspection) -> list[str]:
@@ -183,7 +177,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     no_numbers = found.label_type in NUMBER and found.unclear  # words for missing ones
     words += ["--skip-bad-rows"] if no_numbers or doubts.keys() & refused else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
-    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS or _are_images(found) else []
+    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         dates = (str(value or "") for value in found.table.column(column.name))

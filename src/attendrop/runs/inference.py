@@ -285,8 +285,8 @@ def open_model(
     elif model.base_model is model:
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
-        tokenizer = head_of_model(model.config).load_preprocessor(run_dir)
-        head_of_model(model.config).fit_preprocessor(run_dir, model, tokenizer)
+        tokenizer = head_of_model(model.config).load_tokenizer(run_dir)
+        head_of_model(model.config).fit_tokenizer(run_dir, model, tokenizer)
     head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, head, options)

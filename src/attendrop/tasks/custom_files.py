@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -152,7 +152,6 @@ def stream_file(
     rows.check_inputs({}, head)
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
-        written = dict(zip(table.index, table.rows, strict=True))  # paths of images as they stand in the file
         table = rows.with_texts(table, head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
@@ -164,8 +163,7 @@ def stream_file(
             table = rows.with_labels(table, head)
         if table.rows:
             columns = rows.columns(table, head, labelled=label_column is not None)
-            kept = replace(table, rows=[written[index] for index in table.index])
-            yield Chunk(columns, kept, head.unknown_names)
+            yield Chunk(columns, table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
@@ -214,7 +212,6 @@ class _Rows:
 
     def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
         """Keep the rows whose texts can be read."""
-        table = reader.located(table, self.texts)
         for number, name in enumerate(self.texts):
             table = table.checked(name, partial(reader.text_problem, column=number), self.bad)
         return table.checked_rows(self.texts, reader.texts_problem, self.bad)

@@ -287,14 +287,14 @@ def check_files(
 ) -> Inspection | None:
     """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
 
-    Other options are those of :func:`inspect_files`. Returns None for folders and parallel files. Labels that may be
+    Other options are those of :func:`inspect_files`. Returns None for parallel files. Labels that may be
     joined are classes to a run, which warns of them, unless their type is given.
 
     Raises:
         AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
             it is unclear whether they are classes.
     """
-    if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
+    if len(files_of(train_file)) > 1:
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
     plain = found.label_column is not None and found.label_type in ONE_CLASS + NUMBER

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import transformers
 from helpers import task_examples
-from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
+from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig
 
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
@@ -42,13 +41,11 @@ EXAMPLES = {
     "text-generation": TextGeneration(),
     "masked-language-modeling": MaskedLanguageModeling(),
     "question-answering": QuestionAnswering(ALWAYS),
-    "image-classification": ImageClassification(("cat", "dog")),
 }
 # Configurations of models of each kind, where BERT has none.
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "translation": MarianConfig,
     "text-generation": GPT2Config,
-    "image-classification": ViTConfig,
 }
 # What a head decides: the model and its card, batches, whether labels are classes, and what a label type means.
 OF_HEADS = re.compile(
@@ -104,7 +101,6 @@ def test_a_saved_model_tells_its_head(head: Head, tmp_path: Path) -> None:
 # Labels as they are written in files, and the outputs of a model that predicts them.
 PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "classification": (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
-    "image-classification": (["dog", "cat"], [[0, 1], [1, 0]]),
     "multi-label-classification": ([["art"], [], ["art", "sport"]], [[1, -1], [-1, -1], [1, 1]]),
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),

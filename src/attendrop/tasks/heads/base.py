@@ -94,7 +94,7 @@ class Head(ABC):
     *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`; *labels* the column ``"label"``, *targets*
     the ``labels`` passed to the model. *Raw outputs* are those of the model's passes, *outputs* an array with one entry
     per row of the data, and *references* what metrics compare them with. The *tokenizer* makes a model's inputs and is
-    saved with it; for images it is an image processor. A *problem* is what is wrong with a value of a file: a sentence
+    saved with it. A *problem* is what is wrong with a value of a file: a sentence
     without its full stop.
 
     Attributes:
@@ -109,7 +109,6 @@ class Head(ABC):
     kind: ClassVar[str]  # ``Task.kind``
     label_type: ClassVar[str]  # value of ``--label-type``
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
-    input_name: ClassVar[str] = "text"  # what an input is called in messages
     least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
     needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
@@ -126,7 +125,6 @@ class Head(ABC):
     peft_task_type: ClassVar[str | None] = None  # task type in PEFT, if it has one
     problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
     pipeline_tag: ClassVar[str]  # name of the task on the hub, for model cards
-    preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")  # name, class, further arguments
     # Python code that calls the model, for its card
     example: ClassVar[str] = """\
 inputs = tokenizer($texts, truncation=True, max_length=$max_length, return_tensors="pt")
@@ -254,11 +252,6 @@ logits = model(**inputs).logits"""
         """Return the columns of a data set that are made of this number of text columns of a file."""
         return cls.inputs[:text_columns]
 
-    @classmethod
-    def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Return the table with paths of input files, if it has any, that the working directory can open."""
-        return table
-
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
         """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
@@ -356,11 +349,11 @@ logits = model(**inputs).logits"""
         found = getattr(transformers, cls.auto_class)._model_mapping.get(type(config), None)
         return None if found is None else str((found[0] if isinstance(found, tuple) else found).__name__)
 
-    def load_preprocessor(self, place: str) -> Any:
-        """Load the tokenizer of a model, or what takes its place, given the model's folder or hub id."""
+    def load_tokenizer(self, place: str) -> Any:
+        """Load the tokenizer of a model, given the model's folder or hub id."""
         return load_tokenizer(place, **self.tokenizer_options)
 
-    def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+    def fit_tokenizer(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
         """Adapt a model and its tokenizer to each other; raise AttendropError, with ``name``, if they do not fit."""
         set_padding(name, model, tokenizer)
         limit_to_positions(model, tokenizer)
@@ -382,14 +375,14 @@ logits = model(**inputs).logits"""
 
     def loading(self, *, stock: bool, options: str = "") -> str:
         """Return Python code that loads the model and its tokenizer, with further arguments for transformers."""
-        name, loader, own = self.preprocessor
-        imports, load = f"from transformers import {self.auto_class}, {loader}", f"{self.auto_class}.from_pretrained"
-        if not stock:
-            imports, load = f"import attendrop\nfrom transformers import {loader}", "attendrop.load"
+        imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
+        if stock:
+            imports = f"from transformers import {self.auto_class}, AutoTokenizer"
+            model = f"{self.auto_class}.from_pretrained(folder{options})"
         return f"""{imports}
 
-model = {load}(folder{options if stock else ""})
-{name} = {loader}.from_pretrained(folder{own}{options})"""
+model = {model}
+tokenizer = AutoTokenizer.from_pretrained(folder{options})"""
 
     def fit_linear(
         self, features: Array, targets: Sequence[Any], *, balanced: bool, groups: Sequence[Any] | None = None
@@ -573,16 +566,8 @@ model = {load}(folder{options if stock else ""})
         return [0] * len(rows)
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the texts of each row, for comparison."""
+        """Return the texts of each row, for comparison and display."""
         return list(zip(*(rows[name][:] for name in self.inputs_in(rows.column_names)), strict=True))
-
-    def titles(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the texts of each row, for display."""
-        return self.texts(rows)
-
-    def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
-        """Return what tells the rows in a file of predictions: the name of the column, and its values."""
-        return "index", columns["index"][:]
 
     def shown_label(self, label: Any) -> Any:
         """Return a label for display."""

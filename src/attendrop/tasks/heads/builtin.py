@@ -4,7 +4,6 @@ The last accepts any model. Names are imported by the registry, so that the comm
 """
 
 HEADS = {
-    "image-class": "image_classification.ImageClassification",
     "answer": "question_answering.QuestionAnswering",
     "choice": "multiple_choice.MultipleChoice",
     "text": "translation.Translation",
@@ -24,4 +23,4 @@ OF_WORDS = ("tags",)
 # Those of rows that need no label.
 UNLABELLED = ("completion", "mlm")
 # Those for which the default model of runs, an encoder of text, has no class.
-OF_OTHER_MODELS = ("completion", "image-class", "text")
+OF_OTHER_MODELS = ("completion", "text")
