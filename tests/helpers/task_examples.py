@@ -91,12 +91,6 @@ def _choice(number: int) -> dict[str, Any]:
     return {"text": sentence(number), "a": "", "b": "", "c": "", **choices, "label": "AB"[number % 2]}
 
 
-def _answer(number: int) -> dict[str, Any]:
-    word = (text := sentence(number)).split()[number % 3]
-    found = {"text": [word], "answer_start": [text.index(word)]} if number % 4 else {"text": [], "answer_start": []}
-    return {"q": "good", "text": text, "label": found}
-
-
 def _texts(label: Callable[[int], Any]) -> Callable[[int], dict[str, Any]]:
     return lambda number: {"text": sentence(number), "label": label(number)}
 
@@ -120,17 +114,10 @@ EXAMPLES: dict[str, Example] = {
         (*_ENCODERS, "gpt2", "llama", "t5"),
     ),
     "multiple-choice": Example(_choice, _ENCODERS, ("text", "a", "b", "c"), options={"label_type": "choice"}),
-    "question-answering": Example(_answer, (*_ENCODERS, "gpt2", "llama", "bart", "t5"), ("q", "text")),
     "translation": Example(
         _texts(lambda number: sentence(number + 1)),
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
-    ),
-    "masked-language-modeling": Example(
-        lambda number: {"text": sentence(number)}, _ENCODERS, label="", options={"label_type": "mlm"}
-    ),
-    "text-generation": Example(
-        _texts(lambda number: f" {sentence(number + 1)}"), ("gpt2", "llama"), options={"label_type": "completion"}
     ),
 }
 

@@ -33,10 +33,7 @@ USAGE: dict[str, tuple[dict[str, Any], str]] = {
     "multi-label-classification": ({"text": TEXT}, "labels"),
     "token-classification": ({"words": TEXT.split()}, "tags"),
     "multiple-choice": ({"question": "what", "choices": ["cat", "a dog"]}, "answer"),
-    "question-answering": ({"question": "good", "context": TEXT}, "answer"),
     "translation": ({"text": TEXT}, "translation"),
-    "masked-language-modeling": ({"text": "the <mask> sees a <mask>"}, "tokens"),
-    "text-generation": ({"prompt": TEXT}, "completion"),
 }
 COMMANDS: dict[str, list[str]] = {
     "prune": ["--layers", "1", "--recover-epochs", "1", "--output-dir", "OUT/pruned"],
@@ -46,11 +43,9 @@ COMMANDS: dict[str, list[str]] = {
     "patterns": ["--rows", "4", "--csv", "OUT/drops.csv"],
     "patterns --probe": ["--rows", "4", "--csv", "OUT/probe.csv"],
 }
-LANGUAGE_MODELS = ("translation", "masked-language-modeling", "text-generation")
 REFUSED: dict[str, tuple[str, ...]] = {
-    **{kind: ("prune", "export", "export --quantize int8", "attend", "patterns --probe") for kind in LANGUAGE_MODELS},
+    "translation": ("prune", "export", "export --quantize int8", "attend", "patterns --probe"),
     "multiple-choice": ("attend",),
-    "question-answering": ("attend",),
 }
 BASELINES: dict[str, set[str]] = {
     "classification": {*CHEAP},
@@ -79,8 +74,7 @@ def options(folder: Path, kind: str) -> dict[str, Any]:
         write_rows(folder / f"{kind}-dev.jsonl", example, 100, 6)
     files = {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
     columns = {"text_columns": example.texts, "label_column": example.label or None}
-    short = {"task_options": {"max_new_tokens": 3}} if kind == "text-generation" else {}
-    return {**files, **columns, **short, "model": str(model), "max_length": 24, "device": "cpu", **example.options}
+    return {**files, **columns, "model": str(model), "max_length": 24, "device": "cpu", **example.options}
 
 
 def trained(folder: Path, kind: str) -> Path:
@@ -135,7 +129,7 @@ def test_predictions_in_python_are_those_of_a_file(folder: Path, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in EXAMPLES if kind != "masked-language-modeling"])
+@pytest.mark.parametrize("kind", EXAMPLES)
 def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: str, capsys: Captured) -> None:
     adapter = {"lora": {"r": 2, "targets": "all-linear"}, "method": "finetune", "max_steps": 2}
     metrics = train(RunConfig(**(options(folder, kind) | adapter), output_dir=str(tmp_path / "run")))

@@ -23,18 +23,6 @@ OTHERS = [word for word in tiny.WORDS if word not in NOUNS]
 NEW = range(100, 120)
 
 
-def answered(number: int) -> dict[str, Any]:
-    """The noun of the text is the answer; every fourth text has none, and some are longer than a window."""
-    draw = random.Random(number)
-    words = [draw.choice(OTHERS) for _ in range(4 + number % 3 * 12)]
-    answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
-    if number % 4:
-        place = draw.randrange(len(words))
-        words[place] = draw.choice(NOUNS)
-        answers = {"text": [words[place]], "answer_start": [len(" ".join(words[:place])) + bool(place)]}
-    return {"q": "the good", "text": " ".join(words), "label": answers}
-
-
 def chosen(number: int) -> dict[str, Any]:
     """Of two to four choices, the one with an animal is correct."""
     draw = random.Random(number)
@@ -86,10 +74,6 @@ PAIR = "--text-columns q,text --label-column label"
 ONE = "--text-columns text --label-column label"
 ENTITIES = ["entity_f1", "entity_precision", "entity_recall", "accuracy", "f1_macro"]
 KINDS = {
-    "question-answering": Kind(
-        partial(write_rows, answered), 60, f"{PAIR} --epochs 6", ["f1", "exact_match"], "exact_match", "answer",
-        lambda number: "".join(answered(number)["label"]["text"]),
-    ),
     "multiple-choice": Kind(
         partial(write_rows, chosen), 60, f"{PAIR} --label-type choice --epochs 5", ["accuracy"], "accuracy", "label",
         lambda number: chosen(number)["label"],

@@ -15,7 +15,7 @@ from attendrop.argument_checks import check_least
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.model_support.batches import ANSWER_MASK, to_device
+from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.reports.attention_maps import assumed_targets
 from attendrop.reports.drop_patterns import DropPatterns
@@ -115,10 +115,9 @@ def record_run_drops(
     ModelAdapter(model)  # refuses a pruned model, of whose fast layers nothing can be dropped
     head = head_of_model(model.config)
     count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
-    head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(Path(run_dir)), TokenTypes(tokenizer)
-    collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
+    collate = ColumnCollator(head.collator(tokenizer), tuple(method.columns))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))
     steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
@@ -138,7 +137,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """List the encoded rows, with what the model and the method read."""
     accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
-    accepted |= {"labels", ANSWER_MASK, *method.columns}
+    accepted |= {"labels", *method.columns}
     count = len(columns["labels"])
     return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
 

@@ -94,7 +94,7 @@ class RunConfig:
     task_options: Mapping[str, Any] = option(
         {},
         "columns",
-        "Option of the kind of task: num_beams=4, pack=true.",
+        "Option of the kind of task: num_beams=4.",
         flags=["--task-set"],
         example="num_beams=4",
     )

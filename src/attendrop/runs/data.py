@@ -208,7 +208,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    train = encoded(task.head.training_rows(parts.train), token_columns=config.regularizer.columns)
+    train = encoded(parts.train, token_columns=config.regularizer.columns)
     return Parts(train, selection, report, reward, parts.names, parts.names_left_out)
 
 

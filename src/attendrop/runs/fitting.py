@@ -137,14 +137,14 @@ def fit(
         if run.config.head_start == "contrastive":
             if number_of_processes() > 1:
                 raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
-            head, rows = run.task.head, run.task.head.training_rows(run.parts.train)
+            head, rows = run.task.head, run.parts.train
             if "setfit" not in head.baselines:
                 raise AttendropError(
                     "head-start 'contrastive' is for classes of single texts; use 'frozen' or 'random'."
                 )
             tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         run.method.prepare(loaded.model, run.config.seed)
-        rows = run.task.head.training_rows(run.parts.train)
+        rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None
         head_start = start_head(loaded, run.task.head, encoded.train, run.config, groups)
     if run.config.adapter is not None:

@@ -77,8 +77,6 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             head.configure(config)
             if head.has_pooling:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
-            elif head.pretrained and is_encoder(config):  # for classifiers that are made of what is trained here
-                configure_pooling(config, default_pooling(name, config))
         model, found = head.model_class(config).from_pretrained(
             place,
             config=config,

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from attendrop.attention.model_outputs import logits_of
-from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
+from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.heads.linear_models import LinearFit
@@ -43,7 +43,6 @@ _ATTRIBUTED = {
     LABELS: "the log-likelihood of the predicted labels",
     NUMBER: "minus the squared difference between the predicted number and that number plus one",
     TOKENS: "the log-likelihood of the predicted tokens",
-    SPAN: "the logits of the first and the last token of the predicted answer",
 }
 # What SentencePiece writes for a space; a token of its own before a word that it does not know.
 _SPACE = "▁"
@@ -111,7 +110,6 @@ class Head(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
     least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
-    needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
     keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
@@ -135,7 +133,6 @@ logits = model(**inputs).logits"""
     one_vector: ClassVar[bool] = False  # whether models read one vector for the input: a linear model can be fitted
     has_pooling: ClassVar[bool] = False  # whether there is a choice of that vector
     has_class_weights: ClassVar[bool] = False  # whether the loss supports class weights
-    training_columns: ClassVar[tuple[str, ...]] = ()  # encoded columns that `training_collator` reads, and no model
 
     # Outputs and scores
     padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
@@ -261,11 +258,6 @@ logits = model(**inputs).logits"""
     def texts_problem(cls, texts: Sequence[Any]) -> str | None:
         """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
         return None
-
-    @classmethod
-    def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Return whether a row with these texts, such as an empty line, is left out of training and scoring."""
-        return False
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
@@ -399,14 +391,6 @@ tokenizer = AutoTokenizer.from_pretrained(folder{options})"""
 
     # Encoding ---------------------------------------------------------------------------------------------------------
 
-    def without_answers(self, columns: Columns) -> dict[str, Any]:
-        """Return rows without what is to be predicted."""
-        return {name: values for name, values in columns.items() if name != "label"}
-
-    def training_rows(self, rows: Dataset) -> Dataset:
-        """Return training rows as :meth:`tokenize` is to see them."""
-        return rows
-
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation.
 
@@ -471,12 +455,6 @@ tokenizer = AutoTokenizer.from_pretrained(folder{options})"""
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
         return DataCollatorWithPadding(tokenizer)
-
-    def training_collator(
-        self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
-    ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one."""
-        return collate
 
     # Outputs ----------------------------------------------------------------------------------------------------------
 
