@@ -138,3 +138,9 @@ def test_outputs_of_a_diverged_model_are_refused(head: Head) -> None:
     outputs[0] = DIVERGED.get(head.kind, np.nan)
     with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
         head.checked(outputs)
+
+
+def test_translators_are_recognized_but_shown_as_classifiers() -> None:
+    config = MarianConfig(architectures=["MarianMTModel"])
+    assert head_of_model(config) == Translation()
+    assert head_of_model(config, command="attend").kind == "classification"
