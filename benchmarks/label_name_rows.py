@@ -2,7 +2,7 @@
 
 Needs ``ATTENDROP_DATA``. Of Banking77 and HWU64, ``FOLDER/DATA/wrong-DRAW.csv`` has for each class the name of another
 one, a random derangement, for ``label_names``; ``FOLDER/DATA/codes.csv`` gives the classes codes, for ``label_map``, so
-that ``auto`` adds no names.
+that ``auto`` adds no names; ``FOLDER/imdb/names.csv`` has the names of its classes, also for more rows than ``auto``.
 """
 
 import csv
@@ -11,6 +11,8 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from alike_rows import write
 
 from attendrop.tasks.class_names import in_words
 
@@ -36,10 +38,8 @@ def main() -> None:
             others = map(in_words, deranged(names, f"{data} {draw}"))
             tables[f"wrong-{draw}"] = [("label", "text"), *zip(names, others, strict=True)]
         for name, table in tables.items():
-            path = Path(sys.argv[1]) / data / f"{name}.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows(table)
+            write(Path(sys.argv[1]) / data / f"{name}.csv", table)
+    write(Path(sys.argv[1]) / "imdb" / "names.csv", [("label", "text"), ("neg", "neg"), ("pos", "pos")])
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_a_score_that_is_rounded_to_zero_has_no_sign_and_a_difference_keeps_it(t
     found = table(tmp_path, {"finetune": (-4e-4, 3e-4), "r-drop": (-4e-4, 2e-4)})
     assert "| finetune | **0.0 ± 0.0** |" in found.markdown() and "| r-drop | 0.0 ± 0.0 |" in found.markdown()
     (setting,) = read_results(tmp_path).settings
-    assert cells(setting.answer.rows[1], 3)[2:4] == ("0.000 ± 0.000", "-0.000 [-0.001, +0.001]")
+    assert cells(setting.answer.rows[1], 3)[2:4] == ("0.000 ± 0.000", "-0.000 [-0.002, +0.001]")
 
 
 def test_three_seeds_are_too_few_for_marks(tmp_path: Path) -> None:

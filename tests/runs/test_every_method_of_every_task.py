@@ -87,6 +87,7 @@ def run(
     given |= {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
     given |= {"text_columns": example.texts, "label_column": example.label or None, **example.options}
     given |= {
+        "label_names": "none",
         "method": method,
         "options": options or OPTIONS.get(method, {}),
         "model": str(model),

@@ -69,7 +69,7 @@ def test_texts_are_translated_to_any_format(pairs: Path, tmp_path: Path) -> None
     for name in ("out.txt", "out.jsonl"):
         assert cli.main([*asked, "--skip-bad-rows", "--output", f"{tmp_path}/{name}"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["index"] for row in rows if row["skipped"] is None] == [1, 4]
+    assert [row["index"] for row in rows if row["skipped"] is None] == [1, 4] and len(rows) == 6
     one, other = (row["translation"] for row in rows if row["skipped"] is None)
     assert (tmp_path / "out.txt").read_text() == f"\n{one}\n\n\n{other}\n\n"  # line by line, as the input
 

@@ -643,7 +643,7 @@ def test_lines_and_markdown_have_the_answer_the_table_and_every_seed() -> None:
     error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
     of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]
     text = answer(of_file, "_a*", failed=[error]).markdown()  # as it is, and not as markup
-    assert r"\<class 'int'> for \*args, [a\](b), \`\_\_all\_\_\`)." in text
+    assert r"&lt;class 'int'> for \*args, [a\](b), \`\_\_all\_\_\`)." in text
     assert r"on max_rows\_\*.csv (3000 rows):" in text and text.count(r"| \_a\* | ") == 2 and r"Use \_a\*." in text
 
 
