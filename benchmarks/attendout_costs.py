@@ -1,8 +1,8 @@
 """What AttendOut costs on small data, and which of its parts costs it: ``python benchmarks/attendout_costs.py FOLDER``.
 
-Plain fine-tuning is changed one thing at a time, until it is AttendOut in the papers' form: fewer rows, two networks
-that are merged, dropping. AttendOut with its default learner is run for comparison. Needs ``ATTENDROP_DATA``; about
-three hours on a core; resumes where it stopped. The results are in docs/attendout.md.
+Plain fine-tuning is changed one thing at a time, until it is AttendOut: fewer rows, two networks that are merged,
+dropping. Needs ``ATTENDROP_DATA``; about two hours on a core; resumes where it stopped. The results are in
+docs/attendout.md.
 """
 
 import argparse
@@ -44,10 +44,9 @@ class FineTuneOnFewerRows(FineTune):
 METHODS = [
     FineTuneOnFewerRows(),
     # Nothing is dropped: both networks then see the same dropout of the model's own, so that they stay equal.
-    AttendOut(learner="policy_gradient", init_drop_prob=1e-6),
-    AttendOut(learner="policy_gradient", init_drop_prob=0.1),
+    AttendOut(init_drop_prob=1e-6),
+    AttendOut(init_drop_prob=0.1),
     AttentionLayerDrop(p=0.1),
-    AttendOut(),
 ]
 
 

@@ -29,7 +29,7 @@ _METHODS = {
     "R-Drop": RDrop(),
     "mixout": Mixout(),
 }
-_PERIODS = {"AttendOut": AttendOut(), "AttendOut, papers' generator": AttendOut(learner="policy_gradient")}
+_PERIODS = {"AttendOut": AttendOut()}
 _STEPS = 10
 DOCUMENT = Document(
     "make gpu",
@@ -43,8 +43,8 @@ transformers model with SDPA attention, the same weights and optimizer, and noth
 - *MiniLM*: 6 layers, 12 heads, 384 wide; *BERT-base*: 12 layers, 12 heads, 768 wide; *BERT-large*: 24 layers, 16 heads,
   1024 wide. Random weights. "128 full": {BATCH_SIZE} sequences of 128 tokens; "128 ragged": the longest has 128 tokens,
   the median about half of that.
-- *AttendOut*: the mean of {_STEPS} steps: two periods at the defaults, one with the papers' generator. Its peak memory
-  counts all that it makes, from before the first step on.
+- *AttendOut*: the mean of {_STEPS} steps, a period. Its peak memory counts all that it makes, from before the first
+  step on.
 - *Peak memory*: the allocator's peak in one step, with weights and optimizer state.
 - A method whose step does not fit into the device's memory has no row, and what the time does not allow is left out.
 - *Waits*: operations of one step in which the host waits for the device (`torch.cuda.set_sync_debug_mode`).

@@ -43,26 +43,11 @@ NEEDED = {
 
 _FILES = "--train-file train.csv --eval-file dev.csv --label-column label --text-columns"
 _TRAIN = "attendrop train --model bert-base-uncased --method finetune"
-_KEPT_BASELINE = """
-from attendrop.runs.config import RunConfig
-from attendrop.studies.baselines import run_baseline
-
-files = {"train_file": "train.csv", "eval_file": "dev.csv", "text_columns": ("text",), "label_column": "label"}
-run_baseline(RunConfig(model="bert-base-uncased", output_dir="comparison/best", **files), "tfidf", keep_model=True)
-"""
 # By page that is no tutorial, the commands that make what its blocks find.
 BEFORE = {
     "attention_viewer": f"{_TRAIN} --task cola --output-dir runs/cola-ad-drop-seed0",
-    "export": f"""
-        {_TRAIN} {_FILES} sentence1,sentence2 --output-dir runs/light
-        {sys.executable} -c '{_KEPT_BASELINE}'
-    """,
+    "export": f"{_TRAIN} {_FILES} sentence1,sentence2 --output-dir runs/light",
     "killed_runs": "cp recipes/quick.yaml study.yaml",
-    "patterns": f"""
-        {_TRAIN} --task cola --output-dir runs/cola-finetune-seed0
-        attendrop train --model bert-base-uncased --task cola --method ad-drop --output-dir runs/cola-ad-drop-seed0
-        cp new.csv texts.csv
-    """,
     "python": f"{_TRAIN} {_FILES} text --output-dir runs/mine",
     "read_the_log": f"{_TRAIN} {_FILES} text --output-dir runs/tickets",
     "README": "mkdir runs; cp -r compared/answer runs/quick",

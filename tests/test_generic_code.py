@@ -14,7 +14,6 @@ SOURCE = Path(attendrop.__file__).parent
 # One method's own commands; the demonstration, which compares two methods; the lists of public names.
 OWN = {
     "cli/patterns.py",
-    "cli/patterns_output.py",
     "reports/learned_patterns.py",
     "cli/demo.py",
 }

@@ -113,37 +113,6 @@ def recorded_attributions() -> None:
     save(figure, "recorded_attributions")
 
 
-def attendout() -> None:
-    """Draw the periods of AttendOut's learner of effects."""
-    figure, axes = canvas(3.4, 14, 6.8)
-    dropped = np.array([[1, 0, 0, 1, 0, 1], [0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 1]])
-    axes.text(0.2, 5.9, "the model\nthat you get", va="center")
-    axes.text(0.2, 4.1, "its copy, with\nlayers dropped", va="center")
-    axes.text(0.2, 1.9, "dropped layers", va="center")
-    axes.text(0.2, 0.45, "reward", va="center")
-    for period in range(6):
-        left = 2.6 + 1.45 * period
-        axes.plot([left, left + 1.45], [5.9, 5.9], color=BLUE, lw=2)
-        axes.plot([left, left + 0.25, left + 1.2], [5.9, 4.1, 4.1], color=ORANGE, lw=1.6)
-        axes.plot([left + 1.2, left + 1.2], [4.1, 5.9], color=GREY, lw=0.8, ls=":")
-        column = dropped[period // 2] if period % 2 == 0 else 1 - dropped[period // 2]
-        for layer, drops in enumerate(column):
-            color = ORANGE if drops else "none"
-            axes.add_patch(Rectangle((left + 0.45, 0.95 + 0.33 * layer), 0.6, 0.27, fc=color, ec=GREY, lw=0.7))
-        axes.text(left + 0.75, 0.45, f"r{period + 1}", ha="center", va="center")
-        if period % 2 == 0:
-            axes.text(left + 1.45, 3.35, f"pair {period // 2 + 1}", ha="center", va="center", fontsize=8)
-            axes.plot([left + 0.45, left + 2.5], [3.1, 3.1], color=GREY, lw=0.8)
-    axes.plot([11.3, 13.8], [5.9, 5.9], color=BLUE, lw=2)
-    axes.plot([11.3, 11.3], [0.3, 6.4], color=GREY, lw=0.8, ls="--")
-    axes.text(6.95, 6.5, "explore: three quarters of the training", ha="center", va="center", fontsize=8)
-    axes.text(12.65, 6.5, "then", ha="center", va="center", fontsize=8)
-    axes.text(11.5, 4.6, "Is a layer's effect\nsignificant?", va="center")
-    axes.text(11.5, 3.2, "yes: drop it in half\nof the periods", va="center", color=ORANGE, fontsize=8)
-    axes.text(11.5, 2.2, "no: plain\nfine-tuning", va="center", color=BLUE, fontsize=8)
-    save(figure, "attendout")
-
-
 def rows_and_seeds() -> None:
     """Draw the differences of two methods by seed and row, and the intervals over them."""
     sampler = np.random.default_rng(5)
@@ -187,5 +156,4 @@ if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     ad_drop()
     recorded_attributions()
-    attendout()
     rows_and_seeds()

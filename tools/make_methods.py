@@ -1,12 +1,11 @@
 """Write docs/methods.md from the registry and the benchmark's results: ``make docs``; ``--check`` only compares."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.info import ANY, MethodInfo, Rule, rules_among
+from attendrop.methods.core.info import ANY, Rule, rules_among
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import get_method, method_names
 
@@ -61,7 +60,8 @@ def page() -> str:
     rows, facts = parts["methods"]["rows"], parts["methods"]["facts"]
     case = rows[0]["case"].partition(", ")[2]
     costs = {(row["figure"], row["case"].partition(",")[0]): row["measured"] for row in rows}
-    for row in parts["attendout"]["rows"]:  # whole periods, measured apart; memory on another batch
+    # Whole periods, measured apart, if at all; memory on another batch.
+    for row in parts.get("attendout", {}).get("rows", []):
         figure, (shape, _, batch) = row["figure"].replace("AttendOut", "attendout"), row["case"].partition(", ")
         if batch == case and "step" in figure:
             costs["attendout / stock step", shape] = row["measured"]
@@ -101,16 +101,10 @@ def _with(trait: str) -> str:
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
     facts = method.info
     cells = [
-        f"`{facts.name}`", f"`{method.__name__}`", _paper(facts), ", ".join(facts.acts_on) or "nothing",
+        f"`{facts.name}`", f"`{method.__name__}`", facts.citation() or "–", ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(facts.name, costs),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
-
-
-def _paper(facts: MethodInfo) -> str:
-    """Return the paper, with its address if the BibTeX entry has one."""
-    address = re.search(r"url\s*=\s*\{(.+?)\}", facts.citation())
-    return f"[{facts.paper}]({address[1]})" if address else facts.paper or "–"
 
 
 def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:

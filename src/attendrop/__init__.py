@@ -1,7 +1,6 @@
 """Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.
 
-Public names are imported when they are first used, so that the command line starts quickly. Nothing is imported before,
-so that the handler of Ctrl-C is installed first.
+Public names are imported when they are first used, so that the command line starts quickly.
 """
 
 from __future__ import annotations

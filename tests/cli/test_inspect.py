@@ -321,7 +321,6 @@ def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: 
     """A pipe on Windows is in the code page of its language."""
     (tmp_path / "a.csv").write_text("text,label\n我想取消订单,订单\n查看余额,账户\n", encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["attendrop", "inspect", str(tmp_path / "a.csv"), "--model", "none"])
-    monkeypatch.setattr("attendrop.cli.interrupts.install", lambda: None)
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="cp1252"))
     assert cli.main() == 0

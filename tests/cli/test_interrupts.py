@@ -1,67 +1,48 @@
-"""Ctrl-C by real signals, at any moment: one sentence, exit code 130, and a run that can be resumed as it says."""
+"""Ctrl-C: one sentence, exit code 130, and a run that can be resumed as it says."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.command_line import train_arguments
+from helpers import tiny
+from helpers.command_line import Captured, train_arguments
 
 from attendrop import cli
-
-pytestmark = pytest.mark.slow
-
-# As the console script does, but for a line that says that it begins.
-PROGRAM = """
-import re, sys
-print(flush=True)
-from attendrop.cli import main
-sys.exit(main())
-"""
-SENTENCES = (
-    "Error: interrupted.",
-    "Interrupted. Run the same command with --resume to continue from the last checkpoint in ",
-)
-MOMENTS = 15
+from attendrop.runs.run_trainer import RunTrainer
 
 
-@pytest.fixture(scope="module")
-def seconds(folder: Path) -> float:
-    """How long a program takes to start and to train for a few steps."""
-    start = time.monotonic()
-    subprocess.run([sys.executable, "-c", PROGRAM, *arguments(folder, "timed", "--max-steps", "8")], check=True)
-    return time.monotonic() - start
+def test_a_run_is_resumed_as_the_sentence_says(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, steps = train_arguments(folder, "interrupted", "--quiet"), []
+    step = RunTrainer.training_step
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        steps.append(0)
+        if len(steps) == 8:  # of the second of two epochs
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", interrupted)
+        assert cli.main(command) == 130
+    said = [line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("Warning: ")]
+    sentence = "Interrupted. Run the same command with --resume to continue from the last checkpoint in "
+    assert len(said) == 1 and said[0].startswith(sentence)
+    assert cli.main([*command, "--resume"]) == 0
+    assert tiny.read_metrics(folder / "interrupted")["steps"] == 10
 
 
-def arguments(folder: Path, output: str, *more: str) -> list[str]:
-    return train_arguments(folder, output, "--epochs", "30", "--quiet", *more)
+@pytest.mark.parametrize("place", ["app.command", "methods.show"])
+def test_while_it_starts_too(place: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a command is known, where typer does not see it, and in a command, where it does."""
 
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
 
-@pytest.mark.parametrize("signals", [1, 2])
-@pytest.mark.parametrize("moment", range(MOMENTS))
-def test_an_interrupt_at_any_moment_is_one_sentence(folder: Path, seconds: float, moment: int, signals: int) -> None:
-    run = f"run-{moment}-{signals}"
-    command = [sys.executable, "-c", PROGRAM, *arguments(folder, run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        try:
-            process.wait(0.02 + 1.1 * seconds * moment / MOMENTS)
-            pytest.skip("the run ended before it was interrupted: the one that was timed was slower")
-        except subprocess.TimeoutExpired:
-            pass
-        for _ in range(signals):
-            os.kill(process.pid, signal.SIGINT)
-        try:
-            out, err = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    said = [line for line in err.splitlines() if line and not line.startswith("Warning: ")]
-    assert (process.returncode, out, len(said)) == (130, "", 1), err
-    assert said[0].startswith(SENTENCES)
-    if "--resume" in said[0]:
-        assert cli.main(arguments(folder, run, "--resume")) == 0
+    monkeypatch.setattr(f"attendrop.cli.{place}", interrupted)
+    assert cli.main(["methods"]) == 130
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.strip()) == ("", "Error: interrupted.")

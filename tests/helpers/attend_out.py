@@ -25,11 +25,6 @@ def optimizer_of(model: torch.nn.Module, rate: float = 1e-2) -> torch.optim.Opti
     return torch.optim.AdamW(model.parameters(), lr=rate)
 
 
-def papers(**options: Any) -> AttendOut:
-    """AttendOut with the papers' generator."""
-    return AttendOut(learner="policy_gradient", **options)
-
-
 def players_of(
     name: str = "bert", lengths: Sequence[int] = (6, 4), *, model: Any = None, **options: Any
 ) -> tuple[Players, StepContext]:
@@ -41,7 +36,7 @@ def players_of(
         model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter_if_any=adapter
     )
     training = zoo.training(model, optimizer=optimizer_of(model), reward_data=object())
-    return Players(papers(**options), training, adapter.attention_layers, context.inputs, 0), context
+    return Players(AttendOut(**options), training, adapter.attention_layers, context.inputs, 0), context
 
 
 def attack_of(players: Players, context: StepContext) -> tuple[Attack, Micro]:

@@ -164,7 +164,7 @@ JOBS: dict[str, Callable[[Path, int, int], Any]] = {
     "stopped": stopped,
 }
 for variant in ("dropout", "pruning"):
-    players = AttendOut(variant=variant, learner="policy_gradient", dropout_step=2)
+    players = AttendOut(variant=variant, dropout_step=2)
     JOBS[f"train {variant}"] = partial(train, name=variant, method=players)
     JOBS[f"resumed {variant}"] = partial(train, name=variant, method=players, resume="checkpoint-3")
 JOBS |= {name: partial(last_weights, method=method, **OPTIONS.get(name, {})) for name, method in OTHERS.items()}

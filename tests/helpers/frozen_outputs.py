@@ -45,8 +45,6 @@ COMMANDS = {
     "train-test-fraction": f"train {FILES} --test-fraction 0.25 {RECIPE} --method r-drop --output-dir runs/parted",
     "evaluate": "evaluate runs/plain --eval-file dev.csv",
     "predict": "predict runs/plain --predict-file dev.csv --output predictions.csv --probabilities",
-    "runs": "runs runs",
-    "patterns": "patterns runs/dropped/seed1 --file dev.csv --text-columns sentence1,sentence2",
     "attend": "attend runs/plain the_cat --text-pair a_dog --output attention.html",
     "prune": "prune runs/plain --layers 1 --output-dir pruned",
     "export": "export runs/plain --output plain.onnx",

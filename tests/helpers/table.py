@@ -124,8 +124,7 @@ TABLE: dict[str, attendrop.Method] = {
     "compose": attendrop.Compose(
         attendrop.ADDrop(p=0.3, layers="all"), attendrop.Vanilla(), attendrop.RDrop(reduction="mean")
     ),
-    "attendout": attendrop.AttendOut(learner="policy_gradient", dropout_step=2),
-    "attendout effects": attendrop.AttendOut(dropout_step=1),
+    "attendout": attendrop.AttendOut(dropout_step=2),
     "attendout pruning": attendrop.AttendOut(variant="pruning", granularity="head", dropout_step=2),
     **SAMPLED_ROWS,
 }
@@ -172,12 +171,12 @@ UNFIT: dict[tuple[str, str], str] = {
     ("supert feed-forward", "albert"): "shares its layers",
 }
 # Rows whose first steps are those of plain fine-tuning, to the bit: what they try, they try on a second model.
-PLAIN: set[str] = {"finetune", "attendout effects"}
+PLAIN: set[str] = {"finetune"}
 # Rows that only act on weights that training has moved.
 ON_MOVED_WEIGHTS: set[str] = {"l2-sp"}
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
 FIRST_STEP: dict[str, int] = dict.fromkeys(
-    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers", "attendout effects"), 2
+    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers"), 2
 ) | {"ad-drop recorded": 2}
 
 

@@ -221,13 +221,11 @@ def test_child_tuning_says_what_a_new_adapter_leaves_untrained(caplog: pytest.Lo
 # --- Two models
 
 
-@pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
-def test_attendout_has_two_adapters_on_one_model(learner: str) -> None:
-    model, method = adapted("bert"), AttendOut(learner=learner, dropout_step=1)
+def test_attendout_has_two_adapters_on_one_model() -> None:
+    model, method = adapted("bert"), AttendOut(dropout_step=1)
     with regularize(model, method, **given(model, zoo.batch_of("bert"))) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
         state: Any = reg.method_state
-        second = state.attacker if learner == "effects" else state.players.defender
-        found = shared(model, second.model)
+        found = shared(model, state.players.defender.model)
     own = sum(parameter.numel() for parameter in trained(model))
     assert found == (sum(parameter.numel() for parameter in model.parameters()) - own, own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
-from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, papers, players_of, run
+from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, players_of, run
 from helpers.device import DEVICE, ON_CPU
 from helpers.training import take_step
 from torch import Tensor
@@ -21,9 +21,8 @@ from torch import Tensor
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.methods.attend_out.actions import Course, Micro, replayed
-from attendrop.methods.attend_out.effects import EffectsState, LayerEffect, helps
 from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players
+from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players, _confidence
 from attendrop.methods.attend_out.scoring import scores
 from attendrop.methods.attend_out.second_model import seed_device
 from attendrop.methods.core.context import StepContext
@@ -184,7 +183,7 @@ def test_the_objective_is_the_likelihood_weighted_by_rewards_above_the_baseline(
 
 def test_scores_are_means_over_rows() -> None:
     model, batches = zoo.build("bert"), [zoo.batch_of("bert", (4, 6)), zoo.batch_of("bert", (5,), seed=9)]
-    found = scores(papers(), zoo.training(model), [model], [batches])
+    found = scores(AttendOut(), zoo.training(model), [model], [batches])
     losses = [model(**batch).loss.item() for batch in batches]
     assert found.item() == pytest.approx(-(2 * losses[0] + losses[1]) / 3)
 
@@ -192,7 +191,7 @@ def test_scores_are_means_over_rows() -> None:
 def test_rewards_are_numbers_where_no_token_is_labelled() -> None:
     model, batch = zoo.build("bert-tokens"), zoo.batch_of("bert-tokens")
     without = {**batch, "labels": torch.full_like(batch["labels"], -100)}
-    found = scores(papers(), zoo.training(model), [model], [[without, batch], [without]])
+    found = scores(AttendOut(), zoo.training(model), [model], [[without, batch], [without]])
     assert found.tolist() == [[pytest.approx(-model(**batch).loss.item()), 0.0]]
 
 
@@ -213,7 +212,7 @@ def test_until_they_come_together_the_defender_is_plain_fine_tuning(
     expected: list[dict[str, Tensor]] = []
     options: dict[str, Any] = {"accumulation": accumulation, "max_norm": max_norm, "optimizer": optimizer}
     run(
-        papers(dropout_step=9),
+        AttendOut(dropout_step=9),
         4,
         watch=lambda reg: found.append(weights(reg.method_state.players.defender.model)),
         **options,
@@ -263,7 +262,7 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         return original(self, defender, gaps, chance)
 
     monkeypatch.setattr(GeneratorState, "_merge", spy)
-    run(papers(merge=merge, reward=reward, dropout_step=2, temperature=0.01), 12, watch=watch)
+    run(AttendOut(merge=merge, reward=reward, dropout_step=2, temperature=0.01), 12, watch=watch)
     assert [metrics["attendout/reward"] for metrics in found] == pytest.approx(expected)
     survivors = [bool(metrics["attendout/attacker_survived"]) for metrics in found]
     assert merge != "best" or survivors == [gap >= 0 for gap in expected]
@@ -277,7 +276,7 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
 
 def test_the_survivor_is_drawn_with_the_stated_probability() -> None:
     method_state = GeneratorState.__new__(GeneratorState)
-    method_state.method = papers(temperature=0.1)
+    method_state.method = AttendOut(temperature=0.1)
 
     class Nothing:
         @staticmethod
@@ -309,7 +308,7 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
         found["reg"] = reg
         told.extend([reg.metrics()])
 
-    run(papers(dropout_step=4, **options), 6, watch=watch, model=model, total_steps=6)
+    run(AttendOut(dropout_step=4, **options), 6, watch=watch, model=model, total_steps=6)
     assert [bool(metrics) for metrics in told] == [False, False, False, True, False, False]
     last = found["reg"].metrics()
     assert last.keys() == told[3].keys()
@@ -325,8 +324,8 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
 @pytest.mark.gpu  # on a CPU, both are on the same device
 def test_the_defender_may_live_elsewhere() -> None:
     # Without dropout, which draws other numbers elsewhere.
-    elsewhere = run(papers(dropout_step=2, defender_device="cpu"), 4, model=zoo.build("bert", **DOUBLE))
-    here = run(papers(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
+    elsewhere = run(AttendOut(dropout_step=2, defender_device="cpu"), 4, model=zoo.build("bert", **DOUBLE))
+    here = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
     zoo.assert_same(weights(elsewhere), weights(here), 1e-4)
 
 
@@ -341,7 +340,7 @@ def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
 
 def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
     """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
-    method, found = papers(dropout_step=2), []
+    method, found = AttendOut(dropout_step=2), []
     saved: Any = None
     for resumed in (False, True):
         model, batch = zoo.build("bert", **DOUBLE), zoo.batch_of("bert")
@@ -373,53 +372,18 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
         zoo.assert_same(tensors_again[name], values)
 
 
-# --- The learner by effects
+@pytest.mark.parametrize(
+    ("gaps", "expected"), [([1.0, 1.0], 1.0), ([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)]
+)
+def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], expected: float) -> None:
+    assert _confidence(torch.tensor(gaps, dtype=torch.float64)) == pytest.approx(expected, abs=1e-6)
 
 
-def test_only_what_helps_is_dropped_and_what_is_told_from_noise_is_ranked() -> None:
-    assert helps(LayerEffect(0.1, 0.01, 0.001))
-    assert not any(map(helps, (LayerEffect(-0.1, 0.01, 0.001), LayerEffect(0.1, 0.01, 0.2), None)))
-    for told in (True, False):
-        effects = {"encoder.0": (0.1, told), "encoder.1": (None, False)}
-        layers = {key: {"effect": effect, "told_from_noise": each} for key, (effect, each) in effects.items()}
-        expected = LayerRanking(
-            "learner", {"encoder.0": 0.1, "encoder.1": 0.0}, told, "effect on the reward of dropping this layer"
-        )
-        assert AttendOut().layer_ranking({"layer_effects": layers}) == expected
-
-
-def test_each_attacker_begins_with_the_weights_of_the_defender() -> None:
-    def watch(reg: Any) -> None:
-        if reg.metrics():  # at the end of a period
-            zoo.assert_same(weights(reg.model), weights(reg.method_state.attacker.model))
-
-    run(AttendOut(dropout_step=2, explore=1.0), 4, watch=watch, total_steps=40)
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(6, {3, 5}), (5, set())])
-def test_rewards_are_on_other_rows_than_the_period_trained_on(rows: int, expected: set[int]) -> None:
-    """Where there are enough for a batch of four."""
-    asked: list[set[int]] = []
-
-    class Rows:
-        def __len__(self) -> int:
-            return rows
-
-        def sample(
-            self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
-        ) -> list[zoo.Batch]:
-            assert by_length
-            asked.append(set(without))
-            return []
-
-        def iter_batches(self, *_: Any) -> None: ...
-
-    model = zoo.build("bert")
-    training = zoo.training(model, optimizer=optimizer_of(model), train_data=Rows())
-    state = EffectsState(AttendOut(reward_batch_size=4), training)
-    state.rows = {3, 5}
-    state._sampled()
-    assert asked == [expected]
+def test_defaults_depend_on_the_variant() -> None:
+    for options, expected in (({}, ("sample", "reward_data")), ({"variant": "pruning"}, ("attacker", "train"))):
+        method = AttendOut(**options)
+        assert (method.merge, method.score_on) == expected
+        assert AttendOut(**method.options()) == method
 
 
 # --- What the generator decides
@@ -457,7 +421,7 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: tuple[str, ...]
     model = zoo.build("bert")
     every = {"optimizer": optimizer_of(model), "reward_data": [zoo.batch_of("bert")]}
     here: dict[str, Any] = {name: every[name] for name in given}
-    with pytest.raises(AttendropError, match=message), regularize(model, papers(**options), **here):
+    with pytest.raises(AttendropError, match=message), regularize(model, AttendOut(**options), **here):
         pass
     assert model.config._attn_implementation == "sdpa"
 
@@ -467,15 +431,14 @@ def test_a_metric_that_can_give_no_reward_is_told() -> None:
     model, items = zoo.build("bert"), [[zoo.collate([row])] for row in zoo.rows("bert", (4, 7))]
     of_zero, of_nan = (zoo.training(model, metric=lambda *_, found=found: found) for found in (0.0, math.nan))
     with pytest.warns(UserWarning, match="metric is 0 for both models on all 2 items of a period, which gives no"):
-        scores(papers(score="metric"), of_zero, [model, model], items)
+        scores(AttendOut(score="metric"), of_zero, [model, model], items)
     with pytest.raises(AttendropError, match="the metric is nan on a batch of 1 row; raise reward_batch_size, or use"):
-        scores(papers(score="metric"), of_nan, [model, model], items)
+        scores(AttendOut(score="metric"), of_nan, [model, model], items)
 
 
-@pytest.mark.parametrize("method", [papers(), AttendOut()], ids=["generator", "effects"])
-def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused(method: AttendOut) -> None:
+def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, method, optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
         with torch.no_grad(), pytest.raises(AttendropError, match=r"gradients are off: .* model\.eval\(\)"):
             reg.loss(batch)
         loss = reg.loss(batch)
@@ -496,26 +459,24 @@ def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen:
             reg.loss(batch)
 
 
-@pytest.mark.parametrize("method", [papers(), AttendOut()], ids=["generator", "effects"])
-def test_the_second_model_runs_in_the_precision_for_which_accelerate_prepares_the_first(method: AttendOut) -> None:
+def test_the_second_model_runs_in_the_precision_for_which_accelerate_prepares_the_first() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     seen: list[torch.dtype] = []
     model.classifier.register_forward_hook(lambda module, args, output: seen.append(output.dtype))  # also of copies
     model._original_forward = model.forward  # as accelerate does
     model.forward = MethodType(torch.autocast(DEVICE.type, torch.bfloat16)(model.forward.__func__), model)
-    with regularize(model, method, optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
         reg.loss(batch)
         seen.clear()
         reg.loss(batch)
         assert seen == [torch.bfloat16] * 2
-        second = reg.method_state.players.defender if method == papers() else reg.method_state.attacker
-        assert "forward" not in vars(second.model)
+        assert "forward" not in vars(reg.method_state.players.defender.model)
 
 
 def test_an_optimizer_of_something_else_is_refused() -> None:
     other = torch.nn.Linear(2, 2)
     with pytest.raises(AttendropError, match="not in the model"):
-        run(papers(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
+        run(AttendOut(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
 
 
 def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
@@ -553,6 +514,6 @@ def test_noise_depends_on_neither_padding_nor_micro_batches(name: str) -> None:
 def test_pruning_version_ranks_layers() -> None:
     metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
     expected = LayerRanking("generator", metrics["pruning"]["pi"], told_from_noise=False)
-    pruning = papers(variant="pruning")
+    pruning = AttendOut(variant="pruning")
     assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
-    assert pruning.layer_ranking({}) is papers().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
+    assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
-from helpers.attend_out import DOUBLE, act, dropped_in, optimizer_of, papers, players_of, run
+from helpers.attend_out import DOUBLE, act, dropped_in, optimizer_of, players_of, run
 from helpers.training import examples, trainer_of, weights
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Compose, LayerDrop, regularize
+from attendrop import AttendOut, AttendropError, Compose, LayerDrop, regularize
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.attend_out.actions import Attack, Micro, replayed
@@ -75,7 +75,7 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
 
 def test_it_trains_beside_what_skips_all_layers() -> None:
     metrics: list[dict[str, float]] = []
-    method = Compose(papers(variant="pruning", dropout_step=2), LayerDrop(p=1.0))
+    method = Compose(AttendOut(variant="pruning", dropout_step=2), LayerDrop(p=1.0))
     model = run(method, 6, watch=lambda reg: metrics.append(reg.metrics()))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     told = [found for found in metrics if found]
@@ -97,7 +97,7 @@ def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
     with pytest.raises(AttendropError, match="differ in their windows and heads"):
         players_of("vit", model=windowed)
     with pytest.raises(AttendropError, match=r"layers='decoder:0': .* can only drop in the encoder's self-attention"):
-        run(papers(layers="decoder:0"), 1, name="bart")
+        run(AttendOut(layers="decoder:0"), 1, name="bart")
 
 
 class Watched(Attack):
@@ -145,7 +145,7 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     layers, rows, length = 4, 3, 32
     model = zoo.build("bert", num_hidden_layers=layers)
     batch = zoo.batch_of("bert", (length, 20, 9))
-    with regularize(model, papers(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
         reg.loss(batch).backward()
         ((micro,),) = reg.method_state.rank_state_dict()["period"]
     assert len(micro["layers"]) == layers
@@ -155,7 +155,7 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
 
 def test_a_period_is_completed_when_training_ends_early(tmp_path: Path) -> None:
     """Early stopping after the second epoch of four steps; the best model is then loaded."""
-    method = papers(variant="pruning", dropout_step=5, merge="sample")
+    method = AttendOut(variant="pruning", dropout_step=5, merge="sample")
     choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
     stopping = hf.EarlyStoppingCallback(1, 1e9)
     trainer = trainer_of(
@@ -189,7 +189,7 @@ def test_the_defender_is_plain_fine_tuning_under_unequal_micro_batches(tmp_path:
     plain = trainer_of(tmp_path, None, model=zoo.build("bert", **DOUBLE), **options)
     plain.train()
     keep = Defending()
-    method = papers(variant="pruning", dropout_step=9)
+    method = AttendOut(variant="pruning", dropout_step=9)
     keep.trainer = trainer_of(tmp_path, method, model=zoo.build("bert", **DOUBLE), callbacks=[keep], **options)
     keep.trainer.train()
     zoo.assert_same(keep.found, dict(plain.model.named_parameters()), 1e-6)

@@ -18,7 +18,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.head_importance import head_importance
 from attendrop.methods.head_dropout import _EDropoutState, affine
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
-from attendrop.reports.drops import DropMoment, Learnt, record_drops
+from attendrop.reports.attention_drops import DropMoment, Learnt, record_drops
 from attendrop.runs.config import RunConfig
 from attendrop.training.regularization import Regularization
 
@@ -261,6 +261,5 @@ def test_what_a_finished_run_drops_is_shown() -> None:
         found = record_drops(
             model, EDropout(p=0.5), zoo.batch_of("bert"), DropMoment(step=step), learnt=Learnt({"edropout": learnt})
         )
-        for shown in found:
-            drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in shown.layers.values()]
-            assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())
+        drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in found.values()]
+        assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())

@@ -48,7 +48,7 @@ def test_the_second_model_skips_the_steps_that_the_first_skips(fused: bool) -> N
             scaler.scale(reg.loss(batch)).backward()
             if step == 1:
                 model.classifier.weight.grad.fill_(float("inf"))
-            models = (model, reg.method_state.attacker.model)  # type: ignore[attr-defined]
+            models = (model, reg.method_state.players.defender.model)  # type: ignore[attr-defined]
             before = [each.classifier.weight.clone() for each in models]
             scaler.step(optimizer)
             scaler.update()

@@ -14,8 +14,8 @@ from helpers import tiny
 
 from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
-from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps, compact, text_maps
-from attendrop.reports.drops import DropMoment
+from attendrop.reports.attention_drops import DropMoment
+from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps, compact, text_maps, token_texts
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
 
@@ -117,6 +117,23 @@ def test_a_label_that_is_given_is_kept_and_without_one_regression_is_attributed_
         np.testing.assert_allclose(layer.attribution, 2 * gradient[0].numpy(), atol=1e-4)
     first, second = (next(iter(each.layers.values())).attribution for each in (own, below))
     assert np.corrcoef(first.ravel(), second.ravel())[0, 1] < -0.99
+
+
+# --- Tokens as text
+
+
+def test_pieces_of_wordpiece_keep_their_mark(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "un", "##seen", ","]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = hf.BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+    expected = ["[CLS]", "un", "##seen", "cat", ",", "[UNK]", "[SEP]"]
+    assert token_texts(tokenizer, tokenizer("unseen cat, zebra")["input_ids"]) == expected
+
+
+def test_tokens_of_bytes_have_no_marks_of_words_but_parts_of_characters_are_told_apart(tmp_path: Path) -> None:
+    tokenizer = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_gpt2(tmp_path))
+    expected = ["the", "cat", "Ġ", "(", "x", ")", "Ġ", "Ã", "©", "<end>"]
+    assert token_texts(tokenizer, tokenizer("the cat (x) é<end>")["input_ids"]) == expected
 
 
 # --- The compact form

@@ -12,10 +12,10 @@ from helpers import tiny
 from helpers.browser import OpenPage, chromium, open_page
 
 from attendrop import ADDrop
+from attendrop.reports.attention_drops import DropMoment
 from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps
 from attendrop.reports.attention_stages import Stage, Stages
 from attendrop.reports.attention_viewer import ShownText, attention_page
-from attendrop.reports.drops import DropMoment
 from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.slow

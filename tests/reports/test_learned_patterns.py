@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
@@ -15,6 +17,7 @@ from attendrop.methods.core.registry import build_method
 from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
+from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -146,23 +149,6 @@ def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_period
 # --- The command
 
 
-def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, drawn: list[Any]) -> None:
-    told = {"told_from_noise": True, "effect": 0.004, "effect_interval": [0.002, 0.006], "p": 0.012}
-    unknown = {"told_from_noise": False, "effect": None, "effect_interval": None, "p": 1.0}
-    run = write_run(tmp_path / "run", layer_effects={"encoder.0": told, "encoder.1": unknown})
-    assert cli.main(["patterns", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[4].split() == ["encoder.0", "+0.004", "+0.002", "to", "+0.006", "0.012", "yes"]
-    assert lines[5].split() == ["encoder.1", "–", "–", "1", "no"]
-    assert lines[6].startswith("Learnt: dropping encoder.0 helps (+0.004, p = 0.012): told from noise; the other 1")
-    (axes,) = drawn[0].axes
-    assert [list(line.get_xdata()) for line in axes.get_lines()[:2]] == [[0.002, 0.006], [0.004]]
-    assert cli.main(["patterns", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"] == told
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 2
-    assert "not probabilities that a schedule could follow" in capsys.readouterr().err
-
-
 def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> None:
     run = write_run(tmp_path / "run")
     metrics = json.loads((run / "metrics.json").read_text())
@@ -236,6 +222,17 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     assert shown.splitlines()[-1] == (
         f"attendrop train --config {run}/run.yaml --method scheduler --options {run}/scheduler.json"
     )
+
+
+def test_the_command_of_a_fit_trains_with_it(folder: Path, capsys: Captured) -> None:
+    train(tiny.config(folder, "learnt", max_steps=1))
+    learnt = json.loads((write_run(folder / "made") / "metrics.json").read_text())
+    (folder / "learnt" / "metrics.json").write_text(json.dumps(tiny.read_metrics(folder / "learnt") | learnt))
+    assert cli.main(["patterns", str(folder / "learnt"), "--fit", "1", "--json"]) == 0
+    _, *command = shlex.split(json.loads(capsys.readouterr().out)["fit"]["command"])
+    assert cli.main([*command, "--output-dir", str(folder / "followed"), "--max-steps", "1", "--quiet"]) == 0
+    schedule = json.loads((folder / "learnt" / "scheduler.json").read_text())
+    assert tiny.read_metrics(folder / "followed")["options"] == schedule["options"]
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,9 @@ COMMANDS: dict[str, list[str]] = {
     "export": ["--format", "torch", "--output", "OUT/exported"],
     "export --quantize int8": ["--output", "OUT/quantized"],
     "attend": [TEXT, "--output", "OUT/page.html"],
-    "patterns": ["--rows", "4", "--csv", "OUT/drops.csv"],
-    "patterns --probe": ["--rows", "4", "--csv", "OUT/probe.csv"],
 }
 REFUSED: dict[str, tuple[str, ...]] = {
-    "translation": ("prune", "export", "export --quantize int8", "attend", "patterns --probe"),
+    "translation": ("prune", "export", "export --quantize int8", "attend"),
     "multiple-choice": ("attend",),
 }
 BASELINES: dict[str, set[str]] = {

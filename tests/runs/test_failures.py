@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from helpers.command_line import Captured
 from safetensors import SafetensorError
 
 from attendrop import cli
-from attendrop.cli import interrupts
 from attendrop.runs import export, prune  # noqa: F401 (so that none is first imported while a writer is patched)
 from attendrop.training.checkpoints import is_complete
 
@@ -138,54 +136,3 @@ def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
         assert list(disk.iterdir()) == []
         enlarge(disk)
         assert cli.main(asked) == 0
-
-
-# Ctrl-C ---------------------------------------------------------------------------------------------------------------
-
-INTERRUPTED = """
-import atexit, os, signal, sys
-
-moment, how = sys.argv[1:3]
-del sys.argv[1:3]
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == moment:
-            sys.meta_path.remove(self)
-            try:
-                interrupt()
-            except KeyboardInterrupt as error:
-                if "converted" in how:
-                    raise ImportError("cannot load") from error
-                raise
-            finally:
-                if "twice" in how:
-                    interrupt()
-
-from attendrop.cli import main
-sys.meta_path.insert(0, Finder())
-if "end" in how:
-    atexit.register(interrupt)
-sys.exit(main())
-"""
-
-
-def test_a_program_that_was_started_to_ignore_interrupts_does() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        interrupts.install()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize(("moment", "how"), [("typer", "converted"), ("torch", "twice, and at the end")])
-def test_an_interrupt_while_it_starts_ends_it_quietly(moment: str, how: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, moment, how, "methods"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 130
-    assert done.stdout == ""
-    assert done.stderr.strip() in ("", "Error: interrupted.")

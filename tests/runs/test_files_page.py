@@ -99,9 +99,7 @@ def test_the_page_lists_what_is_written(
         return tiny.config(shared, str(tmp_path / output), train_file=str(tmp_path / "train.csv"), **options)
 
     sampled = {"skip_bad_rows": True, "max_train_samples": 24}
-    stopped = config(
-        "run", method="attendout", pooling="mean", options={"learner": "policy_gradient", "dropout_step": 1}, **sampled
-    )
+    stopped = config("run", method="attendout", pooling="mean", options={"dropout_step": 1}, **sampled)
     with pytest.raises(KeyboardInterrupt):
         train(stopped, checkpoint_seconds=0, callbacks=[stop_at(5)])
     train(stopped, resume=True, checkpoint_seconds=0)

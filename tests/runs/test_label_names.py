@@ -65,7 +65,7 @@ DRAWN = [
     {"selection_fraction": 0.25},
     {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
     {"eval_file": None, "shift": True, "test_fraction": 0.25},
-    {"method": "attendout", "options": {"reward_data": "split", "learner": "policy_gradient"}},
+    {"method": "attendout", "options": {"reward_data": "split"}},
     {"protocol": "paper", "selection_fraction": None},
 ]
 

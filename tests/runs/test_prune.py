@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from helpers.command_line import Captured
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.pruning.selection import parse_selection
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.prune import _ranking, _scores, prune_run
+from attendrop.runs.prune import _scores, prune_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -29,13 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @pytest.fixture(scope="module")
 def folder(own: Path, shared: Path) -> Path:
-    """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``,
-    and of its default in ``effects``.
-    """
+    """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``."""
     (own / "run").symlink_to(shared / "plain")
     options = {"variant": "pruning", "dropout_step": 2}
     train(tiny.config(own, "attendout", method="attendout", options=options, epochs=1))
-    train(tiny.config(own, "effects", method="attendout", options={"dropout_step": 1}, epochs=1))
     return own
 
 
@@ -178,27 +173,8 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     one = pruned(folder, tmp_path / "one", "attendout", layers=1, select_by="method")["pruned"]
     most = max(pi, key=lambda key: (pi[key], key))  # of equal ones the last
     assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
-
-
-def test_the_learner_ranks_where_it_is_told_from_noise(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(folder / "effects", run)
-    metrics = tiny.read_metrics(run)
-    metrics["layer_effects"]["encoder.1"] |= {"effect": 0.1, "told_from_noise": False}
-    ranked = {}
-    for told, select_by in ((True, "auto"), (False, "auto"), (True, "importance"), (False, "method")):
-        metrics["layer_effects"]["encoder.0"] |= {"effect": 0.8, "told_from_noise": told}
-        finished = replace(load_finished_run(str(run), device="cpu"), metrics=metrics)
-        ranking = _ranking(finished, parse_selection(1), select_by)
-        ranked[told, select_by] = ranking and ranking.ranked_by
-    assert ranked == {(True, "auto"): "learner", (False, "auto"): None, (True, "importance"): None,
-                      (False, "method"): "learner"}  # fmt: skip
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by="method", device="cpu")["pruned"]
-    assert (found["layers"], found["harm"]) == ([0], {"encoder.0": 0.8, "encoder.1": 0.1})
-    assert found["measure"] == "effect on the reward of dropping this layer"
-    for select_by in ("auto", "method"):
-        assert _ranking(finished, parse_selection(">=0.5"), select_by) is None  # rewards are no fractions, as pi is
+    unasked = pruned(folder, tmp_path / "unasked", "attendout", layers=1)["pruned"]
+    assert unasked["ranked_by"] == "importance"  # what a generator learnt cannot be told from noise
 
 
 def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
-from attendrop.training.labelled_data import LabelledRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -161,19 +160,6 @@ def test_scores_and_predictions_are_those_of_texts(long: Path) -> None:
     with output.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["probability_yes"]) for row in rows] == pytest.approx(by_hand(long), abs=1e-5)
-
-
-def test_rewards_are_on_texts_of_which_no_window_was_trained_on(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, texts = LabelledRows.sample, []
-
-    def watched(rows: LabelledRows, *args: Any, **options: Any) -> Any:
-        texts.append((len(rows), len(set(rows.texts))))
-        return sample(rows, *args, **options)
-
-    monkeypatch.setattr(LabelledRows, "sample", watched)
-    options = {"dropout_step": 1, "reward_batch_size": 2}
-    train(tiny.config(long, "rewarded", **WINDOWS, method="attendout", options=options, max_steps=4))
-    assert texts and all(windows > count == 36 for windows, count in texts)
 
 
 def by_hand(long: Path) -> list[float]:

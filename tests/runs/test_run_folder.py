@@ -23,7 +23,6 @@ from transformers import TrainerCallback
 
 import attendrop
 from attendrop import ADDrop, AttendropError, cli
-from attendrop.cli.interrupts import is_first_process
 from attendrop.cli.train import _read_run
 from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
@@ -77,7 +76,6 @@ LOADING = {
     "attend": ["attend", "RUN", "the cat", "--text-pair", "a dog"],
     "prune": ["prune", "RUN", "--output-dir", "OUT"],
     "export": ["export", "RUN", "--output", "OUT", "--format", "torch"],
-    "patterns": ["patterns", "RUN", "--csv", "OUT.csv", "--probe"],
     "push": ["push", "RUN", "user/model"],
 }
 
@@ -485,7 +483,7 @@ def test_one_process_writes_and_prints_whatever_its_rank(
     rank: str, world: str | None, writes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"RANK": rank} | ({} if world is None else {"WORLD_SIZE": world}))
-    assert is_main_process() is is_first_process() is writes
+    assert is_main_process() is writes
 
 
 def test_notes_in_a_checkpoint_stay_when_the_run_ends(run: Path) -> None:

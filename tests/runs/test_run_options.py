@@ -21,9 +21,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import list_runs
 from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
@@ -293,27 +291,3 @@ def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
     found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
     expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
     assert found["all_scores"] == {"dev": {"accuracy": expected}}
-
-
-def test_runs_below_a_folder_are_listed(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for name in ("run.json", "metrics.json"):
-        (tmp_path / "a" / "b" / name).write_text((folder / "run" / name).read_text())
-    place = tmp_path / "long-name" / ("of-many-words" * 10)
-    place.mkdir(parents=True)
-    (place / "run.json").write_text((folder / "run" / "run.json").read_text())
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "run.json").write_text('{"made by": "another program"}')
-    finished, unfinished = list_runs(str(tmp_path))
-    metrics = tiny.read_metrics(folder / "run")
-    assert finished["folder"] == str(tmp_path / "a" / "b") and finished["score"] == metrics["score"]
-    assert (finished["finished"], unfinished["finished"], unfinished["score"]) == (True, False, None)
-    assert (unfinished["method"], unfinished["seed"]) == ("ad-drop", 0)
-    assert finished["label"] == unfinished["label"] == labelled_method("ad-drop", metrics["config"]["options"])
-    assert cli.main(["runs", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [finished, unfinished]
-    assert cli.main(["runs", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "ad-drop" in out and f"{place} (unfinished)" in out  # whole, on one line, for a program
-    assert cli.main(["runs", str(tmp_path / "none")]) == 2
-    assert "There is no folder" in capsys.readouterr().err

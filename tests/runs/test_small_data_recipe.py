@@ -13,8 +13,8 @@ import transformers as hf
 from datasets import Dataset
 from helpers import tiny
 
-from attendrop import ADDrop, Compose, Method, RDrop
-from attendrop.reports.run_drops import RowSource, record_run_drops
+from attendrop import ADDrop, Compose, FineTune, Method, RDrop
+from attendrop.reports.attention_stages import load_stages
 from attendrop.runs import run_metrics
 from attendrop.runs.finished_run import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
@@ -193,8 +193,7 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     assert "so the method is ad-drop p=0.3 attribution=recorded layers=all." in caplog.text
     assert ADDrop(**metrics["options"]) == RECORDED and method_label(metrics) == "ad-drop"
     assert load_finished_run(str(files / "many")).method == RECORDED
-    drops = record_run_drops(str(files / "many"), RowSource(20))
-    assert drops.method == RECORDED
+    assert load_stages(str(files / "many"), None, FineTune(), device="cpu").method == RECORDED
 
 
 @pytest.mark.parametrize("step", [pytest.param(8, marks=pytest.mark.slow), 16])

@@ -1,4 +1,4 @@
-"""The baseline SetFit, and its contrastive stage before a head's start."""
+"""The baseline SetFit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import torch
 from helpers import tiny
 
 from attendrop import AttendropError
-from attendrop.runs import head_start
 from attendrop.runs.config import RunConfig
-from attendrop.runs.head_start import tune_contrastively
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.train import train
-from attendrop.studies.baselines import defined_for, run_baseline
+from attendrop.studies import baselines
+from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
-    monkeypatch.setattr(head_start, "contrastive_steps", lambda rows: 3)
+    monkeypatch.setattr(baselines, "steps", lambda rows, batch_size: 6)
     return tmp_path
 
 
@@ -44,7 +42,7 @@ def test_the_encoder_learns_and_nothing_else_changes(folder: Path) -> None:
         model, tokenizer = load_model_and_tokenizer(run.config.model, run.task)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state = torch.get_rng_state()
-        tune_contrastively(model, tokenizer, head.texts(rows), head.strata_of(rows), run.config)
+        tune_on_pairs(model, tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         assert torch.equal(torch.get_rng_state(), state)
         after = model.state_dict()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -54,12 +52,9 @@ def test_the_encoder_learns_and_nothing_else_changes(folder: Path) -> None:
 
 
 def test_it_is_scored_as_other_baselines_are_and_its_model_predicts(folder: Path) -> None:
-    scored = run_baseline(config(folder, output="scored"), "setfit")
+    scored = run_baseline(config(folder, output="scored"), "setfit", keep_model=True)
     assert scored["method"] == "setfit" and scored["row_scores"]["rows"] == 12
-    best = config(folder, output="best", max_steps=0, epochs=None, head_start="contrastive", pooling="mean")
-    kept = train(best)
-    assert kept["training"]["head_start"] == "contrastive" and kept["score"] == scored["score"]
-    found = evaluate(kept["output_dir"], Source(file=str(folder / "dev.csv"), device="cpu"))
+    found = evaluate(scored["output_dir"], Source(file=str(folder / "dev.csv"), device="cpu"))
     assert found["score"] == scored["score"]
 
 
@@ -68,13 +63,9 @@ def test_what_it_cannot_learn_from_is_refused(folder: Path) -> None:
     pairs = config(folder, text_columns=("sentence1", "sentence2"), output="pairs")
     with pytest.raises(AttendropError, match=r"'setfit' is not defined .* choose from majority, tfidf, frozen"):
         run_baseline(pairs, "setfit")
-    with pytest.raises(AttendropError, match="these rows have two"):
-        train(config(folder, text_columns=("sentence1", "sentence2"), head_start="contrastive"))
-    several = config(folder, head_start="contrastive", label_type="labels", output="several")
-    with pytest.raises(AttendropError, match="'contrastive' is for classes of single texts"):
-        train(several)
-    with pytest.raises(AttendropError, match="choose one"):
-        config(folder, head_start="contrastive", lora={})
+    several = config(folder, label_type="labels", output="several")
+    with pytest.raises(AttendropError, match=r"'setfit' is not defined"):
+        run_baseline(several, "setfit")
     tiny.save_tiny_gpt2(folder / "gpt2")
     with pytest.raises(AttendropError, match="for encoders"):
-        train(config(folder, model=str(folder / "gpt2"), head_start="contrastive", output="gpt2-run"))
+        run_baseline(config(folder, model=str(folder / "gpt2"), output="gpt2-run"), "setfit")

@@ -23,7 +23,6 @@ from attendrop.methods.core.options import option_types
 from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, declared
-from attendrop.runs.finished_run import list_runs
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import read_run_file
 from attendrop.runs.train import train
@@ -390,7 +389,6 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     for name in ("checkpoint-3", ".deleted"):
         (second.folder / name).mkdir()
     again = run_units(units, tmp_path, workers=0)
-    assert [each["finished"] for each in list_runs(str(tmp_path))] == [False, True]
     assert again[1].metrics == second.metrics
     assert sorted(path.name for path in second.folder.iterdir() if path.is_dir()) == []
     assert "Or delete it, and start again." in str(again[0].error)

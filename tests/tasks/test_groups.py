@@ -241,7 +241,7 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
 def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path, method: str) -> None:
     file, _ = write(tmp_path / "train.csv", customers(300, 20)), tiny.save_tiny_bert(tmp_path / "model")
     own = {"eval_file": None, "train_file": file, "text_columns": ("text",), "group_column": "customer"}
-    rewards = {"options": {"learner": "policy_gradient", "reward_data": "split"}} if method == "attendout" else {}
+    rewards = {"options": {"reward_data": "split"}} if method == "attendout" else {}
     held = {"test_fraction": 0.25, "selection_fraction": 0.2}
     for shift in ({}, {"shift": True}):
         found = tiny.config(tmp_path, method=method, **own, **held, **rewards, **shift)

@@ -192,7 +192,7 @@ def kept(reg: Any) -> dict[str, Tensor]:
     """What trains beside the model."""
     found = {}
     for method_state in reg.method_state.parts:
-        if isinstance(method_state.method, AttendOut) and getattr(method_state, "attacker", True) is not None:
+        if isinstance(method_state.method, AttendOut):
             found |= {f"defender.{name}": value.clone() for name, value in defender_of(reg).state_dict().items()}
         if isinstance(method_state, OwnParameters):
             found |= {name: value.detach().clone() for name, value in method_state.parameters.items()}
@@ -200,8 +200,7 @@ def kept(reg: Any) -> dict[str, Tensor]:
 
 
 def defender_of(reg: Any) -> Any:
-    state = reg.method_state
-    return (state.attacker if state.method.learner == "effects" else state.players.defender).model
+    return reg.method_state.players.defender.model
 
 
 @pytest.mark.parametrize("name", ["concrete-dropout", "contextual-dropout", "attendout"])

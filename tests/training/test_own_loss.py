@@ -207,7 +207,7 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
     [
         Vanilla(p=0.4), LayerDrop(p=0.9), NEFTune(), HeadMask(select_by="importance"),
         ADDrop(target="loss", layers="all"), ADDrop(target="loss", attribution="integrated_gradient"),
-        AttendOut(learner="policy_gradient", dropout_step=1),
+        AttendOut(dropout_step=1),
     ],
     ids=lambda method: method.name,
 )  # fmt: skip
@@ -268,7 +268,7 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
     [
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
-        (OnItsOwn, AttendOut(learner="policy_gradient", dropout_step=5), "without a call of the model"),
+        (OnItsOwn, AttendOut(dropout_step=5), "without a call of the model"),
         (FromEmbedded, NEFTune(), "embeds no words here"),
         (OwnLabels, ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         (OwnLabels, ADDrop(target="gold_label"), "target='gold_label' has none to read: set target='loss'"),

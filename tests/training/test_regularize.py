@@ -452,7 +452,7 @@ def test_the_second_model_of_a_method_is_clipped_alike() -> None:
         options: dict[str, Any] = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "reward_data": [batch]}
         with regularize(model, AttendOut(dropout_step=4), max_grad_norm=norm, **options) as reg:
             reg.loss(batch).backward()
-            weight = reg.method_state.attacker.model.classifier.weight  # type: ignore[attr-defined]
+            weight = reg.method_state.players.defender.model.classifier.weight  # type: ignore[attr-defined]
             before = weight.detach().clone()
             options["optimizer"].step()
             moved.append(float((weight.detach() - before).norm()))
@@ -571,7 +571,7 @@ def test_an_optimizer_of_accelerate_is_known(method: Any) -> None:
         reg.step()
 
 
-@pytest.mark.parametrize("method", [L2SP(), AttendOut(learner="policy_gradient", dropout_step=3)])
+@pytest.mark.parametrize("method", [L2SP(), AttendOut(dropout_step=3)])
 def test_a_step_may_compute_its_gradients_in_a_closure(method: Any) -> None:
     """As in Lightning; what acts on gradients, or steps with the optimizer, waits for them."""
     found = []

@@ -92,7 +92,7 @@ def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
 
 
 RECORDED = ADDrop(attribution="recorded", layers="all")
-COPYING = AttendOut(learner="policy_gradient", dropout_step=2)
+COPYING = AttendOut(dropout_step=2)
 IN_ALL = [
     Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), NEFTune(), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),

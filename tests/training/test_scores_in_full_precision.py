@@ -13,7 +13,7 @@ from helpers.training import examples, trainer_of
 from attendrop import AttendOut, AutoDropout, Method, RegularizedTrainer
 
 METHODS: dict[str, Method] = {
-    "effects": AttendOut(dropout_step=1),
+    "attendout": AttendOut(dropout_step=1),
     "autodropout": AutoDropout(trials=1, search=0.6),
 }
 

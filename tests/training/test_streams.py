@@ -77,7 +77,7 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
             {"train_sampling_strategy": "group_by_length"},
             "needs the lengths of all training rows, and these are a",
         ),
-        (AttendOut(), {}, "needs stable row indices"),
+        (AttendOut(), {}, "cannot be set aside from a stream"),
         (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
         (AutoDropout(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
     ],

@@ -9,13 +9,12 @@ import io
 import os
 import sys
 
-from attendrop.cli import interrupts
-
-TYPE_CHECKING = False  # every import here delays the handler of Ctrl-C
+TYPE_CHECKING = False  # that of typing would have to be loaded
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+INTERRUPTED = 130  # exit code
 # Module and package, where they have different names.
 _IMPORTED = ("typer", "rich", "datasets", "accelerate", "filelock", "scipy", "seqeval", "sacrebleu")
 _NEEDED = {name: name for name in _IMPORTED}
@@ -24,26 +23,14 @@ _NEEDED["sklearn"] = "scikit-learn"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; ``arguments`` default to those of the process. Returns the exit code."""
-    if arguments is not None:
-        return _main(list(arguments))
-    interrupts.install()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has the letters of one language alone
-        sys.stdout.reconfigure(errors="backslashreplace")
-    code = _main(sys.argv[1:])
-    if code == interrupts.EXIT_CODE:
-        interrupts.end()
-    return code
-
-
-def _main(arguments: list[str]) -> int:
+    if arguments is None:
+        arguments = sys.argv[1:]
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has the letters of one language alone
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments)
+        return _run(list(arguments))
     except KeyboardInterrupt:
-        return interrupts.tell()
-    except Exception:
-        if interrupts.was_interrupted():  # interrupted libraries raise exceptions of many types
-            return interrupts.tell()
-        raise
+        return _interrupted()
 
 
 def _run(arguments: list[str]) -> int:
@@ -55,6 +42,7 @@ def _run(arguments: list[str]) -> int:
     import typer
 
     from attendrop.cli.app import command
+    from attendrop.cli.console import Interrupted
     from attendrop.errors import AttendropError, machine_failure
     from attendrop.files.output_files import broken_link
 
@@ -62,15 +50,16 @@ def _run(arguments: list[str]) -> int:
     # UsageError of click, or of the copy of click in newer versions of typer
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
-        return command()(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
-    except interrupts.Interrupted as error:
-        return interrupts.tell(str(error))
+        code: int = command()(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
+        return code if code != INTERRUPTED else _interrupted()  # typer catches a KeyboardInterrupt
+    except Interrupted as error:
+        return _interrupted(str(error))
     except AttendropError as error:
         return _fail(str(error))
     except usage_error as error:
         return _fail(error.format_message())
     except typer.Abort:
-        return interrupts.tell()
+        return _interrupted()
     except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -89,9 +78,16 @@ def _at_home(argument: str) -> str:
     return f"{name}={os.path.expanduser(value)}" if equals and name.startswith("--") else argument
 
 
+def _interrupted(sentence: str = "Error: interrupted.") -> int:
+    """Print the sentence in one of the processes that a terminal interrupts; return the exit code."""
+    from attendrop.runs.run_folder import is_main_process
+
+    if is_main_process():
+        print(sentence, file=sys.stderr, flush=True)
+    return INTERRUPTED
+
+
 def _fail(message: str, code: int = 2) -> int:
-    if interrupts.was_interrupted():  # the error is a consequence of the interruption
-        return interrupts.tell()
     from attendrop.errors import one_line
 
     print(f"Error: {one_line(message)}", file=sys.stderr)

@@ -24,7 +24,6 @@ COMMANDS = (  # in the order of the help
     "report",
     "evaluate",
     "predict",
-    "runs",
     "patterns",
     "attend",
     "prune",

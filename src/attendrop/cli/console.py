@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from attendrop.cli.interrupts import Interrupted, interruptible
 from attendrop.errors import one_line, printable
 from attendrop.runs.run_folder import is_main_process
 from attendrop.text_tables import aligned
@@ -45,7 +44,6 @@ def messages(*, quiet: bool) -> Iterator[MessageConsole]:
     import datasets
     import transformers
 
-    interruptible()
     console = MessageConsole(stderr=True, soft_wrap=True, quiet=not is_main_process())
 
     def warn_once(message: Warning | str, *_: object, **__: object) -> None:
@@ -66,6 +64,10 @@ def messages(*, quiet: bool) -> Iterator[MessageConsole]:
         root.removeHandler(handler)
         root.setLevel(level)
         warnings.showwarning = show
+
+
+class Interrupted(Exception):
+    """Ctrl-C that a command has handled; the message says how to continue."""
 
 
 @contextmanager

@@ -1,88 +1,116 @@
-"""`attendrop patterns`."""
+"""`attendrop patterns`: what AttendOut learnt, as a plot, a table and a schedule."""
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attendrop.cli.app import DataDir, Device, Json, Overwrite, Quiet, RunFolder, app, show
+from attendrop.cli.app import Json, Overwrite, Quiet, RunFolder, app, show
 from attendrop.cli.console import messages
-from attendrop.cli.run_options import run_option
 from attendrop.errors import AttendropError
-from attendrop.runs.declared_options import names
-from attendrop.runs.model_source import Source
 
-_RATES = "0.1,0.3,0.5,0.7,0.9"
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from attendrop.reports.learned_patterns import Patterns
+
+_ROWS = 12
 
 
 @app.command()
 def patterns(
     run: RunFolder,
-    rows: Annotated[int, typer.Option(help="Number of rows to look at.")] = 128,
-    file: Annotated[
-        str | None, typer.Option(help="A file of texts to look at.", show_default="the run's training rows")
-    ] = None,
-    text_columns: Annotated[str | None, run_option("text_columns", of=Source)] = None,
-    table: Annotated[
-        str | None,
-        typer.Option("--csv", help="The table; its PNG figure is written beside it.", show_default="RUN/drops.csv"),
-    ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe", help="Measure loss and score without positions of high, low or random attribution instead."
-        ),
-    ] = False,
-    rates: Annotated[str, typer.Option(help="With --probe: fractions to drop.")] = _RATES,
     fit: Annotated[
-        int | None,
-        typer.Option(help="For attendout: least number of linear pieces of a fitted schedule.", show_default="none"),
+        int | None, typer.Option(help="Least number of linear pieces of a fitted schedule.", show_default="none")
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="For attendout: PNG figure of what it learnt.", show_default="RUN/patterns.png")
+        str | None, typer.Option(help="PNG figure of what was learnt.", show_default="RUN/patterns.png")
     ] = None,
     options: Annotated[
-        str | None, typer.Option(help="For attendout: JSON file of the fit.", show_default="RUN/scheduler.json")
+        str | None, typer.Option(help="JSON file of the fit.", show_default="RUN/scheduler.json")
     ] = None,
-    data_dir: DataDir = None,
-    device: Device = "auto",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a run's method drops in attention, and what AttendOut learnt; or probe the model by dropping."""
-    of_learnt = {"--fit": fit, "--output": output, "--options": options}
-    if probe and (given := next((name for name, value in of_learnt.items() if value is not None), None)):
-        raise AttendropError(f"{given} is for what AttendOut learnt, which --probe does not show; omit it, or --probe.")
-    if not probe and rates != _RATES:
-        raise AttendropError("--rates is for --probe, which is missing; add it, or omit --rates.")
-    if text_columns is not None and file is None:
-        raise AttendropError("--text-columns is for --file, which is missing; add it, or omit --text-columns.")
-    from attendrop.cli.drops_output import show_drops
-    from attendrop.cli.patterns_output import learns_patterns, show_patterns
-    from attendrop.cli.probe_output import parse_rates, show_probe
-    from attendrop.cli.progress import row_progress
-    from attendrop.reports.run_drops import RowSource
-    from attendrop.runs.run_folder import keeps_model
+    """Show what a run of AttendOut learnt, and fit a schedule to it."""
+    if options is not None and fit is None:
+        raise AttendropError(
+            "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
+        )
+    from attendrop.files.output_files import write_json
+    from attendrop.reports import learned_patterns
+    from attendrop.runs.run_file import RUN_FILE
+    from attendrop.runs.run_folder import adding, writable
+    from attendrop.text_tables import RIGHT, aligned
+    from attendrop.wording import counted
 
-    source = RowSource(rows, file, names(text_columns or ""), data_dir, device)
-    with (
-        messages(quiet=quiet) as console,
-        row_progress(console, quiet=quiet, what="passes" if probe else "steps") as on_step,
-    ):
-        if probe:
-            found, *texts = show_probe(run, parse_rates(rates), source, table, overwrite=overwrite, on_pass=on_step)
-        elif not learns_patterns(run) and (fit, output, options) == (None, None, None):
-            found, *texts = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
-        else:
-            found, *texts = show_patterns(run, fit, output, options, overwrite=overwrite)
-            if keeps_model(run):
-                try:
-                    found["drops"], text = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
-                    texts.append(text)
-                except AttendropError as error:  # what was learnt is shown nevertheless
-                    logger.warning("What the run drops is not shown: %s", error)
-    show(found, "\n\n".join(texts), quiet=quiet, as_json=as_json)
+    with messages(quiet=quiet):
+        found = learned_patterns.read(Path(run))
+        fitted = None if fit is None else learned_patterns.close_fit(found, fit)
+        picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
+        schedule = writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
+        with adding(run, picture):
+            learned_patterns.plot(found, picture, fitted)
+        curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
+        values: dict[str, Any] = {
+            "run": run,
+            "picture": str(picture),
+            "dropout_steps": len(found.steps),
+            "drop_probability": dict(zip(found.layers, curves, strict=True)),
+            "steps": found.steps.astype(int).tolist(),
+            "period_shares": found.period_shares.tolist(),
+        }
+        text = [f"AttendOut: {found.run}", "", *_table(found), "", f"Wrote {picture}."]
+        if fit is not None and fitted is not None:
+            method = learned_patterns.scheduler(found, fitted)
+            with adding(run, schedule):
+                write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
+            again = ["--config", f"{run}/{RUN_FILE}", "--method", method.name, "--options", str(schedule)]
+            command = shlex.join(["attendrop", "train", *again])
+            values["fit"] = {
+                "file": str(schedule),
+                "rms": dict(zip(found.layers, fitted.rms.tolist(), strict=True)),
+                "largest_deviation": dict(zip(found.layers, fitted.largest.tolist(), strict=True)),
+                "command": command,
+                **method.options(),
+            }
+            rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error", "largest"]]
+            for layer, at_knots, *errors in zip(found.layers, fitted.values.T, fitted.rms, fitted.largest, strict=True):
+                rows.append([layer, *(f"{value:.3f}" for value in at_knots), *(f"{error:.4f}" for error in errors)])
+            text += ["", f"Least squares fit, linear pieces between {len(fitted.knots)} knots:"]
+            text += aligned(rows, RIGHT, " ")
+            if (taken := len(fitted.knots) - 1) > fit:
+                text.append(f"A fit of {counted(fit, 'piece')} is far off the curves; {taken} were taken.")
+            if fitted.far_off:
+                text.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
+            text += [f"Wrote {schedule}. To train with it:", command]
+    show(values, "\n".join(text), quiet=quiet, as_json=as_json)
+
+
+def _table(found: Patterns) -> list[str]:
+    """Format some dropout steps, with the first and the last: probabilities by layer, reward, survivor."""
+    from attendrop.text_tables import RIGHT, aligned
+
+    count = len(found.steps)
+    last = min(count, _ROWS) - 1
+    shown = sorted({round(i * (count - 1) / max(last, 1)) for i in range(last + 1)})
+    kinds = {layer.split(".")[0] for layer in found.layers}
+    names = [layer.split(".")[1] for layer in found.layers] if len(kinds) == 1 else found.layers
+    rows = [["step", *names, "reward", "kept"]]
+    for i in shown:
+        kept = "A" if found.attacker_survived[i] else "D"
+        cells = ["–" if math.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
+        partial = "" if found.period_shares[i] == 1 else "*"
+        rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
+    survived = sum(found.attacker_survived)
+    lines = [
+        f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
+        *aligned(rows, RIGHT, " "),
+        f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
+    ]
+    if (found.period_shares < 1).any():
+        lines.append("* a partial period, since training ended; it weighs less in a fit.")
+    return lines

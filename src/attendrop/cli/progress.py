@@ -95,10 +95,8 @@ class TrainingProgress(TrainerCallback):
 
 
 @contextmanager
-def row_progress(
-    console: Console, *, quiet: bool, what: str = "rows"
-) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show the number of processed rows or other items: a bar on a terminal, otherwise an occasional line.
+def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
+    """Show the number of processed rows: a bar on a terminal, otherwise an occasional line.
 
     Yields a function of the number of rows done and of all rows (None if unknown); None if ``quiet``.
     """
@@ -107,7 +105,7 @@ def row_progress(
         return
     if console.is_terminal:
         with _bar(console) as bar:
-            task = bar.add_task(what, total=None)
+            task = bar.add_task("rows", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
     last = time.monotonic()
@@ -116,7 +114,7 @@ def row_progress(
         nonlocal last
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{done:,} {what} done" + ("" if total is None else f" of {total:,}"))
+            console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
 
     yield line
 

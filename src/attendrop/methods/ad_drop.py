@@ -114,6 +114,7 @@ class ADDrop(Method):
         "ad-drop",
         "drops the attention positions that a prediction relies on most",
         "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning",
+        link="https://arxiv.org/abs/2210.05883",
         evidence=(
             (
                 _OF_MANY_CLASSES,

@@ -161,6 +161,7 @@ class SCAL(Method):
         "scal",
         "trains on adversarial copies, and contrasts representations",
         "Miao et al. (2021), Simple Contrastive Representation Adversarial Learning for NLP Tasks",
+        link="https://arxiv.org/abs/2111.13301",
         acts_on=("embeddings", "loss"),
         forward="2",
         backward="3, one without parameters",

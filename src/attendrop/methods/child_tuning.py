@@ -68,6 +68,7 @@ class ChildTuning(Method):
         "child-tuning",
         "updates only a part of the parameters in each step",
         "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning",
+        link="https://arxiv.org/abs/2109.05687",
         acts_on=("gradients",),
         state="D: a mask of the layers' parameters",
         edits_gradients=True,

@@ -186,6 +186,7 @@ class HiddenCut(Method):
         "hiddencut",
         "cuts spans out of hidden states, and makes the predictions agree",
         "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding",
+        link="https://aclanthology.org/2021.acl-long.338",
         acts_on=("hidden states", "loss"),
         forward="1 + views",
         backward="1 + views",

@@ -68,6 +68,7 @@ class DropHead(Method):
         "drophead",
         "drops whole attention heads at random, by a V-shaped schedule",
         "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models",
+        link="https://arxiv.org/abs/2004.13342",
         acts_on=("heads",),
         units="heads",
     )

@@ -60,6 +60,7 @@ class LayerDrop(Method):
         "layerdrop",
         "skips whole blocks at random",
         "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout",
+        link="https://arxiv.org/abs/1909.11556",
         acts_on=("layers",),
         forward="1 - p",
         backward="1 - p",
@@ -105,10 +106,6 @@ def _sampled(context: StepContext, p: float, keys: Sequence[str], prefix: str = 
     return dropped
 
 
-# Trait of a method that trains again with attention-layerdrop, on layers that it found.
-TRAINS_AGAIN = "trains again with attention-layerdrop"
-
-
 @dataclass(frozen=True)
 class AttentionLayerDrop(Method):
     """LayerDrop of attention only.
@@ -128,9 +125,9 @@ class AttentionLayerDrop(Method):
         "attention-layerdrop",
         "makes the attention of random layers constant",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1",
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("layers",),
         units="layers",
-        rules=(Rule("attention-layerdrop", TRAINS_AGAIN, "The other method trains again with this one."),),
         skips_parameters=True,  # the query and key projections
     )
 

@@ -72,6 +72,7 @@ class RDrop(Method):
         "r-drop",
         "makes two passes with different dropout agree",
         "Wu et al. (2021), R-Drop: Regularized Dropout for Neural Networks",
+        link="https://arxiv.org/abs/2106.14448",
         evidence=(
             (
                 {},

@@ -65,6 +65,7 @@ class Scheduler(Method):
         "scheduler",
         "drops attention scores at random, by a schedule for each layer",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2",
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("scores",),
         tasks="all; encoder-decoder: the encoder's self-attention",
         self_attention_only=True,

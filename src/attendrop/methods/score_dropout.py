@@ -48,6 +48,7 @@ class Vanilla(Method):
         "vanilla",
         "drops attention scores, or weights, with one fixed probability",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3",
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("scores", "weights"),
         traits={REPLACES_DROPOUT: "where=weights"},
     )

@@ -77,6 +77,7 @@ class SuperT(Method):
         "supert",
         "prunes the least important heads and feed-forwards, and trains the rest from the start",
         "Liang et al. (2021), Super Tickets in Pre-Trained Language Models",
+        link="https://aclanthology.org/2021.acl-long.510",
         acts_on=("heads", "layers", "gradients"),
         state="the weights of the start",
         tasks="all; not models that share layers (ALBERT)",

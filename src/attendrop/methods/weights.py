@@ -61,6 +61,7 @@ class Mixout(Method):
         "mixout",
         "replaces weights at random by their pre-trained values",
         "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models",
+        link="https://arxiv.org/abs/1909.11299",
         evidence=(
             (
                 {"p": 0.9},

@@ -151,13 +151,6 @@ class _Logits(nn.Module):
         return logits_of(self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True))
 
 
-def require_onnx() -> None:
-    """Raise AttendropError if a package is missing that export to ONNX needs."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install 'attendrop[export]'`.")
-
-
 def export_onnx(
     model: Any,
     path: str | Path,
@@ -190,7 +183,9 @@ def export_onnx(
         AttendropError: onnx or onnxruntime is not installed, the model cannot be exported, or the logits of the
             file differ from the model's.
     """
-    require_onnx()
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install 'attendrop[export]'`.")
     if quantize is not None:
         check_choice("quantize", quantize, QUANTIZATIONS)
     wrapped, inputs, shapes = _prepared(model, GatheredLayout)

@@ -23,26 +23,19 @@ from attendrop.attribution.gradient import attention_attribution, gradient_attri
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, to_device
-from attendrop.reports.drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
-from attendrop.reports.token_types import TokenTypes
-from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.long_texts import DOCUMENT
+from attendrop.reports.attention_drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
+from attendrop.tasks.heads.base import Head
 
 
-def assumed_targets(
-    head: Head, outputs: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-) -> list[Any]:
-    """Make targets of a model's own outputs.
-
-    A prediction is its own label; the target of a predicted number is that number plus one, so that the attributed
-    score, minus the squared error, rises with the prediction. There is an output for each example, and a target for
-    each encoded row; the windows of a text have the same.
-    """
-    assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
-    if DOCUMENT in encoded:
-        of_text = dict(zip(dict.fromkeys(encoded[DOCUMENT]), assumed, strict=True))
-        assumed = [of_text[number] for number in encoded[DOCUMENT]]
-    return head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return tokens as text that people read: without the marks of words' beginnings."""
+    found = []
+    for number in ids:
+        token = str(tokenizer.convert_ids_to_tokens(number))
+        # Pieces of WordPiece keep their mark; a part of a character, in vocabularies of bytes, has no text of its own.
+        text = token if token.startswith("##") else str(tokenizer.decode([number])).strip()
+        found.append(token if not text or "\N{REPLACEMENT CHARACTER}" in text else text)
+    return found
 
 
 # Integrated gradients are joint over the layers, with 8 Gauss-Legendre nodes.
@@ -119,8 +112,9 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`; for an encoded text without ``"labels"``, :func:`assumed_targets`
-    gives the labels.
+    :func:`attendrop.attribution.targets.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
+    place; for a predicted number it is that number plus one, so that the attributed score, minus the squared error,
+    rises with the prediction.
 
     The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see
     :func:`attendrop.attention.layers.select_layers`, only the encoder's self-attention is shown, or that of a
@@ -137,7 +131,8 @@ def text_maps(
         columns = {name: [value] for name, value in row.items()}
         outputs = head.row_outputs(raw, columns, tokenizer)
         if "labels" not in batch:
-            (target,) = assumed_targets(head, outputs, columns, tokenizer)
+            assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
+            (target,) = head.targets(assumed, BatchEncoding(columns), tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
         weights, attributions, positions = _attention(model, batch, attribution, layers)
     maps = {
@@ -145,15 +140,12 @@ def text_maps(
         for key in weights
     }
     if drops is not None:
-        passes = record_drops(
-            model, drops.method, batch, drops.moment, learnt=drops.learnt, tokenizer=tokenizer, own_dropout=False
-        )
-        first = passes[0].layers if passes else {}
+        drop = record_drops(model, drops.method, batch, drops.moment, learnt=drops.learnt, tokenizer=tokenizer)
         for key, found in maps.items():
-            dropped = first[key].dropped[0].cpu().numpy() if key in first else np.zeros(found.attention.shape, bool)
+            dropped = drop[key].dropped[0].cpu().numpy() if key in drop else np.zeros(found.attention.shape, bool)
             maps[key] = replace(found, dropped=dropped)
     (prediction,) = head.prediction_rows(outputs, probabilities=False)
-    return TextMaps(tuple(TokenTypes(tokenizer).texts(row["input_ids"])), prediction, maps)
+    return TextMaps(tuple(token_texts(tokenizer, row["input_ids"])), prediction, maps)
 
 
 def _batch(

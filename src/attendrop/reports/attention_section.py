@@ -31,9 +31,9 @@ from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_file import RUN_FILE, read_run_file
 from attendrop.runs.run_folder import keeps_model, read_metrics
-from attendrop.studies.best_model import HEAD_STARTS
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import Metrics, method_label
+from attendrop.studies.units import FROZEN
 from attendrop.studies.words import BASELINES_IN_WORDS
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.registry import HEADS
@@ -196,9 +196,7 @@ def _section(folder: Path, stages: Stages, texts: Sequence[ShownText], source: s
 
 def _name(metrics: Metrics) -> str:
     """Name the kept model by its method, or, if only the start of its head was made, by the baseline that it is."""
-    baselines = {start: BASELINES_IN_WORDS[name] for name, start in HEAD_STARTS.items()}
-    fitted = metrics["config"].get("max_steps") == 0
-    return baselines[metrics["config"]["head_start"]] if fitted else method_label(metrics)
+    return BASELINES_IN_WORDS[FROZEN] if metrics["config"].get("max_steps") == 0 else method_label(metrics)
 
 
 def _left_out(texts: Sequence[ShownText], kept: Sequence[ShownText]) -> str:

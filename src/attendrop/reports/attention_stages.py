@@ -15,8 +15,8 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options, spelled_options
 from attendrop.model_support.devices import compute_device
 from attendrop.pruning.serialization import is_pruned
+from attendrop.reports.attention_drops import DropMoment, Learnt, acting_in_attention, active_epochs
 from attendrop.reports.attention_maps import DropSettings
-from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs
 from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_finished, check_keeps_model, load_run_model
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
@@ -144,7 +144,6 @@ def _of_run(
 ) -> Stages:
     metrics = read_metrics(folder) or {}
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
-    config = config.filled(**metrics.get("trained_again", {}))  # the method and the options of the final training
     check_keeps_model(str(folder))
     model, tokenizer = load_run_model(str(folder))
     head = head_of_model(model.config)

@@ -150,13 +150,11 @@ def save_figure(figure: Figure, file: IO[bytes], **options: Any) -> None:
 
 
 @contextmanager
-def picture_file(
-    path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any
-) -> Iterator[Any]:
-    """Draw panels of ``Figure.subplots``, ``(rows, columns)``, and write them as a PNG file of a size in inches."""
+def picture_file(path: Path, size: tuple[float, float]) -> Iterator[Axes]:
+    """Draw on axes, and write them as a PNG file of a size in inches."""
     with _matplotlib().rc_context({"text.parse_math": False}):  # names are not formulas
         figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
-        yield figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure.subplots()
         content = io.BytesIO()
         save_figure(figure, content, format="png", dpi=150)
         write_bytes(path, content.getvalue())

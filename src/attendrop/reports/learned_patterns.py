@@ -84,7 +84,7 @@ class Fit:
 
 
 def read(folder: Path) -> Patterns:
-    """Read the patterns of a finished run of the papers' learner.
+    """Read the patterns of a finished run of AttendOut.
 
     Raises:
         AttendropError: There is no such run, it trained with another method, or it took no dropout step.
@@ -175,7 +175,7 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
 
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     """Plot each layer's drop probability over the steps, and its fit as a dashed line, as a PNG file."""
-    with picture_file(path, (8, 4.5)) as ((axes,),):
+    with picture_file(path, (8, 4.5)) as axes:
         _plot(axes, patterns, fitted)
 
 
@@ -208,24 +208,6 @@ def _plot(axes: Any, patterns: Patterns, fitted: Fit | None) -> None:
     legend = axes.figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
     for line in legend.get_lines():
         line.set(alpha=1.0, linewidth=1.5)
-
-
-def plot_effects(title: str, effects: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw the effects of dropping layers, ``layer_effects`` of a run, with 95 % intervals, as a PNG file."""
-    with picture_file(path, (6, 1.2 + 0.3 * len(effects))) as ((axes,),):
-        for place, found in enumerate(effects.values()):
-            if found["effect"] is not None:
-                color = "C0" if found["told_from_noise"] else "gray"
-                axes.plot(found["effect_interval"], [place, place], color=color)
-                axes.plot(found["effect"], place, "o", color=color)
-        axes.axvline(0, color="gray", linewidth=1, linestyle=":")
-        axes.set_yticks(range(len(effects)), [*effects])
-        axes.invert_yaxis()
-        axes.set_xlabel(
-            "effect on the reward of dropping the layer for a period, 95 % interval\n(blue: told from noise)"
-        )
-        axes.set_title(f"AttendOut: {title}", fontsize="medium")
-        axes.grid(axis="x", alpha=0.3)
 
 
 def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:

@@ -120,20 +120,13 @@ def is_baseline(folder: str | Path) -> bool:
     return (Path(folder) / BASELINE_CONFIG).is_file()
 
 
-def baseline_config(folder: Path) -> PreTrainedConfig:
-    """Load the configuration of a model with the baseline's head."""
-    saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))["model"]
-    config: PreTrainedConfig = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
-    return config
-
-
 def load_baseline(folder: Path) -> BaselineModel:
     """Load the model of a baseline; raises AttendropError if its files are missing, damaged, or not attendrop's."""
     check_whole(folder)
     try:
         saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))
         arrays = load_file(folder / _WEIGHTS)
-        config = baseline_config(folder)
+        config: PreTrainedConfig = CONFIG_MAPPING[saved["model"]["model_type"]].from_dict(saved["model"])
         vectorizers = []
         for number, terms in enumerate(saved["vocabularies"]):
             vectorizer = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])

@@ -146,12 +146,11 @@ class RunConfig:
     head_start: str = option(
         "auto",
         "start",
-        "Start of a new head: random, frozen (linear model), contrastive (SetFit, then frozen) or auto.",
-        choice("auto", "random", "frozen", "contrastive"),
+        "Start of a new head: random, frozen (linear model) or auto.",
+        choice("auto", "random", "frozen"),
     )
     """``"frozen"`` is a linear model fitted to the frozen encoder's features of the training rows; ``"auto"`` the same,
-    if the head is one linear layer on trained features; ``"contrastive"`` the same, after SetFit's contrastive stage
-    on these rows (package setfit)."""
+    if the head is one linear layer on trained features."""
     lora: Mapping[str, Any] | None = option(
         None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
     )
@@ -350,13 +349,10 @@ class RunConfig:
             object.__setattr__(self, "label_names", None)
 
     def _check_training(self) -> None:
-        if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):
+        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):
             raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen' or 'contrastive', "
-                "without refit."
+                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit."
             )
-        if self.head_start == "contrastive" and self.lora is not None:
-            raise AttendropError("head-start 'contrastive' trains the model itself, and lora an adapter; choose one.")
         if self.max_steps == 0 and self.lora is not None:
             raise AttendropError("max-steps 0 trains nothing but the head's start, so no adapter; omit lora.")
 

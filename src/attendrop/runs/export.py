@@ -18,8 +18,6 @@ from attendrop.files.output_files import check_output, disk_errors, share_permis
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config
-from attendrop.runs.baseline_export import export_baseline
-from attendrop.runs.baseline_models import baseline_config, is_baseline, load_baseline
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
 from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
@@ -43,8 +41,7 @@ def export_run(
     """Export the model of a finished run to a file, with its tokenizer and ``config.json``.
 
     Args:
-        run_dir: Folder of the run, of a pruned model, of a baseline that a comparison kept
-            (:func:`attendrop.runs.baseline_export.export_baseline`), or of any model that transformers saved.
+        run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
         output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
             folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
@@ -59,7 +56,8 @@ def export_run(
         ``difference``; None if there are no data.
 
     Raises:
-        AttendropError: There is no such format or finished run, or the output cannot be written or exists.
+        AttendropError: There is no such format or finished run, the run is of a baseline, or the output cannot be
+            written or exists.
     """
     if format not in FORMATS:
         raise AttendropError(f"format {format!r} is not known. Choose from: {', '.join(FORMATS)}.")
@@ -67,41 +65,28 @@ def export_run(
         check_choice("quantize", quantize, QUANTIZATIONS)
         if format != "onnx":
             raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
-    if is_baseline(run_dir) and (format, quantize) != ("onnx", None):
-        raise AttendropError("The model of a baseline is exported as ONNX, without quantize.")
     check_finished(run_dir)
     target = _target(output, FORMATS[format])
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
-    baseline = load_baseline(Path(run_dir)) if is_baseline(run_dir) else None
-    model: Any
-    if baseline is None:
-        model, tokenizer = load_run_model(run_dir)
-        head_of_model(model.config).refuse("export")
-    else:
-        model, tokenizer = baseline.encoder, baseline.tokenizer
-        baseline.head.refuse("export")
+    model, tokenizer = load_run_model(run_dir)
+    head_of_model(model.config).refuse("export")
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     with _beside(target, overwrite=overwrite) as partial:
         file = partial / target.name
         if target.parent.resolve() != Path(run_dir).resolve():
             if is_pruned(target.parent) or read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
-            if model is not None:
-                tokenizer.save_pretrained(partial)
-                stock_config(model.config).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            stock_config(model.config).save_pretrained(partial)
         if format == "torch":
             export_torch(model, file)
         else:
             options = run_options(Path(run_dir))
             length = options.get("max_length") or DEFAULT_MAX_LENGTH
-            if model is not None:  # which reads only as many tokens as it has positions
-                length = min(length, getattr(tokenizer, "model_max_length", length))
+            length = min(length, getattr(tokenizer, "model_max_length", length))  # it has no positions for more tokens
             read = {"max_length": length, "long_texts": options.get("long_texts")}
             metadata = {name: str(value) for name, value in read.items() if value is not None}
-            if baseline is None:
-                found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
-            else:
-                found["difference"] = export_baseline(baseline, baseline_config(Path(run_dir)), file, metadata)
+            found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
         if quantize is not None:
             found["loss"] = _loss(run_dir, data_dir, file)
     return found | {"bytes": target.stat().st_size}

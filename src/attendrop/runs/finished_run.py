@@ -1,8 +1,7 @@
-"""Finished runs: loading of their options, data and model, and lists of them."""
+"""Finished runs: loading of their options, data and model."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,6 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import labelled_method
 from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.config import RunConfig
@@ -150,52 +148,3 @@ def check_finished(run_dir: str) -> None:
         raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
     if read_run(folder) is not None and read_metrics(folder) is None:
         raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
-
-
-_COPIED = ("task", "model", "method", "seed", "metric", "selection_score", "score", "steps", "train_seconds")
-
-
-def list_runs(folder: str) -> list[dict[str, Any]]:
-    """List the runs in a folder and in all folders below it, in the order of their paths.
-
-    Returns:
-        For each run ``folder``, ``finished``, ``pruned``, ``label`` (the method with its options), and from its
-        ``metrics.json`` ``task``, ``model``, ``method``, ``seed``, ``metric``, ``selection_score``, ``score`` (on dev),
-        ``steps``, ``train_seconds``; an unfinished run has None for what is not known yet.
-
-    Raises:
-        AttendropError: There is no such folder.
-    """
-    if not Path(folder).is_dir():
-        raise AttendropError(f"There is no folder '{folder}'.")
-    found = []
-    for path, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "checkpoint-")))
-        if RUN in files and (run := _describe(Path(path))) is not None:
-            found.append(run)
-    return found
-
-
-def _describe(folder: Path) -> dict[str, Any] | None:
-    """Describe a run; None for a ``run.json`` of another program."""
-    try:
-        run = read_run(folder)
-    except AttendropError:
-        return None
-    try:
-        metrics = read_metrics(folder)
-    except AttendropError:  # a crash of the machine left it empty
-        metrics = None
-    config = (run or {}).get("config")
-    if not isinstance(config, dict):
-        return None
-    known = {"task": config.get("task") or "files", **{name: config.get(name) for name in ("model", "method", "seed")}}
-    known["method"] = (run or {}).get("baseline") or known["method"]
-    options = config.get("options") or {}
-    return {
-        "folder": str(folder),
-        "finished": metrics is not None,
-        "pruned": "pruned" in (metrics or {}),
-        **{name: (metrics or known).get(name) for name in _COPIED},
-        "label": labelled_method(str((metrics or known)["method"]), options),
-    }

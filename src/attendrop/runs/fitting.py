@@ -19,11 +19,11 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
-from attendrop.runs.head_start import start_head, tune_contrastively
+from attendrop.runs.head_start import start_head
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.resolved_run import ResolvedRun
-from attendrop.runs.run_folder import is_main_process, note_in_run, number_of_processes, read_run
+from attendrop.runs.run_folder import is_main_process, note_in_run, read_run
 from attendrop.runs.run_trainer import (
     AfterFirstStep,
     BestInMemoryTrainer,
@@ -134,15 +134,6 @@ def fit(
     else:
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
-        if run.config.head_start == "contrastive":
-            if number_of_processes() > 1:
-                raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
-            head, rows = run.task.head, run.parts.train
-            if "setfit" not in head.baselines:
-                raise AttendropError(
-                    "head-start 'contrastive' is for classes of single texts; use 'frozen' or 'random'."
-                )
-            tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)
         run.method.prepare(loaded.model, run.config.seed)
         rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None

@@ -1,11 +1,9 @@
-"""Initialisation of a new head by linear probing (Kumar et al., 2022), also after a contrastive stage."""
+"""Initialisation of a new head by linear probing (Kumar et al., 2022)."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +12,14 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.attention.isolation import forked_rng
 from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
-from attendrop.pruning.serialization import without_report
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
-from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.runs.small_data_recipe import contrastive_steps
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.linear_models import LinearFit
-from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.long_texts import document_means, of_documents
 
 logger = logging.getLogger(__name__)
@@ -50,8 +43,8 @@ def start_head(
     try:
         return _started(loaded, head, rows, config, groups)
     except _NoStart as reason:
-        if config.head_start in ("frozen", "contrastive"):
-            raise AttendropError(f"head-start '{config.head_start}' is not possible: {reason}; use 'random'.") from None
+        if config.head_start == "frozen":
+            raise AttendropError(f"head-start 'frozen' is not possible: {reason}; use 'random'.") from None
         return None
 
 
@@ -144,69 +137,3 @@ def _features(
         return over_rows(features_of, model, tokenizer, head, columns, batch_size)
     finally:
         hook.remove()
-
-
-# Pairs in a step, as in its authors' settings.
-BATCH_SIZE = 16
-
-
-def tune_contrastively(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[tuple[str, ...]],
-    labels: Sequence[int],
-    config: RunConfig,
-) -> None:
-    """Train an encoder on pairs of texts, with the package setfit and its authors' settings.
-
-    Pairs of the same class and of different classes come equally often (``sampling_strategy="oversampling"``); the
-    cosine of the means of their tokens is trained towards 1 or 0; batches of 16 pairs, learning rate 2e-5. The global
-    random generators are not used.
-
-    Raises:
-        AttendropError: The package is missing, the model is not an encoder, rows have two texts, or there are no two
-            rows of a class.
-    """
-    if not is_encoder(model.config):
-        raise AttendropError(f"SetFit is for encoders, which {type(model).__name__} is not.")
-    if any(len(parts) != 1 for parts in texts):
-        raise AttendropError("SetFit is for single texts, and these rows have two.")
-    if len(set(labels)) == len(labels) or len(set(labels)) < 2:
-        raise AttendropError("SetFit needs two classes or more, and two rows of one of them.")
-    try:
-        import setfit
-        import setfit.logging
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    except ImportError:
-        raise AttendropError("SetFit needs packages of its own; run `pip install 'attendrop[setfit]'`.") from None
-    steps = contrastive_steps(len(labels))
-    encoder: Any = model.base_model
-    setfit.logging.set_verbosity_warning()
-    with tempfile.TemporaryDirectory() as folder, forked_rng(model):
-        encoder.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        with without_report():
-            words = Transformer(folder, max_seq_length=config.max_length)
-        pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
-        body = SentenceTransformer(modules=[words, pooling], device=str(compute_device(config.device)))
-        arguments = setfit.TrainingArguments(
-            output_dir=str(Path(folder) / "run"),
-            batch_size=BATCH_SIZE,
-            max_steps=steps,
-            seed=config.seed,
-            max_length=config.max_length,
-            report_to="none",
-            logging_strategy="no",
-            save_strategy="no",
-            eval_strategy="no",
-            show_progress_bar=False,
-        )
-        trainer = setfit.Trainer(model=setfit.SetFitModel(model_body=body), args=arguments)
-        silence(trainer.st_trainer)
-        trainer.st_trainer.args.dataloader_pin_memory = body.device.type == "cuda"
-        with torch.autocast(body.device.type, torch.bfloat16, enabled=config.bf16):
-            trainer.train_embeddings([text for (text,) in texts], list(labels))
-        tuned = words.auto_model.state_dict()  # it may have a pooler that the encoder lacks
-    encoder.load_state_dict({name: tuned[name].to(encoder.device) for name in encoder.state_dict()})
-    logger.info("SetFit's contrastive stage: %d steps of %d pairs.", steps, BATCH_SIZE)

@@ -61,7 +61,7 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     check_finished(run_dir)
     folder = Path(run_dir)
     if is_baseline(folder):
-        raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; export it instead.")
+        raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; copy its folder instead.")
     check_whole(folder)
     if not keeps_model(folder):
         raise AttendropError(f"'{run_dir}' has no model; it was trained without keeping it.")

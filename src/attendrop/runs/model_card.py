@@ -30,7 +30,6 @@ _SCORED_ONCE = " The development set was scored once, at the end."
 _REWARDED = {
     "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
     "selection": " The method was rewarded by scores on the same rows.",
-    "train": " The method was rewarded by scores on training rows that it was not training on at the time.",
     "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
     "score below is optimistic.",
     None: "",
@@ -98,7 +97,7 @@ def _data(metrics: Mapping[str, Any]) -> str:
 
 def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
-    bibtex = "\n\n".join(dict.fromkeys(entry for part in parts if (entry := part.info.citation())))
+    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
     shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
     others = ("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
@@ -126,7 +125,7 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
         "## Training\n\n" + _table("option", training),
         f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```"
         + (_with_peft(head) if adapter and head.peft_task_type is not None else ""),
-        f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
+        "## Citation\n\n" + "\n".join(papers) if papers else "",
     ]
     return [section for section in sections if section]
 

@@ -156,8 +156,8 @@ def _check_folder(name: str) -> None:
     check_whole(Path(name).expanduser())
     if is_baseline(name):
         raise AttendropError(
-            f"The model in '{name}' is a baseline without attention, not a transformer; `attendrop predict`, "
-            "`attendrop evaluate` and `attendrop export` read it."
+            f"The model in '{name}' is a baseline without attention, not a transformer; `attendrop predict` "
+            "and `attendrop evaluate` read it."
         )
 
 

@@ -125,7 +125,7 @@ def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> Lay
             f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
             "'importance'."
         )
-    if select_by == "importance" or ranking is None or (ranking.measure and selection.threshold is not None):
+    if select_by == "importance" or ranking is None:
         return None
     if select_by == "auto" and not ranking.told_from_noise and selection.threshold is None:
         logger.info(
@@ -158,7 +158,7 @@ def _pruned(
         measure = "loss with this layer constant"
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
-        measure = ranking.measure or f"fraction that the {ranking.ranked_by} drops"
+        measure = f"fraction that the {ranking.ranked_by} drops"
     if selection.auto:
         logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, chosen_on)
     light, trials = prune_selected(

@@ -49,11 +49,6 @@ class ResolvedRun:
         asked = bool(self.given.selection_fraction) or self.given.patience is not None
         return asked or self.config.protocol == "paper"
 
-    def with_method(self, method: Method) -> ResolvedRun:
-        """Return the run with another method, and the rows that this one trains on."""
-        config = self.config.filled(method=method.name, options=method.options())
-        return ResolvedRun(config, self.given, self.data, divide(config, self.data))
-
     def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
         """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
         steps = {} if max_steps is None else {"max_steps": max_steps}

@@ -40,7 +40,7 @@ from attendrop.wording import counted
 
 # Sets whose score is kept by row.
 _ROWS_KEPT = ("dev", "shifted")
-_REWARD_ROWS = {"split": "reward", "selection": "selection", "eval": "dev", "rotating": "train"}
+_REWARD_ROWS = {"split": "reward", "selection": "selection", "eval": "dev"}
 logger = logging.getLogger(__name__)
 
 
@@ -249,17 +249,12 @@ def run_metrics(
     held_out = parts.selection if config.protocol == "honest" else None
     rows = training_rows(final.parts.train, final.parts)
     rows |= {"selection": len(held_out)} if held_out is not None else {}
-    set_aside = config.rewarded_on == "split"
-    if set_aside and final.parts.reward is not None:
+    if config.rewarded_on == "split" and final.parts.reward is not None:
         rows["reward"] = len(final.parts.reward)
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
-    started = "random"
-    if trainer.head_start is not None:
-        started = "contrastive" if config.head_start == "contrastive" else "frozen"
+    started = "random" if trainer.head_start is None else "frozen"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
-    # A method that trains again by what it found trains on the rows that were set aside for it, too.
-    trained_on = set_aside and final.parts.reward is None
-    found["data"]["rewarded_on"] = "train" if trained_on else _REWARD_ROWS.get(config.rewarded_on or "")
+    found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
     return found | {
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,

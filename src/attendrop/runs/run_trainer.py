@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from attendrop.model_support.batches import to_device
 from attendrop.model_support.models import trained_tensors
 from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.long_texts import DOCUMENT
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import reading
 from attendrop.training.model_call import replaced_attribute
@@ -174,10 +173,6 @@ class RunTrainer(RegularizedTrainer):
     def meter(self) -> Meter:
         """The timer among the callbacks, which runs have."""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Meter))
-
-    def texts_of(self, rows: Any) -> Sequence[Any] | None:
-        """Return the number of the text of each row, for texts that are read in several windows."""
-        return rows[DOCUMENT][:] if DOCUMENT in rows.column_names else None
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any

@@ -79,11 +79,6 @@ def steps(rows: int, batch_size: int) -> int:
     return max(of_small, math.ceil(LEAST_EPOCHS * rows / batch_size))
 
 
-def contrastive_steps(rows: int) -> int:
-    """Return the number of steps of SetFit's contrastive stage: it reads as many texts as fine-tuning, in pairs."""
-    return steps(rows, BATCH_SIZE) // 2
-
-
 def learning_rate(config: PreTrainedConfig) -> float:
     """Return the learning rate for a model, given its configuration."""
     size = getattr(config.get_text_config(), "hidden_size", 0)

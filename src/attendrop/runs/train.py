@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
 from attendrop.files.output_files import write_json, write_text
-from attendrop.methods.core.registry import build_method, decided_by_data, labelled_method
+from attendrop.methods.core.registry import decided_by_data
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
@@ -51,7 +51,6 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.run_metrics import (
     SetScores,
     held_out_temperature,
-    learnt,
     reset_peak_memory,
     run_metrics,
     score_model,
@@ -153,30 +152,13 @@ def _train(
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
-    # Train again from the start, if the method asks for it because of what it found.
-    stop_after, explored = (selected or {}).get("steps"), begun.get("explored")
-    if explored is None:
-        trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=stop_after)
-        explored, begun = _explored(place, run, trainer, encoded), {}
-        seconds_before += trainer.meter.seconds_before
-    else:
-        seconds_before += float(explored["seconds"])
-    if explored is not None:
-        final = final.with_method(build_method(explored["method"], explored["options"]))
-        encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
-        logger.info("Training again from the start with %s.", labelled_method(final.method.name, explored["options"]))
-        again = place / SELECTION
-        trainer = fit_here(final, load_model(run), encoded, begun=begun, checkpoints=again, stop_after=stop_after)
-        seconds_before += trainer.meter.seconds_before
+    trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
+    seconds_before += trainer.meter.seconds_before
     temperature = _calibrate(run, trainer, encoded, selected) if config.calibrate else None
     # Score it, and write the results.
     scores = score_model(run, trainer, encoded, selected)
     metrics = run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
-    if explored is not None:
-        metrics |= explored["learnt"] | {"dropout_steps": explored["dropout_steps"]}
-        metrics["trained_again"] = {"method": explored["method"], "options": explored["options"]}
-        metrics["train_seconds"] = round(metrics["train_seconds"] + explored["seconds"], 3)
     metrics["data"]["report"] = report
     metrics["temperature"] = temperature
     metrics["total_seconds"] = round(time.monotonic() - began + seconds_before, 3)
@@ -208,25 +190,6 @@ def _select(
     if trainer.is_world_process_zero():
         shutil.rmtree(place / SELECTION, ignore_errors=True)
     return selected, trainer.meter.seconds_before
-
-
-def _explored(place: Path, run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> dict[str, Any] | None:
-    """Ask the method whether to train again, and record what this training found; None: the model is final."""
-    again = None if trainer.method_state is None else trainer.method_state.train_again()
-    if again is None:
-        return None
-    found = {
-        "method": again.name,
-        "options": again.options(),
-        "dropout_steps": run.method.dropout_steps(trainer.state.log_history),
-        "learnt": learnt(trainer, encoded),
-        "seconds": trainer.meter.seconds_so_far,
-    }
-    if trainer.is_world_process_zero():
-        note_in_run(place, explored=found)
-        delete_checkpoints(place)
-    trainer.accelerator.wait_for_everyone()
-    return found
 
 
 def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
+from attendrop.attention.isolation import forked_rng
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json, write_text
 from attendrop.model_support.devices import compute_device
+from attendrop.pruning.serialization import without_report
 from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
@@ -36,15 +41,20 @@ from attendrop.runs.run_folder import (
     run_folder,
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
+from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
+from attendrop.runs.small_data_recipe import steps
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
+
+logger = logging.getLogger(__name__)
 
 
 def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, overwrite: bool = False) -> dict[str, Any]:
@@ -197,11 +207,9 @@ class _Fits:
         return self._on_encoder(train, self._frozen, self._frozen_features)
 
     def setfit(self, train: Dataset) -> _Fit:
-        from attendrop.runs.head_start import tune_contrastively  # loads sentence-transformers
-
         config = self.run.config
         model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
-        tune_contrastively(model, tokenizer, self.head.texts(train), self.head.strata_of(train), config)
+        tune_on_pairs(model, tokenizer, self.head.texts(train), self.head.strata_of(train), config)
         return self._on_encoder(train, (model, tokenizer), self._features_of(model, tokenizer))
 
     def _on_encoder(
@@ -251,3 +259,66 @@ class _Fits:
             self.name, self.head, **({"tokenizer": self.tokenizer} | parts), bias=found.bias, weight=found.weight
         )
         return _Fit(model, features_to_score)
+
+
+def tune_on_pairs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[tuple[str, ...]],
+    labels: Sequence[int],
+    config: RunConfig,
+) -> None:
+    """Train an encoder on pairs of texts, with the package setfit and its authors' settings.
+
+    Pairs of the same class and of different classes come equally often (``sampling_strategy="oversampling"``); the
+    cosine of the means of their tokens is trained towards 1 or 0; batches of 16 pairs, learning rate 2e-5. The global
+    random generators are not used.
+
+    Raises:
+        AttendropError: The package is missing, the model is not an encoder, rows have two texts, or there are no two
+            rows of a class.
+    """
+    if not is_encoder(model.config):
+        raise AttendropError(f"SetFit is for encoders, which {type(model).__name__} is not.")
+    if any(len(parts) != 1 for parts in texts):
+        raise AttendropError("SetFit is for single texts, and these rows have two.")
+    if len(set(labels)) == len(labels) or len(set(labels)) < 2:
+        raise AttendropError("SetFit needs two classes or more, and two rows of one of them.")
+    try:
+        import setfit
+        import setfit.logging
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError:
+        raise AttendropError("SetFit needs packages of its own; run `pip install 'attendrop[setfit]'`.") from None
+    pairs = 16  # in a step, as in its authors' settings
+    max_steps = steps(len(labels), pairs) // 2  # as many texts as fine-tuning reads
+    encoder: Any = model.base_model
+    setfit.logging.set_verbosity_warning()
+    with tempfile.TemporaryDirectory() as folder, forked_rng(model):
+        encoder.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        with without_report():
+            words = Transformer(folder, max_seq_length=config.max_length)
+        pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
+        body = SentenceTransformer(modules=[words, pooling], device=str(compute_device(config.device)))
+        arguments = setfit.TrainingArguments(
+            output_dir=str(Path(folder) / "run"),
+            batch_size=pairs,
+            max_steps=max_steps,
+            seed=config.seed,
+            max_length=config.max_length,
+            report_to="none",
+            logging_strategy="no",
+            save_strategy="no",
+            eval_strategy="no",
+            show_progress_bar=False,
+        )
+        trainer = setfit.Trainer(model=setfit.SetFitModel(model_body=body), args=arguments)
+        silence(trainer.st_trainer)
+        trainer.st_trainer.args.dataloader_pin_memory = body.device.type == "cuda"
+        with torch.autocast(body.device.type, torch.bfloat16, enabled=config.bf16):
+            trainer.train_embeddings([text for (text,) in texts], list(labels))
+        tuned = words.auto_model.state_dict()  # it may have a pooler that the encoder lacks
+    encoder.load_state_dict({name: tuned[name].to(encoder.device) for name in encoder.state_dict()})
+    logger.info("SetFit's contrastive stage: %d steps of %d pairs.", max_steps, pairs)

@@ -14,14 +14,12 @@ from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import MethodRow, method_label
-from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
+from attendrop.studies.units import FROZEN, REFERENCE, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.text_tables import in_markdown
 from attendrop.wording import score_text
 
-# How the head starts in a run that gives the model of a baseline.
-HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
 # Options with which no row is set aside to score on.
 _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
 
@@ -29,8 +27,8 @@ _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": Non
 def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path) -> Unit:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
-    A linear model on an encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
-    baselines are models of :mod:`attendrop.runs.baseline_models`.
+    A linear model on the frozen encoder is made by a run that fine-tunes nothing, so that it is a model of
+    transformers. Other baselines are models of :mod:`attendrop.runs.baseline_models`.
     """
     found = {method_label(each.metrics): (each.unit, each.metrics) for each in results if each.metrics is not None}
     unit, metrics = found[answer.use or REFERENCE]
@@ -40,8 +38,8 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
-    if baseline in HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model)):
-        changes |= {"max_steps": 0, "head_start": HEAD_STARTS[baseline], "pooling": "mean"}
+    if baseline == FROZEN and head.has_pooling and is_encoder(load_config(unit.config.model)):
+        changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
     return Unit(dataclasses.replace(unit.config, **changes), baseline, keep_model=True)

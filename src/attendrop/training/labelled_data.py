@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,57 +17,28 @@ from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows, to
 
 
 class LabelledRows:
-    """Batches that ``collate`` makes of the rows of a data set with random access, on a device.
+    """Batches that ``collate`` makes of the rows of a data set with random access, on a device."""
 
-    Rows that are parts of one text have the same entry in ``texts``; by default, each row is a text of its own.
-    """
-
-    def __init__(
-        self,
-        rows: Any,
-        collate: Callable[[list[Any]], Any],
-        device: torch.device,
-        texts: Sequence[Any] | None = None,
-    ) -> None:
+    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
         if not len(rows):
             raise AttendropError("The data has no rows.")
         self.rows = rows
         self.collate = collate
         self.device = device
-        self.texts = range(len(rows)) if texts is None else texts
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.rows)
 
-    def sample(
-        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
-    ) -> list[Batch]:
-        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some.
-
-        Other parts of the texts of those are left out, too, if ``size`` rows remain.
-
-        ``by_length``: no two batches share a row if there are enough rows, and rows of similar length are together, so
-        that little is padded.
-        """
-        generator = random.Random(seed)
-        texts = {self.texts[number] for number in without}
-        left = [number for number, text in enumerate(self.texts) if text not in texts]
-        if len(left) < size:
-            left = [number for number in range(len(self.rows)) if number not in without]
-        if not by_length:
-            return [self._batch(generator.sample(left, min(size, len(left)))) for _ in range(count)]
-        drawn = sorted(generator.sample(left, min(count * size, len(left))), key=self._length)
-        return [self._batch(drawn[start : start + size]) for start in range(0, len(drawn), size)]
+    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer)."""
+        generator, rows = random.Random(seed), range(len(self.rows))
+        return [self._batch(generator.sample(rows, min(size, len(rows)))) for _ in range(count)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
         """Iterate once over all rows in batches of ``size``, of which each rank gets its part."""
         for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
             yield self._batch(range(start, min(start + size, len(self.rows))))
-
-    def _length(self, number: int) -> int:
-        row = self.rows[number]
-        return len(row["input_ids"]) if isinstance(row, Mapping) and "input_ids" in row else 0
 
     def _batch(self, numbers: Iterable[int]) -> Batch:
         return to_device(self.collate([self.rows[i] for i in numbers]), self.device)
@@ -86,32 +57,15 @@ class LabelledBatches:
         """Return the number of rows in all batches."""
         return sum(number_of_rows(batch) for batch in self.batches)
 
-    def sample(
-        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
-    ) -> list[Batch]:
-        """Sample ``count`` batches, but the rows ``without`` some; the other arguments have no effect."""
-        generator, batches = random.Random(seed), self._without(without) if without else self.batches
-        return [to_device(batches[generator.randrange(len(batches))], self.device) for _ in range(count)]
+    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Sample ``count`` batches; ``size`` has no effect."""
+        chance = random.Random(seed)
+        return [to_device(self.batches[chance.randrange(len(self.batches))], self.device) for _ in range(count)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
         """Iterate once over all batches, of which each rank gets its part; ``size`` has no effect."""
         for batch in self.batches[processes.rank :: processes.world_size]:
             yield to_device(batch, self.device)
-
-    def _without(self, rows: Collection[int]) -> list[Batch]:
-        """Return the batches without some rows, which are counted through all batches."""
-        found: list[Batch] = []
-        first = 0
-        for batch in self.batches:
-            count = number_of_rows(batch)
-            kept = [row for row in range(count) if first + row not in rows]
-            part = {
-                name: value[kept] if isinstance(value, torch.Tensor) and value.shape[:1] == (count,) else value
-                for name, value in batch.items()
-            }
-            found += [part] if kept else []
-            first += count
-        return found
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:

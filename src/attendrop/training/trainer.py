@@ -301,13 +301,13 @@ class RegularizedTrainer(TrainerHooks):
                 "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
                 "stream; leave it out, or pass a data set with random access."
             )
-        if self._needs_rows and is_stream(self.train_dataset):
+        if self.regularizer.needs_rows and is_stream(self.train_dataset):
             raise AttendropError(
                 f"Method '{self.regularizer.name}' needs stable row indices; a streaming dataset has none. Pass "
                 "a data set with random access."
             )
         makes_batches: Any = super().get_train_dataloader
-        if self._needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
+        if self.regularizer.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
             raise AttendropError(
                 f"Method '{self.regularizer.name}' needs stable row indices, and {type(self).__name__} makes its own "
                 "batches, which have none; use another method or option."
@@ -330,20 +330,10 @@ class RegularizedTrainer(TrainerHooks):
                 "with dispatch_batches=True: resume without it."
             )
 
-    @property
-    def _needs_rows(self) -> bool:
-        """Whether rows are known by their index; rows for rewards that were passed are no training rows."""
-        given = self.reward_dataset is not None
-        return any(part.needs_rows and not (given and part.rewarded_on()) for part in self.regularizer.parts)
-
     def _labelled(self, rows: Any) -> LabelledData | None:
         if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
             return None
-        return LabelledRows(*self.readable(rows), self.args.device, self.texts_of(rows))
-
-    def texts_of(self, rows: Any) -> Sequence[Any] | None:
-        """Return the text of each row, for rows that are parts of texts; None for others, as by default."""
-        return None
+        return LabelledRows(*self.readable(rows), self.args.device)
 
     def _metric_name(self) -> str:
         """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
@@ -389,11 +379,11 @@ class RegularizedTrainer(TrainerHooks):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the columns that the method reads, and the mask of answers."""
         rows, columns = self.train_dataset, (*self.regularizer.columns, ANSWER_MASK)
-        indexed = self._needs_rows and rows is not None
+        indexed = self.regularizer.needs_rows and rows is not None
         with (
             replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, columns, indexed)),
             replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
-            self.keeping_columns((*columns, ROW_INDEX) if self._needs_rows else columns),
+            self.keeping_columns((*columns, ROW_INDEX) if self.regularizer.needs_rows else columns),
         ):
             return super().get_train_dataloader()
 

@@ -20,7 +20,6 @@ from attendrop import (
     AlphaDropout,
     AttendOut,
     AttendropError,
-    AttentionLayerDrop,
     Compose,
     ConcreteDropout,
     DropConnect,
@@ -102,7 +101,7 @@ def test_penalties_add_up_and_the_batch_is_made_once() -> None:
 
 def test_a_composition_resumes_with_the_state_of_each(tmp_path: Path) -> None:
     """In the middle of a period of AttendOut, whose batches each process keeps for itself."""
-    method = Compose(AttendOut(learner="policy_gradient", dropout_step=2), Mixout(p=0.5))
+    method = Compose(AttendOut(dropout_step=2), Mixout(p=0.5))
     options = {"reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9)), "save_strategy": "steps"}
     whole, resumed = (trainer_of(tmp_path, method, save_steps=3, **options) for _ in range(2))
     whole.train()
@@ -263,7 +262,6 @@ def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -
     [
         (AttendOut(), SCAL(), "Both control the passes"),
         (AttendOut(), SuperT(), "Both replace the model's weights"),
-        (AttendOut(), AttentionLayerDrop(), "trains again with this one"),
         (SuperT(), Mixout(), "restores pre-trained values"),
         (ConcreteDropout(), AttendOut(), "two are trained"),
         (ConcreteDropout(), SuperT(), "learnt probabilities are not"),

@@ -59,7 +59,7 @@ class Policy:
         if not isinstance(heads, int):
             raise AttendropError(
                 f"The layers of {type(training.model).__name__} differ in their windows and heads, and the generator "
-                "is one for all; use learner='effects'."
+                "is one for all; use another method."
             )
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:

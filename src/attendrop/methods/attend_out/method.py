@@ -18,12 +18,9 @@ from attendrop.extend import (
     Preset,
     TrainingContext,
 )
-from attendrop.methods.attend_out.effects import EffectsState, learnt
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.policy_gradient import GeneratorState
-from attendrop.methods.layers import TRAINS_AGAIN
 
-# Baseline and loss are logged by the policy gradient only.
 _LOGGED = ("reward", "baseline", "generator_loss", "period_share")
 
 
@@ -33,19 +30,12 @@ class AttendOut(AttendOutOptions):
 
     Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
     with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, and the
-    attacker's advantage rewards the learner of that dropout.
+    attacker's advantage rewards the generator of that dropout.
 
-    By default (``learner="effects"``, ours) the model is the defender, and the attacker a fresh copy of it in each
-    period, with whole layers dropped: each with probability 1/2, and in the next period all others. After ``explore``
-    of the training, layers whose effect is significant in a randomisation test are found, see
-    :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
-    periods, and ``attendrop train`` trains again from the start without them; in a trainer or loop,
-    ``method_state.train_again()`` returns the method for that. If there are none, the model is that of plain
-    fine-tuning, bit for bit (on a CPU).
-
-    With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
-    period. Takes about 1.7 times the memory of fine-tuning, and a step 2.5 times its time. Needs the model's optimizer
-    and data to score on; both are provided by :class:`attendrop.RegularizedTrainer`.
+    The model is the attacker; a generator network, trained by policy gradient, gives each attention score its
+    probability of being dropped, and both models are merged after each period. Takes about 1.7 times the memory of
+    fine-tuning, and a step 2.5 times its time. Needs the model's optimizer and labelled rows to score on; both are
+    provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
         >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader, total_steps=500) as reg:
@@ -56,20 +46,14 @@ class AttendOut(AttendOutOptions):
 
     Args:
         variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): sets the defaults of
-            ``learner``, ``score_on`` and ``merge``.
-        learner: ``"effects"``, the default of the dropout version, or ``"policy_gradient"``, the default of the pruning
-            version: a generator network trained by policy gradient. Only the latter has the options ``merge``,
-            ``temperature``, ``init_drop_prob``, ``baseline_decay``, ``credit``, ``learn_bias`` and ``generator_*``.
+            ``score_on`` and ``merge``.
         score_on: Data on which both models are scored. ``"reward_data"``: items sampled from it, one per step; the
             dropout version. ``"train"``: the training batches of the period; the pruning version. ``"noisy_train"``:
             these with 15 % of their tokens masked.
-        reward_data: ``"rotating"``, the default of ``"effects"``: training rows that the period does not train on, so
-            that none is lost. ``"split"``, that of ``"policy_gradient"``: ``reward_fraction`` of the training rows,
-            held out. ``"eval"``: the development set, as in the paper; results on it are then biased. In your own
-            loop, the rows that you pass.
+        reward_data: ``"split"``: ``reward_fraction`` of the training rows, held out. ``"eval"``: the development set,
+            as in the paper; results on it are then biased. In your own loop, the rows that you pass.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Number of examples in an item; default 8, or 4 with ``"policy_gradient"``. The paper uses 1;
-            more give rewards of lower variance.
+        reward_batch_size: Number of examples in an item. The paper uses 1; more give rewards of lower variance.
         score: Score of an item: ``"loss"``, the negative mean loss, or ``"metric"``, the metric of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
         merge: Selection of the surviving model: ``"sample"``, by softmax of the mean scores over ``temperature``, the
@@ -80,43 +64,35 @@ class AttendOut(AttendOutOptions):
         baseline_decay: Decay of the moving average of rewards that serves as baseline.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
             each action is paired with the mean reward of the period.
-        granularity: Unit of dropping: a ``"score"`` (the default of ``"policy_gradient"``), the scores of a
-            ``"head"``, or those of a ``"layer"`` (the only choice for ``"effects"``).
+        granularity: Unit of dropping: a ``"score"``, the scores of a ``"head"``, or those of a ``"layer"``.
         generator_heads: Number of heads of the generator, a divisor of the model's; with ``granularity="head"``, 1
             means the model's number of heads.
         generator_feed_forward: Whether the generator has a feed-forward.
-        dropout_step: Number of optimizer steps in a period, ``T``; default 5, or 10 with ``"policy_gradient"``.
-        init_drop_prob: Initial drop probability; default 0.5.
+        dropout_step: Number of optimizer steps in a period, ``T``.
+        init_drop_prob: Initial drop probability.
         learn_bias: Whether the logit of that probability is trained.
         generator_learning_rate: Learning rate of the generator's AdamW.
         generator_schedule: ``"constant"``, or ``"linear"`` decay to zero over the generator's updates.
-        explore: Fraction of the training in which ``"effects"`` explores; without a known number of steps, all of it.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention, or that of a decoder-only model.
         defender_device: Device of the defender, such as ``"cuda:1"``, for parallel training of both; ``"next"`` is the
             first GPU that no process trains on, plus the rank of this process. Empty: the attacker's device.
 
     Raises:
-        AttendropError: An option is out of its range, or belongs to another learner.
+        AttendropError: An option is out of its range.
 
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
     equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
-    probabilities are recomputed for the generator's update. Ours are ``learner="effects"``,
-    ``merge="confidence"``, ``reward_data="rotating"`` and ``"split"``, a ``reward_batch_size`` above 1, and
-    granularities, heads and feed-forward other than the papers' (which name these as future work).
+    probabilities are recomputed for the generator's update. Ours are ``merge="confidence"``,
+    ``reward_data="split"``, a ``reward_batch_size`` above 1, and granularities, heads and feed-forward other than the
+    papers' (which name these as future work).
     """
 
     info = MethodInfo(
         "attendout",
-        "learns from rewards which layers' attention to drop",
+        "learns from rewards which attention to drop",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
-        evidence=(
-            (
-                {},
-                "the model is that of plain fine-tuning, bit for bit, unless dropping a layer is shown to help; with "
-                "MiniLM, on CoLA, STS-B and Banking77, none was in 18 runs (the project's docs/attendout.md).",
-            ),
-        ),
+        link="https://arxiv.org/abs/2104.04692",
         acts_on=("scores",),
         forward="2 + scoring",
         backward="2",
@@ -127,18 +103,16 @@ class AttendOut(AttendOutOptions):
             EXCHANGES_WEIGHTS: "",
             SECOND_MODEL: "",
             SCORES_ROWS: "score_on=reward_data",
-            TRAINS_AGAIN: "learner=effects",
         },
         self_attention_only=True,
         needs_loss_scale=True,
-        skips_parameters=True,  # the query and key projections of a layer that was found
     )
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """Return the papers' setting: the generator, length 256, 3 epochs, rewards on rows of the development set."""
+        """Return the papers' setting: length 256, 3 epochs, rewards on rows of the development set."""
         training = {"max_length": 256, "epochs": 3, "patience": None}
-        return Preset(training, {"learner": "policy_gradient", "reward_data": "eval", "reward_batch_size": 1})
+        return Preset(training, {"reward_data": "eval", "reward_batch_size": 1})
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Collect the metrics logged at the end of each period."""
@@ -157,26 +131,19 @@ class AttendOut(AttendOutOptions):
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Summarise how often the attacker survived and what was learnt."""
-        steps, effects = metrics["dropout_steps"], metrics.get("layer_effects", {})
+        steps = metrics["dropout_steps"]
         if not steps:
             return {}
-        if effects:
-            return {"explored": f"{len(steps)} periods", "learnt": learnt(effects)}
         survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
         first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
         return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
-        """Rank layers by the effects learnt; for the generator by ``pi``, for the pruning version only."""
-        if (effects := metrics.get("layer_effects")) is not None:
-            rewards = {key: found["effect"] or 0.0 for key, found in effects.items()}
-            told_from_noise = any(found["told_from_noise"] for found in effects.values())
-            return LayerRanking("learner", rewards, told_from_noise, "effect on the reward of dropping this layer")
+        """Rank layers by the generator's ``pi``, for the pruning version only."""
         pi = metrics.get("pruning", {}).get("pi")
         if pi is None or self.variant != "pruning":
             return None
         return LayerRanking("generator", pi, told_from_noise=False)
 
     def start(self, training: TrainingContext) -> MethodState:
-        state = EffectsState if self.learner == "effects" else GeneratorState
-        return state(self, training)
+        return GeneratorState(self, training)

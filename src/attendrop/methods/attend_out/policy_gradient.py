@@ -1,4 +1,4 @@
-"""Learner ``"policy_gradient"``: the papers' generator, trained by the rewards of an attacker and a defender."""
+"""The generator's training by policy gradient, on the rewards of an attacker and a defender."""
 
 from __future__ import annotations
 

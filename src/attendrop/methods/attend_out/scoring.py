@@ -1,4 +1,4 @@
-"""Scores of two networks on the same rows, from which both learners compute their rewards."""
+"""Scores of two networks on the same rows, from which the rewards are computed."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ def check(method: AttendOutOptions, training: TrainingContext) -> None:
         raise AttendropError(
             "AttendOut trains a second model and needs the optimizer: pass regularize(..., optimizer=optimizer)."
         )
-    rotating = method.rewarded_on() == "rotating" and training.train_data is not None
-    if method.score_on == "reward_data" and training.reward_data is None and not rotating:
+    if method.score_on == "reward_data" and training.reward_data is None:
         raise AttendropError(
             "AttendOut scores its models on held-out labelled rows: pass reward_data, or use variant='pruning', which "
             "scores on the training batches."

@@ -136,8 +136,7 @@ class Method:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
         ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out for this purpose only;
-        ``"eval"``: the development set; ``"rotating"``: training rows that are not trained on at the time. None without
-        the trait ``SCORES_ROWS``.
+        ``"eval"``: the development set. None without the trait ``SCORES_ROWS``.
         """
         return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
 
@@ -267,13 +266,6 @@ class MethodState:
     def searching(self) -> bool:
         """Return whether the current weights will be discarded, so that their scores are not a result."""
         return False
-
-    def train_again(self) -> Method | None:
-        """Return the method for training again from the start, once training has finished; None if there is none.
-
-        ``attendrop train`` does so, with the same rows and steps.
-        """
-        return None
 
     def finish(self) -> dict[str, float]:
         """Complete pending updates after the last step, even if it is early; returns metrics to log, if any."""

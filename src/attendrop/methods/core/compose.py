@@ -159,12 +159,6 @@ class ComposedState(MethodState):
     def after_step(self, steps_taken: int) -> dict[str, float]:
         return _merged([state.with_log_names(state.after_step(steps_taken)) for state in self.states])
 
-    def train_again(self) -> Method | None:
-        found = [state.train_again() for state in self.states]
-        if not any(found):
-            return None
-        return Compose(*(again or state.method for again, state in zip(found, self.states, strict=True)))
-
     def finish(self) -> dict[str, float]:
         return _merged([state.with_log_names(state.finish()) for state in self.states])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -54,13 +54,8 @@ class LabelledData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(
-        self, seed: int, count: int, size: int, without: Collection[int] = (), by_length: bool = False
-    ) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each, except those in ``without``, on the model's device.
-
-        ``by_length`` puts rows of similar length together, for use where only the mean over all batches matters.
-        """
+    def sample(self, seed: int, count: int, size: int) -> Sequence[Batch]:
+        """Sample ``count`` batches of ``size`` rows each, on the model's device."""
         ...
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
-
-REFERENCES = Path(__file__).parents[1] / "references.bib"
 
 # Traits, to which rules refer.
 ANY = "any method"
@@ -40,7 +35,7 @@ class MethodInfo:
         name: Name on the command line and in checkpoints: letters, digits, ``-`` and ``_``.
         summary: Description in one line.
         paper: Source, as "Authors (year), title"; empty if there is none.
-        bibtex: BibTeX entry for model cards; if empty, the entry under its name in ``references.bib``, if any.
+        link: Address of the paper.
         evidence: How it compared with plain fine-tuning when measured, for logs and documentation: for each measured
             setting, the options that are not the defaults, and a sentence. Logs quote it for exactly that setting.
         compared: Whether comparisons include it where no methods are named.
@@ -73,7 +68,7 @@ class MethodInfo:
     name: str
     summary: str = ""
     paper: str = ""
-    bibtex: str = ""
+    link: str = ""
     evidence: tuple[tuple[Mapping[str, Any], str], ...] = ()
     compared: bool = False
     acts_on: tuple[str, ...] = ()
@@ -97,8 +92,8 @@ class MethodInfo:
     inactive_epochs_hint: str = ""
 
     def citation(self) -> str:
-        """Return the source as a BibTeX entry; empty if there is none."""
-        return self.bibtex or references().get(self.name, "")
+        """Return the paper in Markdown, with its link if it has one; empty if there is none."""
+        return f"[{self.paper}]({self.link})" if self.link else self.paper
 
     def measured(self) -> str:
         """Return the evidence in sentences that name the setting of each; empty if there is none."""
@@ -155,19 +150,8 @@ class LayerRanking:
         ranked_by: Name of the criterion, for reports.
         drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
         told_from_noise: Whether the fractions are statistically significant; otherwise they are used on request only.
-        measure: What ``drop_fractions`` are, if no fractions: for reports, and no threshold applies to them.
     """
 
     ranked_by: str
     drop_fractions: Mapping[str, float]
     told_from_noise: bool = True
-    measure: str = ""
-
-
-@cache
-def references() -> dict[str, str]:
-    """Return the BibTeX entry of each of the library's methods, by the method's name: ``references.bib``."""
-    entries = re.findall(
-        r"^(@.+?),\n  keywords  = \{(.+?)\}\n\}$", REFERENCES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-    return {name: f"{entry}\n}}" for entry, names in entries for name in names.split(", ")}

@@ -121,7 +121,6 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         "export": "generation runs the decoder once for each token; load the folder with transformers, or with a "
         "program that reads its files",
         "attend": "the page shows encoders with one pass for each text",
-        "patterns --probe": "the probe scores one pass for each row, and translations are generated",
     }
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:

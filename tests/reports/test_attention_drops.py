@@ -15,11 +15,10 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import candidate_region
-from attendrop.reports.drops import (
+from attendrop.reports.attention_drops import (
     DropMoment,
     LayerDrops,
     Learnt,
-    PassDrops,
     acting_in_attention,
     active_epochs,
     record_drops,
@@ -29,13 +28,13 @@ MOMENT = DropMoment(seed=3, step=2, total_steps=4, epoch=1)
 ACTING = [name for name, method in TABLE.items() if acting_in_attention(method) and name != "compose"]
 
 
-def record(method: attendrop.Method, name: str = "bert", model: Any = None, **options: Any) -> list[PassDrops]:
+def record(method: attendrop.Method, name: str = "bert", model: Any = None, **options: Any) -> dict[str, LayerDrops]:
     model = zoo.build(name) if model is None else model
     return record_drops(model, method, zoo.batch_of(name), options.pop("moment", MOMENT), **options)
 
 
-def drops_any(found: PassDrops) -> bool:
-    return any(bool(drops.dropped.any()) for drops in found.layers.values())
+def drops_any(found: dict[str, LayerDrops]) -> bool:
+    return any(bool(drops.dropped.any()) for drops in found.values())
 
 
 def fraction(found: LayerDrops) -> Tensor:
@@ -46,7 +45,7 @@ def fraction(found: LayerDrops) -> Tensor:
 def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     method = attendrop.ADDrop(p=0.4, q=1.0, layers="all")
-    (found,) = record_drops(model, method, batch, MOMENT)
+    found = record_drops(model, method, batch, MOMENT)
     with ModelAdapter(model) as adapter:
         layers = adapter.trace(batch)
         attributions = gradient_attribution(adapter, batch, layers, "pseudo_label")
@@ -55,26 +54,26 @@ def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
     if name == "gpt2-class":
         valid = valid & torch.ones(length, length, dtype=torch.bool).tril()
     rows = batch["attention_mask"].bool()[:, None, :, None]
-    assert [*found.layers] == [layer.key for layer in layers]
-    for key, drops in found.layers.items():
+    assert [*found] == [layer.key for layer in layers]
+    for key, drops in found.items():
         assert torch.equal(drops.possible, valid & rows)
         expected = candidate_region(attributions[key], valid, 0.4).mask & rows
         assert torch.equal(drops.dropped, expected)
     random, key, moments = attendrop.ADDrop(layers="all"), layers[0].key, (MOMENT, MOMENT, DropMoment(3, 3, 4, 1))
-    one, same, other = (record(random, name, model, moment=each)[0].layers[key].dropped for each in moments)
+    one, same, other = (record(random, name, model, moment=each)[key].dropped for each in moments)
     assert torch.equal(one, same) and not torch.equal(one, other)
-    assert not any(map(drops_any, record(TABLE["alpha-dropout"])))  # hidden units are no positions
+    assert not drops_any(record(TABLE["alpha-dropout"]))  # hidden units are no positions
 
 
 @pytest.mark.parametrize("method", ["vanilla", "vanilla weights"])
 def test_the_fraction_is_the_one_that_is_logged(method: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    (found,) = record(TABLE[method])
+    found = record(TABLE[method])
     with attendrop.regularize(model, TABLE[method], seed=3, total_steps=4) as reg:
         reg.begin_step(2)
         reg.loss(batch)
         logged = reg.logs()
-    for key, drops in found.layers.items():
+    for key, drops in found.items():
         torch.testing.assert_close(fraction(drops).item(), logged[f"{TABLE[method].source}/dropped/{key}"])
 
 
@@ -96,8 +95,8 @@ def test_nothing_of_the_model_changes(name: str) -> None:
 
 
 def test_dropped_heads_count_with_all_their_positions() -> None:
-    (found,) = record(attendrop.DropHead(p_start=0.5, schedule="constant"))
-    for drops in found.layers.values():
+    found = record(attendrop.DropHead(p_start=0.5, schedule="constant"))
+    for drops in found.values():
         possible = drops.possible.expand(drops.dropped.shape)
         whole = (drops.dropped == possible).flatten(2).all(-1)
         assert (whole | ~drops.dropped.flatten(2).any(-1)).all()
@@ -108,29 +107,25 @@ def test_dropped_heads_count_with_all_their_positions() -> None:
 def test_dropped_layers_count_with_all_their_positions(method: attendrop.Method) -> None:
     shares = set()
     for step in range(6):
-        (found,) = record(method, moment=DropMoment(0, step, 10, 0))
-        assert [*found.layers] == ["encoder.0", "encoder.1"]
-        shares |= {fraction(drops).item() for drops in found.layers.values()}
+        found = record(method, moment=DropMoment(0, step, 10, 0))
+        assert [*found] == ["encoder.0", "encoder.1"]
+        shares |= {fraction(drops).item() for drops in found.values()}
     assert shares == {0.0, 1.0}
 
 
 def test_where_every_block_is_skipped_every_position_is_dropped() -> None:
-    (found,) = record(attendrop.UniDrop(feature=0, structure=1.0, token=0))
-    assert [fraction(drops).item() for drops in found.layers.values()] == [1.0, 1.0]
+    found = record(attendrop.UniDrop(feature=0, structure=1.0, token=0))
+    assert [fraction(drops).item() for drops in found.values()] == [1.0, 1.0]
 
 
-def test_the_models_own_dropout_is_no_drop_of_the_method_and_can_be_switched_off() -> None:
+def test_the_models_own_dropout_is_off_as_in_evaluation() -> None:
     model = zoo.build("bert", dropout=0.5)
-    method = attendrop.Vanilla(p=0.2, where="weights")
-    for own in (True, False):
-        (found,) = record(method, model=model, own_dropout=own)
-        assert 0.05 < fraction(found.layers["encoder.0"]).item() < 0.4
+    found = record(attendrop.Vanilla(p=0.2, where="weights"), model=model)
+    assert 0.05 < fraction(found["encoder.0"]).item() < 0.4
     high = attendrop.ADDrop(q=1.0, layers="all")
-    with_own, without = (record(high, model=model, own_dropout=own)[0].layers for own in (True, False))
-    eval_model = model.eval()
-    again = record(high, model=eval_model, own_dropout=False)[0].layers
-    assert not torch.equal(with_own["encoder.0"].dropped, without["encoder.0"].dropped)
-    assert torch.equal(again["encoder.0"].dropped, without["encoder.0"].dropped)
+    trained, evaluated = (record(high, model=each)["encoder.0"].dropped for each in (model.train(), model.eval()))
+    assert torch.equal(trained, evaluated)
+    assert not model.training
 
 
 def test_what_acts_in_attention() -> None:
@@ -153,7 +148,7 @@ def test_epochs_in_which_all_methods_act() -> None:
 
 
 def test_a_generator_drops_what_it_learnt() -> None:
-    method = attendrop.AttendOut(learner="policy_gradient", dropout_step=1)
+    method = attendrop.AttendOut(dropout_step=1)
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with attendrop.regularize(model, method, **given(model, batch)) as reg:
         reg.loss(batch)
@@ -161,22 +156,17 @@ def test_a_generator_drops_what_it_learnt() -> None:
     for name in ("query", "key"):  # such that the scores of all positions are equal and high
         saved[f"{name}.weight"].zero_()
         saved[f"{name}.bias"].fill_(10.0)
-    (new,), (trained,) = (record(method, learnt=each) for each in (None, Learnt({}, {"generator": saved})))
-    assert all(0.3 < fraction(drops) < 0.7 for drops in new.layers.values())
-    assert all(fraction(drops) == 1 for drops in trained.layers.values())
+    new, trained = (record(method, learnt=each) for each in (None, Learnt({}, {"generator": saved})))
+    assert all(0.3 < fraction(drops) < 0.7 for drops in new.values())
+    assert all(fraction(drops) == 1 for drops in trained.values())
     with pytest.raises(AttendropError, match=r"kept no generator\.safetensors"):
         record(method, learnt=Learnt({}, {}))
 
 
 def test_learnt_probabilities_of_layers_are_used() -> None:
-    method = attendrop.AttendOut(dropout_step=1)
-    effects = {"encoder.0": {"effect": 0.1, "p": 0.01}, "encoder.1": {"effect": 0.1, "p": 0.2}}
-    (found,) = record(method, learnt=Learnt({"layer_effects": effects}))
-    dropped, kept = (fraction(drops).item() for drops in found.layers.values())
-    assert dropped in (0, 1) and kept == 0  # a fair coin for each period
     method, rates = attendrop.ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
-    (found,) = record(method, learnt=Learnt({"concrete_dropout": rates}))
-    assert fraction(found.layers["encoder.0"]) < 0.1 < 0.8 < fraction(found.layers["encoder.1"])
+    found = record(method, learnt=Learnt({"concrete_dropout": rates}))
+    assert fraction(found["encoder.0"]) < 0.1 < 0.8 < fraction(found["encoder.1"])
 
 
 def test_learnt_networks_are_used() -> None:
@@ -188,8 +178,8 @@ def test_learnt_networks_are_used() -> None:
         saved = {key: value.clone() for key, value in reg.method_state.tensors()["contextual_dropout"].items()}
     saved["encoder.0/second bias"].fill_(-10.0)
     saved["encoder.1/second bias"].fill_(10.0)
-    for found in record(method, learnt=Learnt({}, {"contextual_dropout": saved})):  # the pass and its antithetic pass
-        assert [round(fraction(drops).item(), 2) for drops in found.layers.values()] == [0.0, 1.0]
+    found = record(method, learnt=Learnt({}, {"contextual_dropout": saved}))
+    assert [round(fraction(drops).item(), 2) for drops in found.values()] == [0.0, 1.0]
     with pytest.raises(AttendropError, match=r"kept no contextual_dropout\.safetensors"):
         record(method, learnt=Learnt({}, {}))
 
@@ -198,16 +188,16 @@ def test_the_best_pattern_of_a_search_is_used() -> None:
     pattern = {"size": 1, "stride": 1, "p": 1.0, "share_heads": True, "share_rows": True, "part": "lower"}
     best = {"pattern": pattern, "value": 0.1}
     learnt = Learnt({"autodropout": {"best": best, "trials": [best]}})
-    (found,) = record(attendrop.AutoDropout(trials=1, search=0.6), learnt=learnt)
-    assert fraction(found.layers["encoder.0"]) > 0.2
-    assert fraction(found.layers["encoder.1"]) == 0
+    found = record(attendrop.AutoDropout(trials=1, search=0.6), learnt=learnt)
+    assert fraction(found["encoder.0"]) > 0.2
+    assert fraction(found["encoder.1"]) == 0
 
 
-def test_a_method_with_a_column_of_its_own_is_shown_on_rows_that_have_it() -> None:
-    with pytest.raises(AttendropError, match=r"only the run's training rows have: look at these .*, without --file"):
+def test_a_method_with_a_column_of_its_own_is_refused() -> None:
+    with pytest.raises(AttendropError, match="only training rows have; show another method"):
         record(attendrop.StructureMask(structure="dependencies"))
 
 
 def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:
-    (found,) = record(TABLE["ad-drop recorded"])
+    found = record(TABLE["ad-drop recorded"])
     assert drops_any(found)

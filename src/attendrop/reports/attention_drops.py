@@ -1,10 +1,10 @@
-"""Record which attention positions a method drops, by replaying its training passes without updates."""
+"""Which attention positions a method drops in one training step, for the attention viewer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
@@ -82,19 +82,6 @@ class LayerDrops:
     dropped: Tensor
 
 
-@dataclass(frozen=True)
-class PassDrops:
-    """One pass of the trained model in a training step.
-
-    Attributes:
-        batch: Its inputs, as the method passed them to the model.
-        layers: Its attention layers by key, in the order of execution.
-    """
-
-    batch: Batch
-    layers: dict[str, LayerDrops]
-
-
 def acting_in_attention(method: Method) -> Method | None:
     """Return the method, or the methods of a composition, that can drop positions of attention; None if there are none.
 
@@ -121,9 +108,10 @@ def record_drops(
     *,
     learnt: Learnt | None = None,
     tokenizer: Any = None,
-    own_dropout: bool = True,
-) -> list[PassDrops]:
-    """Run the passes that a method makes for one micro-batch, and record what it drops; the model stays unchanged.
+) -> dict[str, LayerDrops]:
+    """Run a method's training step on a batch without an update, and record what its first changed pass drops.
+
+    The model's own dropout is off, and the model stays unchanged.
 
     Args:
         model: The model.
@@ -133,10 +121,9 @@ def record_drops(
         learnt: What a finished run learnt; None: the method has learnt nothing yet. One that searches before it trains
             is then at the first of its steps.
         tokenizer: The model's tokenizer, for methods that change tokens.
-        own_dropout: Whether the model's own dropout is on, as in training.
 
     Returns:
-        The passes of the trained model with changes, in their order: several for a method that runs several.
+        The attention layers by key, in the order of execution; none if no pass of the step changes anything.
 
     Raises:
         AttendropError: The method cannot act on the model or the batch, which may lack a column that it reads, or what
@@ -144,10 +131,10 @@ def record_drops(
     """
     if missing := next((name for name in method.columns if name not in batch), None):
         raise AttendropError(
-            f"Method '{method.name}' reads the column {missing!r}, which only the run's training rows have: look at "
-            "these (`attendrop patterns RUN`, without --file), or at another method (`attendrop attend`, --method)."
+            f"Method '{method.name}' reads the column {missing!r}, which only training rows have; show another method "
+            "(--method)."
         )
-    passes: list[PassDrops] = []
+    passes: list[dict[str, LayerDrops]] = []
 
     def compute_loss(given: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
         if plan is None:
@@ -161,7 +148,7 @@ def record_drops(
             with torch.no_grad():
                 regularization.adapter.forward(given, every)
             watched.seen = every.seen
-        passes.append(PassDrops(given, watched.drops(regularization.adapter.attention_layers)))
+        passes.append(watched.drops(regularization.adapter.attention_layers))
         return found
 
     training = TrainingContext(
@@ -175,28 +162,28 @@ def record_drops(
         train_data=labelled_data("train_data", [batch], model.device),
         **tokens_of(tokenizer),
     )
-    with forked_rng(model), _training_mode(model, own_dropout=own_dropout):
+    with forked_rng(model), evaluating(model), ExitStack() as stack:
+        stack.callback(setattr, model, "training", False)
+        model.training = True  # methods look at the model's own mode; its modules, and so its dropout, stay off
         torch.manual_seed(moment.seed + moment.step)
         regularization = Regularization(training, method)
-        try:
-            if learnt is not None:
-                regularization.method_state.restore(learnt.metrics, learnt.tensors)
-            regularization.set_epoch(moment.epoch)
-            regularization.begin_step(moment.step)
-            with torch.enable_grad():
-                if method.needs_rows:  # what is recorded of rows in one pass is dropped in the next
-                    batch = {**batch, ROW_INDEX: torch.arange(number_of_rows(batch))}
-                    regularization.set_epoch(max(0, moment.epoch - 1))  # with cross-tuning, a plain one
-                    regularization.compute(batch, compute_loss)[0].backward()  # type: ignore[no-untyped-call]
-                    model.zero_grad()
-                    passes.clear()
-                    regularization.set_epoch(moment.epoch)
-                    regularization.begin_step(moment.step + 1)
-                for each, _ in regularization.micro_batches(batch)[0]:
-                    regularization.compute(each, compute_loss)
-        finally:
-            regularization.close()
-    return passes
+        stack.callback(regularization.close)
+        if learnt is not None:
+            regularization.method_state.restore(learnt.metrics, learnt.tensors)
+        regularization.set_epoch(moment.epoch)
+        regularization.begin_step(moment.step)
+        with torch.enable_grad():
+            if method.needs_rows:  # what is recorded of rows in one pass is dropped in the next
+                batch = {**batch, ROW_INDEX: torch.arange(number_of_rows(batch))}
+                regularization.set_epoch(max(0, moment.epoch - 1))  # with cross-tuning, a plain one
+                regularization.compute(batch, compute_loss)[0].backward()  # type: ignore[no-untyped-call]
+                model.zero_grad()
+                passes.clear()
+                regularization.set_epoch(moment.epoch)
+                regularization.begin_step(moment.step + 1)
+            for each, _ in regularization.micro_batches(batch)[0]:
+                regularization.compute(each, compute_loss)
+    return passes[0] if passes else {}
 
 
 class WatchedPlan(CombinedPlan):
@@ -270,16 +257,3 @@ class WatchedPlan(CombinedPlan):
     def _note(self, key: str, dropped: Tensor) -> None:
         found = self.seen[key]
         self.seen[key] = dataclasses.replace(found, dropped=found.dropped | (dropped & found.possible))
-
-
-@contextmanager
-def _training_mode(model: PreTrainedModel, *, own_dropout: bool) -> Iterator[None]:
-    """Set the model to training within the block; without its own dropout only the model itself, no module in it."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = own_dropout or module is model
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
