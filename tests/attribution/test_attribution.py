@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from helpers import oracles, zoo
 from helpers.plans import attached
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import TrainingArguments, default_data_collator
 
-from attendrop import ADDrop, AttendropError, regularize
+from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
+from attendrop.attribution import predictions, targets
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
-from attendrop.attribution.predictions import best_spans
+from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.attribution.targets import fix_target
 from attendrop.methods.common.divergence import mean_divergence
+from attendrop.training.labelled_data import ColumnCollator
 
 TARGETS = ["pseudo_label", "gold_label"]
 
@@ -312,6 +317,40 @@ def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
             if allowed[row, i : j + 1].all()
         ]
         assert tuple(map(float, found)) == pytest.approx(max(pairs, default=(-torch.inf, 0, 0)))
+
+
+def test_methods_and_not_models_are_told_where_answers_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the column "answer_mask", in a trainer, and in a loop of one's own; of a model without types of tokens."""
+    method = Compose(ADDrop(), RDrop())
+    options = {**zoo.ZOO["distilbert"].options, "num_labels": 2, "dropout": 0.1}
+    row: dict[str, Any] = {"input_ids": [5, 6, 7, 8, 9], "attention_mask": [1] * 5, "answer_mask": [0, 0, 1, 1, 0]}
+    rows = [row | {"start_positions": 2, "end_positions": 3}] * 3
+    told: list[bool] = []
+
+    def watched(batch: Any, logits: torch.Tensor) -> torch.Tensor:
+        told.append("answer_mask" in batch)
+        return answer_tokens(batch, logits)
+
+    monkeypatch.setattr(targets, "answer_tokens", watched)
+    monkeypatch.setattr(predictions, "answer_tokens", watched)
+    model = zoo.from_class("DistilBertForQuestionAnswering", options).train()
+    model.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+    data = Dataset.from_list(rows)
+    arguments = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True, save_strategy="no")
+    trainer = RegularizedTrainer(model, arguments, train_dataset=data, eval_dataset=data, regularizer=method)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    batch = ColumnCollator(default_data_collator, ["answer_mask"])(rows)
+    with regularize(model.train(), method) as reg:
+        reg.loss(batch).backward()
+        model.eval()
+        with torch.no_grad():
+            reg.loss(batch)
+    assert told and all(told)
+
+
+def _refuse_mask(model: Any, args: Any, inputs: dict[str, Any]) -> None:
+    assert "answer_mask" not in inputs
 
 
 def test_the_token_with_which_generation_begins_is_predicted_there() -> None:

@@ -107,12 +107,6 @@ def test_the_commands_leave_out_words_for_missing_numbers(tmp_path: Path, capsys
     assert capsys.readouterr().out.endswith(" --label-column score --label-type number --skip-bad-rows\n")
 
 
-def test_the_commands_for_paths_of_images_ask_for_a_model(tmp_path: Path, capsys: Captured) -> None:
-    write_rows(tmp_path / "a.jsonl", [{"path": f"cats/{n}.png", "label": "ab"[n % 2]} for n in range(9)])
-    assert cli.main(["inspect", str(tmp_path / "a.jsonl"), "--text-columns", "path"]) == 0
-    assert capsys.readouterr().out.endswith(" --text-columns path --label-column label --model MODEL\n")
-
-
 def test_labels_whose_kind_is_unclear_are_doubtful_and_refused_by_a_run(tmp_path: Path, capsys: Captured) -> None:
     file = str(tmp_path / "a.jsonl")
     mixed = [{"text": f"a b c {n}", "label": ["1", "x", ""][n % 3]} for n in range(9)]
@@ -302,17 +296,25 @@ def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: 
 
 
 @pytest.mark.parametrize("label", [{}, {"label": "good"}])
-def test_chats_are_for_a_language_model(tmp_path: Path, capsys: Captured, label: dict[str, str]) -> None:
+@pytest.mark.parametrize("command", ["inspect", "train --model minilm --output-dir {folder}/run --train-file"])
+def test_chats_are_for_a_language_model(tmp_path: Path, capsys: Captured, label: dict[str, str], command: str) -> None:
     chat = {"messages": [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "Here."}]}
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(chat | label) for _ in range(3)))
-    (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps(each | label) for each in (chat, {"messages": []})))
-    assert cli.main(["inspect", f"{tmp_path}/chats.jsonl"]) == 0
-    out = capsys.readouterr().out
-    assert "attendrop train " in out and "--text-columns messages --label-type completion" in out
-    assert "--label-column" not in out and "compare" not in out
-    assert cli.main(["inspect", f"{tmp_path}/bad.jsonl", "--eval-file", f"{tmp_path}/chats.jsonl"]) == 0
-    out = capsys.readouterr().out
-    assert f"--eval-file {tmp_path}/chats.jsonl" in out and "--label-type completion --skip-bad-rows" in out
+    columns = ["--text-columns", "messages", "--label-column", "label"] if label and command != "inspect" else []
+    assert cli.main([*command.format(folder=tmp_path).split(), f"{tmp_path}/chats.jsonl", *columns]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    if label or command == "inspect":
+        assert "'messages' has chats; to classify them, write each as one text." in said and "examples/sft.py" in said
+
+
+def test_answers_in_texts_are_learnt_in_python(tmp_path: Path, capsys: Captured) -> None:
+    answer = {"text": ["dog"], "answer_start": [2]}
+    rows = [{"question": f"who sees {n}", "context": f"a dog sees {n}", "answers": answer} for n in range(12)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    columns = ["--text-columns", "question,context", "--label-column", "answers"]
+    assert cli.main(["inspect", f"{tmp_path}/a.jsonl", *columns]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the labels are answers in texts, as in SQuAD" in said and "examples/question_answering.py" in said
 
 
 def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

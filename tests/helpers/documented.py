@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
-from helpers import tiny, tiny_images, tiny_translators
+from helpers import tiny, tiny_translators
 from helpers.finished_runs import write_comparison
 from helpers.stand_in_data import write_stand_ins
 from helpers.task_examples import FAMILIES
 from helpers.tiny import sentence
-
-
-def save_chat_model(folder: Path) -> None:
-    """Save a tiny Llama whose tokenizer knows the turns of a chat."""
-    tiny.save_tiny_llama(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
-    )
-    tokenizer.save_pretrained(folder)
-
 
 # A tiny random model in the place of each model of the hub.
 MODELS: dict[str, Callable[[Path], object]] = {
@@ -38,9 +23,6 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "t5-small": tiny_translators.save_tiny_t5,
     "Helsinki-NLP/opus-mt-tr-en": partial(tiny_translators.save_tiny_marian, positions=512),
     "meta-llama/Llama-3.2-1B": tiny.save_tiny_llama,
-    "Qwen/Qwen2.5-0.5B-Instruct": save_chat_model,
-    "google/vit-base-patch16-224-in21k": tiny_images.save_tiny_model,
-    "facebook/dinov2-small": partial(tiny_images.save_tiny_model, family="dinov2"),
 }
 # Ends within seconds what a document would train for minutes. The later of two options counts.
 COMMAND = """#!/bin/bash
@@ -72,25 +54,18 @@ def write_documented(folder: Path) -> None:
         columns = list(_row(0))
         lines = [",".join(str(_row(number)[column]) for column in columns) for number in numbers]
         _write(folder / f"{name}.csv", [",".join(columns), *lines])
-        _write(folder / f"{name}.jsonl", [json.dumps(_row(number) | _nested(number)) for number in numbers])
+        _write(
+            folder / f"{name}.jsonl",
+            [json.dumps(_row(number) | {"topics": ["cat", "dog", "bird"][: number % 4]}) for number in numbers],
+        )
         _write(folder / f"{name}.conll", [_tagged(number) for number in numbers])
         _write(folder / f"{name}.txt", [sentence(number) for number in numbers])
-    (folder / "chats.jsonl").write_bytes((folder / "train.jsonl").read_bytes())
     for name, first in {"train": 0, "dev": 48, "test": 64}.items():
         tiny_translators.write_pairs(folder, name, range(first, first + 16))
     for file in folder.glob("*.ro"):
         file.rename(file.with_suffix(".tr"))
-    for name in ("corpus", "other", "masked"):
-        texts = [sentence(number) for number in range(40)]
-        if name == "masked":
-            texts = [re.sub(r"^\w+", "[MASK]", text) for text in texts]
-        _write(folder / f"{name}.txt", texts)
-        _write(folder / f"{name}.jsonl", [json.dumps({"body": text}) for text in texts])
     tickets = [f"{number};{sentence(number)};{('Refund', 'Account', 'refund')[number % 3]}" for number in range(60)]
     _write(folder / "tickets.csv", ["id;message;category", *tickets])
-    for name, first, count in (("photos/train", 0, 16), ("photos/dev", 16, 8), ("pictures", 0, 20)):
-        tiny_images.write_folder(folder / name, first, count)
-    tiny_images.write_folder(folder / "new_photos", 24, 4, labelled=False)
     write_comparison(
         folder / "compared", {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)}, text_columns=("sentence1",)
     )
@@ -107,21 +82,9 @@ def write_hub(folder: Path) -> None:
 
 def _row(number: int) -> dict[str, Any]:
     """Make a row of a table with the columns of all documents."""
-    texts = ("text", "sentence1", "sentence2", "question", "a", "b", "c", "d", "message", "prompt", "completion")
+    texts = ("text", "sentence1", "sentence2", "question", "a", "b", "c", "d", "message")
     row: dict[str, Any] = {name: sentence(number + place) for place, name in enumerate(texts)}
     return row | {"label": ("no", "yes")[number % 2], "answer": "ABCD"[number % 4]}
-
-
-def _nested(number: int) -> dict[str, Any]:
-    """Make the columns that a table of one value per cell cannot have."""
-    context = sentence(number)
-    turns = [{"role": "user", "content": context}, {"role": "assistant", "content": sentence(number + 1)}]
-    return {
-        "topics": ["cat", "dog", "bird"][: number % 4],
-        "context": context,
-        "answers": {"text": [context.split()[0]], "answer_start": [0]},
-        "messages": turns,
-    }
 
 
 def _tagged(number: int) -> str:

@@ -27,7 +27,6 @@ def write_stand_ins(folder: Path) -> Path:
     _write_tags(folder)
     _write_questions(folder)
     _write_pairs(folder)
-    _write_answers(folder / "squad")
     return folder
 
 
@@ -59,16 +58,6 @@ def _write_pairs(folder: Path) -> None:
         for code, first in {"ro": 0, "en": 3}.items():
             texts = [sentence(number + first) for number in range(*_numbers(split))]
             _write(folder / "wmt16" / "ro-en" / f"{name}.{code}", "\n".join(texts))
-
-
-def _write_answers(folder: Path) -> None:
-    for split in ("train", "dev"):
-        paragraphs = []
-        for number in range(*_numbers(split)):
-            word = sentence(number).split()[0]
-            asked = {"question": sentence(number + 3), "answers": [{"text": word, "answer_start": 0}]}
-            paragraphs.append({"context": sentence(number), "qas": [asked]})
-        _write(folder / f"{split}-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
 
 def _write_questions(folder: Path) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
-from PIL.Image import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from helpers import tiny_images, zoo
+from helpers import zoo
 from helpers.tiny import WORDS, sentence
 
 _VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", *WORDS]
@@ -61,16 +59,11 @@ def _family(row: str, inputs: str) -> Callable[[Path], None]:
     return lambda folder: _save_family(folder, row, inputs)
 
 
-def _save_image_family(name: str, folder: Path) -> None:
-    tiny_images.save_tiny_model(folder, name, hidden_dropout_prob=0.1)
-
-
 # By name, what saves a tiny random model of the family, as a pre-trained model is saved.
 FAMILIES: dict[str, Callable[[Path], None]] = {
     **{name: _family(name, "encoder") for name in (*_ENCODERS, "bart")},
     **{name: _family(name, "decoder") for name in ("gpt2", "llama")},
     **{name: _family(name, "both") for name in ("t5", "marian")},
-    **{name: partial(_save_image_family, name) for name in tiny_images.FAMILIES},
 }
 
 
@@ -84,7 +77,6 @@ class Example:
         texts: ``--text-columns``.
         label: ``--label-column``; empty for none.
         options: Further options of the run.
-        draw: Draws the image of a number, which the row names; None: a row is all there is.
     """
 
     row: Callable[[int], dict[str, Any]]
@@ -92,18 +84,11 @@ class Example:
     texts: tuple[str, ...] = ("text",)
     label: str = "label"
     options: Mapping[str, Any] = field(default_factory=dict)
-    draw: Callable[[int], Image] | None = None
 
 
 def _choice(number: int) -> dict[str, Any]:
     choices = {name: sentence(number + place) for place, name in enumerate("abc"[: 2 + number % 2])}
     return {"text": sentence(number), "a": "", "b": "", "c": "", **choices, "label": "AB"[number % 2]}
-
-
-def _answer(number: int) -> dict[str, Any]:
-    word = (text := sentence(number)).split()[number % 3]
-    found = {"text": [word], "answer_start": [text.index(word)]} if number % 4 else {"text": [], "answer_start": []}
-    return {"q": "good", "text": text, "label": found}
 
 
 def _texts(label: Callable[[int], Any]) -> Callable[[int], dict[str, Any]]:
@@ -129,32 +114,16 @@ EXAMPLES: dict[str, Example] = {
         (*_ENCODERS, "gpt2", "llama", "t5"),
     ),
     "multiple-choice": Example(_choice, _ENCODERS, ("text", "a", "b", "c"), options={"label_type": "choice"}),
-    "question-answering": Example(_answer, (*_ENCODERS, "gpt2", "llama", "bart", "t5"), ("q", "text")),
     "translation": Example(
         _texts(lambda number: sentence(number + 1)),
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
-    ),
-    "masked-language-modeling": Example(
-        lambda number: {"text": sentence(number)}, _ENCODERS, label="", options={"label_type": "mlm"}
-    ),
-    "text-generation": Example(
-        _texts(lambda number: f" {sentence(number + 1)}"), ("gpt2", "llama"), options={"label_type": "completion"}
-    ),
-    "image-classification": Example(
-        lambda number: {"image": f"{number}.png", "label": ["left", "right"][number % 2]},
-        tuple(tiny_images.FAMILIES),
-        ("image",),
-        draw=lambda number: tiny_images.draw(number, ["left", "right"][number % 2]),
     ),
 }
 
 
 def write_rows(path: Path, example: Example, first: int, count: int) -> Path:
     """Write a file of JSON lines with ``count`` rows, from row ``first`` on."""
-    numbers = range(first, first + count)
-    for number in numbers if example.draw is not None else ():
-        example.draw(number).save(path.parent / f"{number}.png")
-    rows = [json.dumps(example.row(number)) for number in numbers]
+    rows = [json.dumps(example.row(number)) for number in range(first, first + count)]
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path

@@ -177,9 +177,9 @@ def test_runs_without_a_kept_model_tell_how_to_get_one(tmp_path: Path) -> None:
     (recommended / "config.json").write_text("{}")
     assert f'`attendrop attend {recommended} "TEXT"`' in part(tmp_path).missing
     found = json.loads((recommended / "metrics.json").read_text())
-    found["data"]["report"] = {"kind": "text-generation"}
+    found["data"]["report"] = {"kind": "translation"}
     (recommended / "metrics.json").write_text(json.dumps(found))
-    assert part(tmp_path).missing.startswith("`attendrop attend` does not work for text-generation: ")
+    assert part(tmp_path).missing.startswith("`attendrop attend` does not work for translation: ")
 
 
 def test_a_kept_model_that_cannot_be_shown_does_not_keep_the_report_from_being_made(

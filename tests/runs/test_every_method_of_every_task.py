@@ -35,11 +35,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 REFUSED: dict[tuple[str, str, str], str] = {
     ("*", "albert", "layer-reinit"): "shares its layers",
     ("*", "albert", "supert"): "shares its layers",
-    **{
-        ("image-classification", "*", method): "embeds no words here"
-        for method in ("scal", "r3f", "token-cutoff", "smart")
-    },
-    ("image-classification", "*", "unidrop"): "has no 'input_ids' to drop; set token=0",
 }
 
 

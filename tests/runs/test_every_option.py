@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers import tiny
+from helpers import tiny, tiny_translators
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -32,7 +32,9 @@ OWN = {
     "head_start": "random",
 }
 TASK = dict.fromkeys(("train_file", "eval_file", "text_columns", "label_column")) | {"task": "sst2", "data_dir": "glue"}
-MLM = {"text_columns": "sentence1", "label_column": None, "label_type": "mlm"}
+TRANSLATED = dict.fromkeys(("eval_file", "text_columns", "label_column")) | {
+    "model": "translator", "train_file": "train.en,train.ro",
+}  # fmt: skip
 ALL = {"eval_file": None, "selection_fraction": "0"}
 HELD_OUT = {"selection_fraction": "0.2"}
 SHORT = {"text_columns": "sentence1", "max_length": "6"}
@@ -80,7 +82,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
     ("label_names", "names.csv", rows, 43, {"text_columns": "sentence1"}),
-    ("task_options", "pack=true", lambda trainer: trainer.head.pack, True, MLM),
+    ("task_options", "num_beams=2", lambda trainer: trainer.model.generation_config.num_beams, 2, TRANSLATED),
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
     ("test_fraction", "0.25", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
@@ -149,6 +151,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     folder = tmp_path_factory.mktemp("every-option")
     tiny.save_tiny_bert(folder / "model")
     tiny.save_tiny_bert(folder / "wide", hidden_size=32)
+    tiny_translators.save_tiny_marian(folder / "translator")
+    tiny_translators.write_pairs(folder, "train", range(20))
     train, dev = tiny.write_data(folder)
     lines = train.read_text().splitlines()
     train.write_text("\n".join([f"{lines[0]},size", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))

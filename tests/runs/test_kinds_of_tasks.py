@@ -11,31 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny, tiny_images
+from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import fingerprint
-from attendrop.runs.resolved_run import resolve_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NOUNS = ("cat", "dog", "bird")
 OTHERS = [word for word in tiny.WORDS if word not in NOUNS]
 NEW = range(100, 120)
-
-
-def answered(number: int) -> dict[str, Any]:
-    """The noun of the text is the answer; every fourth text has none, and some are longer than a window."""
-    draw = random.Random(number)
-    words = [draw.choice(OTHERS) for _ in range(4 + number % 3 * 12)]
-    answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
-    if number % 4:
-        place = draw.randrange(len(words))
-        words[place] = draw.choice(NOUNS)
-        answers = {"text": [words[place]], "answer_start": [len(" ".join(words[:place])) + bool(place)]}
-    return {"q": "the good", "text": " ".join(words), "label": answers}
 
 
 def chosen(number: int) -> dict[str, Any]:
@@ -60,10 +45,6 @@ def tagged(number: int) -> dict[str, Any]:
 
 def write_rows(row: Callable[[int], dict[str, Any]], path: Path, first: int, count: int) -> None:
     path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + count)))
-
-
-def side(number: int) -> str:
-    return random.Random(number).choice(("left", "right"))
 
 
 @dataclass(frozen=True)
@@ -93,10 +74,6 @@ PAIR = "--text-columns q,text --label-column label"
 ONE = "--text-columns text --label-column label"
 ENTITIES = ["entity_f1", "entity_precision", "entity_recall", "accuracy", "f1_macro"]
 KINDS = {
-    "question-answering": Kind(
-        partial(write_rows, answered), 60, f"{PAIR} --epochs 6", ["f1", "exact_match"], "exact_match", "answer",
-        lambda number: "".join(answered(number)["label"]["text"]),
-    ),
     "multiple-choice": Kind(
         partial(write_rows, chosen), 60, f"{PAIR} --label-type choice --epochs 5", ["accuracy"], "accuracy", "label",
         lambda number: chosen(number)["label"],
@@ -109,14 +86,10 @@ KINDS = {
         partial(write_rows, tagged), 80, f"{ONE} --epochs 5", ENTITIES, "accuracy", "tags",
         lambda number: tagged(number)["label"],
     ),
-    "image-classification": Kind(
-        tiny_images.write_folder, 60, "--epochs 4 --learning-rate 3e-3", ["accuracy", "f1_macro"], "accuracy", "label",
-        side,
-    ),
 }  # fmt: skip
 
 
-SLOW = ("multi-label-classification", "image-classification")
+SLOW = ("multi-label-classification",)
 
 
 @pytest.fixture(
@@ -125,8 +98,8 @@ SLOW = ("multi-label-classification", "image-classification")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Kind]:
     """The folder of a model, of the files of a kind, and of a finished run."""
     folder, kind = tmp_path_factory.mktemp(request.param), KINDS[request.param]
-    (tiny_images.save_tiny_model if request.param.startswith("image") else tiny.save_tiny_bert)(folder / "model")
-    train, dev = ("train", "dev") if request.param.startswith("image") else ("train.jsonl", "dev.jsonl")
+    tiny.save_tiny_bert(folder / "model")
+    train, dev = "train.jsonl", "dev.jsonl"
     kind.write(folder / train, 0, kind.rows)
     kind.write(folder / dev, NEW.start, len(NEW))
     files = f"--train-file {folder / train} --eval-file {folder / dev} --model {folder}/model"
@@ -190,22 +163,3 @@ def test_words_of_a_column_file_get_tags_beside_its_columns(
     rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert [row["tokens"] for row in rows] == [["the", "cat"], ["bad"], None, ["cat"], None]
     assert [bool(row["skipped"]) for row in rows] == [row["predicted_tags"] is None for row in rows]
-
-
-def test_a_processor_of_another_size_is_refused(tmp_path: Path, capsys: Captured) -> None:
-    tiny_images.save_tiny_model(tmp_path / "vit")
-    tiny_images.write_folder(tmp_path / "train", 0, 8)
-    file = tmp_path / "vit" / "preprocessor_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"size": {"height": 32, "width": 32}}))
-    asked = f"train --train-file {tmp_path}/train --model {tmp_path}/vit --output-dir {tmp_path}/out --device cpu"
-    assert cli.main(asked.split()) == 2
-    assert "makes images of 3 x 32 x 32, which its model does not read" in capsys.readouterr().err
-
-
-def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
-    tiny_images.save_tiny_model(tmp_path / "vit")
-    tiny_images.write_folder(tmp_path / "train", 0, 12)
-    config = RunConfig(train_file=str(tmp_path / "train"), model=str(tmp_path / "vit"), output_dir="unused")
-    before = fingerprint(resolve_run(config).parts)
-    tiny_images.draw(7, "left").save(sorted(tmp_path.rglob("*.png"))[0])
-    assert fingerprint(resolve_run(config).parts) != before

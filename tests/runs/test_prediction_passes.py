@@ -49,7 +49,7 @@ def test_a_row_without_tokens_has_no_direction(tmp_path: Path) -> None:
 def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
     folder = tiny.save_tiny_gpt2(tmp_path)
     AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
-    tokenizer, model = YES_NO.load_preprocessor(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer, model = YES_NO.load_tokenizer(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
     encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
     alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
     np.testing.assert_allclose(alone, together, atol=1e-6)

@@ -24,10 +24,10 @@ TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (
         ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
         ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
         (
-            {"task": "squad"},
-            "With a train-file, task is the kind of its rows, one of answer, .*, and not 'squad'; give one",
+            {"task": "swag"},
+            "With a train-file, task is the kind of its rows, one of choice, .*, and not 'swag'; give one",
         ),
-        ({**TASK, "task": "mlm"}, "'mlm' is for custom files"),
+        ({**TASK, "task": "tags"}, "'tags' is for custom files"),
         ({**TASK, "task": "rte", "skip_bad_rows": True}, "skip-bad-rows is for custom files"),
         ({"options": 3}, "options must be a mapping"),
         ({"seed": -1}, "seed must be at least 0"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from helpers import tiny, tiny_images
+from helpers import tiny
 
 import attendrop
 from attendrop.errors import AttendropError
@@ -212,19 +212,6 @@ def test_a_kept_model_of_a_decoder_needs_no_other_folder(folder: Path, tmp_path:
     shutil.rmtree(tmp_path / "model")
     found = evaluate(given.output_dir, Source(file=given.eval_file, device="cpu"))
     assert sum(found["predicted"].values()) == len(scored)
-
-
-def of_images(folder: Path, name: str) -> RunConfig:
-    tiny_images.save_tiny_model(folder / "model", name)
-    for split, first, count in (("train", 0, 24), ("dev", 100, 12)):
-        tiny_images.write_folder(folder / split, first, count)
-    files = {"train_file": str(folder / "train"), "eval_file": str(folder / "dev"), "text_columns": ()}
-    return tiny.config(folder, "kept", **files, label_column=None)
-
-
-def test_a_kept_model_of_images_reads_images(tmp_path: Path) -> None:
-    scored, found = kept_predictions(of_images(tmp_path, "dinov2"), "frozen")
-    assert [row["label"] for row in found] == [("left", "right")[number] for number in scored]
 
 
 def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None:

@@ -33,21 +33,6 @@ def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
     assert "without_text" not in found.doubts()
 
 
-def test_answers_in_a_table_are_no_ids(tmp_path: Path) -> None:
-    answers = [json.dumps({"text": [f"dog {n}"], "answer_start": [2]}).replace('"', '""') for n in range(40)]
-    file = tmp_path / "a.csv"
-    file.write_text("question,context,label\n" + "".join(f'who sees,a dog {n},"{a}"\n' for n, a in enumerate(answers)))
-    found = check_files(str(file), None, text_columns=["question", "context"], label_column="label")
-    assert found is not None and (found.label_type, found.labels) == ("auto", {})
-
-
-def test_pre_training_has_no_label_column(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("text,label\na cat sees a dog,1\nthe bird sees it,2\nnobody sees this,1\n")
-    found = inspect_files(file, label_type="mlm")
-    assert (found.text_columns, found.label_column) == (("text",), None)
-
-
 def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens of 200,000 rows would take gigabytes."""
     file, sizes = tmp_path / "a.csv", list[int]()

@@ -48,22 +48,6 @@ ARC_ROWS = [
 ARC_COPY = '"who, then?",a,b,c,d,B\nwhy?,a,b,c,,C\nlost?,,,,,1\nfive?,a,b,c,d,E\nlast?,a,b,c,d,2\n'
 
 
-def squad(start: int) -> str:
-    found = {"id": "1", "question": "Who sat?", "answers": [{"text": "The cat", "answer_start": start}]}
-    none = {"id": "2", "question": "Who ran?", "answers": [], "is_impossible": True}
-    paragraph = {"context": "The cat sat on The cat.", "qas": [found, none]}
-    return json.dumps({"data": [{"title": "Cats", "paragraphs": [paragraph]}]})
-
-
-SQUAD_ROWS = [
-    {
-        "question": question,
-        "context": "The cat sat on The cat.",
-        "label": {"text": text, "answer_start": at},
-        "index": n,
-    }
-    for n, (question, text, at) in enumerate((("Who sat?", ["The cat"], [0]), ("Who ran?", [], [])))
-]
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nJohn NNP I-NP I-PER\nSmith NNP I-NP I-PER\nAnn NNP I-NP B-PER\n"
 PTB = "".join(f"# file = wsj_{number:04}\nIt\tPRP\n\n" for number in (1, 159, 160, 179, 180, 199))
 UD = "1\tIt\t_\tPRON\t_\t_\t2\t_\t_\t_\n2\trains\t_\tVERB\t_\t_\t0\t_\t_\t_\n\n"
@@ -88,7 +72,6 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
         "arc", {f"ARC-V1-Feb2018-2/ARC-{name}/ARC-{name}-Dev.jsonl": ARC for name in ("Easy", "Challenge")}, "dev",
         [row | {"index": n} for n, row in enumerate(ARC_ROWS * 2)],
     ),
-    ("squad_v2", {"squad/dev-v2.0.json": squad(2)}, "dev", SQUAD_ROWS),  # answers are moved to where they are
     (
         "conll2003", {"conll2003/eng.testa": CONLL}, "dev",  # IOB1, which becomes IOB2: B-ORG B-PER I-PER B-PER
         [{"tokens": ["EU", "John", "Smith", "Ann"], "label": [3, 1, 2, 1], "index": 0}],
@@ -140,7 +123,6 @@ def test_official_files(
             "line 2: the label '4' is none of the 4 choices, from",
         ),
         ("arc-easy", {"arc/notes.txt": ""}, r"no file of arc-easy dev, such as '\*\*/ARC-Easy-Dev.jsonl'"),
-        ("squad", {"squad/dev-v1.1.json": '{"data": [{}]}'}, "is not a file of SQuAD"),
         ("conll2003", {"conll2003/eng.testa": "a I-GPE\n"}, "line 1: the tag 'B-GPE' is not among"),
         ("ud", {"UD_German-GSD/de_gsd-ud-dev.conllu": UD}, "name a folder that has one"),
     ],
@@ -178,14 +160,6 @@ HUB: list[tuple[str, str, Dataset, list[tuple[str, ...]], list[dict[str, Any]]]]
     (
         "swag", "test", Dataset.from_dict(SWAG_HUB), [("allenai/swag", "regular", "test")],
         [{"question": "A.", "choices": ["B e0", "B e1", "B e2", "B e3"], "index": 0}],
-    ),
-    (
-        "squad", "dev",
-        Dataset.from_dict(
-            {"question": ["Who?"], "context": ["A cat."], "answers": [{"text": ["cat"], "answer_start": [2]}]}
-        ),
-        [("rajpurkar/squad", "validation")],
-        [{"question": "Who?", "context": "A cat.", "label": {"text": ["cat"], "answer_start": [2]}, "index": 0}],
     ),
     (
         "ud", "dev",

@@ -12,7 +12,7 @@ from datasets import Dataset
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.token_classification import TokenClassification
-from attendrop.tasks.heads.written_text import WrittenText
+from attendrop.tasks.heads.translation import WrittenText
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError, printable
 from attendrop.runs.declared_options import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
+from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
 from attendrop.tasks.values import may_be_missing
@@ -127,8 +126,8 @@ def _labels(found: Inspection) -> list[str]:
 
 
 def _rows(found: Inspection, model: str) -> list[str]:
-    if not found.text_columns or _are_images(found):
-        return []  # nothing is read of the files that paths name
+    if not found.text_columns:
+        return []
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
@@ -144,12 +143,6 @@ def _rows(found: Inspection, model: str) -> list[str]:
     return lines
 
 
-def _are_images(found: Inspection) -> bool:
-    from attendrop.tasks.images import is_image  # loads NumPy
-
-    return all(is_image(str(name)) for name in found.table.column(found.text_columns[0]))
-
-
 def _columns_named(found: Inspection) -> list[str]:
     """Return the options that name the columns that are read."""
     named = ["--text-columns", joined_names(found.text_columns)]
@@ -159,16 +152,7 @@ def _columns_named(found: Inspection) -> list[str]:
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Describe how attendrop interprets the file, and list the commands for it."""
     evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
-    if found.are_chats and not typed:
-        chats = shlex.join([str(found.table.path), *evaluated, *_columns_named(replace(found, label_column=None))])
-        bad = " --skip-bad-rows" if doubts.keys() & {"skipped", "without_text", "not_text"} else ""
-        return [
-            "Chats: a causal language model trains on their replies. To classify chats, write each as one text.",
-            "Next:",
-            f"  attendrop train {chats} --label-type completion{bad} --model MODEL",
-        ]
-    needs_label = found.label_type not in UNLABELLED
-    if found.label_column is None and needs_label:
+    if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
@@ -183,7 +167,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     no_numbers = found.label_type in NUMBER and found.unclear  # words for missing ones
     words += ["--skip-bad-rows"] if no_numbers or doubts.keys() & refused else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
-    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS or _are_images(found) else []
+    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         dates = (str(value or "") for value in found.table.column(column.name))
@@ -197,6 +181,6 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         )
     draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
     commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
-    for command in ["compare", "train"] if needs_label else ["train"]:
+    for command in ("compare", "train"):
         commands.append(f"attendrop {command} {shlex.join([file, *words])}")
     return [*lines, "Next:", *(f"  {command}" for command in commands)]

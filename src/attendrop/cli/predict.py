@@ -31,7 +31,7 @@ def predict(
             *("task", "file", "columns", "format"),
             of=Source,
             split=("Split of the task.", "test"),
-            file=("Your file, or folder of images; - is stdin.", "", _FILE),
+            file=("Your file; - is stdin.", "", _FILE),
         ),
     ],
     output_format: Annotated[

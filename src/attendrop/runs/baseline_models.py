@@ -133,11 +133,11 @@ def load_baseline(folder: Path) -> BaselineModel:
             vectorizer.idf_ = arrays[f"idf.{number}"]
             vectorizers.append(vectorizer)
         head, place = head_of_model(config), str(folder)
-        tokenizer, encoder = head.load_preprocessor(place), None
+        tokenizer, encoder = head.load_tokenizer(place), None
         if saved["frozen"]:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
             encoder = head.model_class(config).from_pretrained(place, **options)
-            head.fit_preprocessor(place, encoder, tokenizer)
+            head.fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
         return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
     except (OSError, KeyError, ValueError) as error:

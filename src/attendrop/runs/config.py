@@ -60,8 +60,7 @@ class RunConfig:
     train_file: str | None = option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a "
-        "folder of images.",
+        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt.",
         PATH,
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)
@@ -70,13 +69,13 @@ class RunConfig:
         (), "columns", "Text columns of your files, comma-separated.", shown="those that look like it"
     )
     """Their number depends on the kind of task. Some formats have default columns: ``tokens`` of column files (.conll,
-    .conllu), ``source`` of two parallel text files, and ``image`` of folders. Columns that the method reads are needed
-    in the ``train_file`` only."""
+    .conllu) and ``source`` of two parallel text files. Columns that the method reads are needed in the ``train_file``
+    only."""
     label_column: str | None = option(
         None, "columns", "Label column of your files.", shown="the one that looks like it"
     )
     """Several, comma-separated: a column of zeros and ones for each label that a row may have. By default ``tags`` or
-    ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
+    ``upos`` of column files, and ``target`` of two text files."""
     label_type: str = option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
@@ -95,7 +94,7 @@ class RunConfig:
     task_options: Mapping[str, Any] = option(
         {},
         "columns",
-        "Option of the kind of task: num_beams=4, pack=true.",
+        "Option of the kind of task: num_beams=4.",
         flags=["--task-set"],
         example="num_beams=4",
     )
@@ -324,7 +323,7 @@ class RunConfig:
         if self.text_columns and labelled:
             return
         if not any(each.exists() for each in files_of(file)):
-            raise AttendropError(f"There is no file or folder '{file}'.")
+            raise AttendropError(f"There is no file '{file}'.")
         if self.label_type in guessed:
             from attendrop.tasks.inspection import candidate_columns
 

@@ -30,7 +30,6 @@ from attendrop.tasks.class_names import (
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
-from attendrop.tasks.images import folder_sha256
 from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
@@ -110,7 +109,7 @@ def load_data(config: RunConfig) -> TaskData:
 
 
 def data_files(config: RunConfig) -> list[Path]:
-    """List the files, or folders, of a run's data, which may be missing; data of the hub have none."""
+    """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
         named = (config.train_file, config.eval_file, config.label_map, config.label_names_file)
         return [file for name in named if name is not None for file in files_of(name)]
@@ -121,8 +120,8 @@ def data_files(config: RunConfig) -> list[Path]:
 
 
 def digest(path: Path) -> str:
-    """Compute the SHA-256 of a file, or of the images in a folder; empty if there is neither."""
-    return folder_sha256(path) if path.is_dir() else known_sha256(path) if path.is_file() else ""
+    """Compute the SHA-256 of a file; empty if there is none."""
+    return known_sha256(path) if path.is_file() else ""
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
@@ -205,7 +204,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    train = encoded(task.head.training_rows(parts.train))
+    train = encoded(parts.train)
     return Parts(train, selection, report, reward, parts.names, parts.names_left_out)
 
 

@@ -96,8 +96,7 @@ def report_table(report: dict[str, Any], head: Head) -> str:
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     """Yield warnings about the data, one sentence each."""
-    parts, name_of_input = report["parts"], head.input_name
-    what = f"{'an' if name_of_input[0] in 'aeiou' else 'a'} {name_of_input}"
+    parts = report["parts"]
     if similar := report["similar_classes"]:
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
@@ -110,18 +109,18 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         if part.get("in_train"):
             percent = 100 * part["in_train"] / part["rows"]
             yield (
-                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have {what} that is in train, "
+                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
                 "too: the score on them is optimistic."
             )
     conflicts = report["conflicts"]
     if conflicts["texts"]:
         count = conflicts["texts"]
         yield (
-            f"{counted(count, name_of_input)} of train {'has' if count == 1 else 'have'} several labels, in "
+            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
             f"{conflicts['rows']} rows, such as {conflicts['example']}."
         )
     if count := parts["train"]["duplicates"]:
-        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the {name_of_input} of another row."
+        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
     likeness = report["likeness"] if "shifted" not in parts else None
     if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
         classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
@@ -154,7 +153,7 @@ def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> d
     found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
     for text, labels in list(conflicting.items())[:1]:
         names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
-        shown = " | ".join(head.titles(rows.select([texts.index(text)]))[0])
+        shown = " | ".join(head.texts(rows.select([texts.index(text)]))[0])
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     return found

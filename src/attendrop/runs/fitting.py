@@ -135,7 +135,7 @@ def fit(
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         run.method.prepare(loaded.model, run.config.seed)
-        rows = run.task.head.training_rows(run.parts.train)
+        rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None
         head_start = start_head(loaded, run.task.head, encoded.train, run.config, groups)
     if run.config.adapter is not None:

@@ -31,10 +31,9 @@ _UPLOADED = (
     r"model\.safetensors", r"model-\d+-of-\d+\.safetensors", r"model\.safetensors\.index\.json",
     r"adapter_model\.safetensors",
     *map(re.escape, ("config.json", "generation_config.json", ADAPTER_CONFIG, PRUNED_CONFIG, MODEL_CONFIG)),
-    # Tokenizers and processors.
+    # Tokenizers.
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json", r"(vocab|merges)\.txt",
     r"(tokenizer|spiece|spm|sentencepiece\.bpe)\.model", r"(source|target)\.spm", r"chat_template\.jinja",
-    r"(preprocessor|processor)_config\.json",
     # The card, and the class of a model that transformers has no class for.
     *map(re.escape, (CARD, MODELING_FILE.name)),
 )  # fmt: skip

@@ -170,7 +170,8 @@ def predict(
             escape_formulas=escape_formulas, bad=rows.bad,
         ) as writer:  # fmt: skip
             for chunk in rows.chunks:
-                encoded = model.encode(model.head.without_answers(chunk.columns), rows.task, source.max_length)
+                columns = {name: values for name, values in chunk.columns.items() if name != "label"}
+                encoded = model.encode(columns, rows.task, source.max_length)
                 writer.write(chunk.columns, rows.outputs(chunk, encoded), chunk.table)
             rows.check_known()
             writer.write_left_out()
@@ -285,8 +286,8 @@ def open_model(
     elif model.base_model is model:
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
-        tokenizer = head_of_model(model.config).load_preprocessor(run_dir)
-        head_of_model(model.config).fit_preprocessor(run_dir, model, tokenizer)
+        tokenizer = head_of_model(model.config).load_tokenizer(run_dir)
+        head_of_model(model.config).fit_tokenizer(run_dir, model, tokenizer)
     head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, head, options)
@@ -421,7 +422,7 @@ def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
 
 def _file_rows(model: RunModel, source: Source, file: str, split: str) -> _Rows:
     columns, label = file_columns(source, file, model.options, split)
-    if split == "dev" and label is None and model.head.needs_labels:
+    if split == "dev" and label is None:
         raise AttendropError(f"No label-column is given; give one{names_of_columns(file)}.")
     label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
     if label_map is not None and not Path(label_map).is_file():
@@ -436,7 +437,6 @@ def _file_rows(model: RunModel, source: Source, file: str, split: str) -> _Rows:
         label_map=label_map,
         size=CHUNK_ROWS,
         bad=bad,
-        scored=split == "dev",
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     return _Rows(model, source, files_task(columns, model.head), split, file, chunks, None, bad)

@@ -19,7 +19,7 @@ from attendrop.wording import counted, interval_of, score_text
 CARD = "README.md"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 # What code on a card calls inputs of heads.
-_SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words", "image": "path"}
+_SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words"}
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",

@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         model: The model, in evaluation mode, in float32.
-        tokenizer: The tokenizer of the model, or what takes its place (:meth:`Head.load_preprocessor`).
+        tokenizer: The tokenizer of the model.
         new: Names of the parameters that no file has, such as those of a new head; they are random.
     """
 
@@ -77,8 +77,6 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             head.configure(config)
             if head.has_pooling:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
-            elif head.pretrained and is_encoder(config):  # for classifiers that are made of what is trained here
-                configure_pooling(config, default_pooling(name, config))
         model, found = head.model_class(config).from_pretrained(
             place,
             config=config,
@@ -88,19 +86,19 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             dtype="float32",
             trust_remote_code=False,
         )
-        tokenizer = head.load_preprocessor(place)
+        tokenizer = head.load_tokenizer(place)
     freeze_unsaved(model)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
-    head.fit_preprocessor(name, model, tokenizer)
+    head.fit_tokenizer(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
-def load_preprocessor(name: str, task: Task) -> PreTrainedTokenizerBase:
-    """Load only what makes a model's inputs; raises AttendropError as :func:`load_model_and_tokenizer` does."""
+def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
+    """Load only the tokenizer of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
     with _load_errors(name):
-        found: PreTrainedTokenizerBase = task.head.load_preprocessor(resolve_model(name))
+        found: PreTrainedTokenizerBase = task.head.load_tokenizer(resolve_model(name))
         return found
 
 
@@ -139,9 +137,9 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
         model = load_model(name)
         model = model.model if is_pruned(name) else model
         head = head_of_model(model.config)
-        tokenizer = head.load_preprocessor(name)
+        tokenizer = head.load_tokenizer(name)
     declare_output(model, head.output_kind)
-    head.fit_preprocessor(name, model, tokenizer)
+    head.fit_tokenizer(name, model, tokenizer)
     return Loaded(model, tokenizer)
 
 

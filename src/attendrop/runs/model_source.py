@@ -94,7 +94,7 @@ def check_source(run_dir: str, source: Source, split: str) -> None:
     options = run_options(Path(run_dir))
     if not options and not keeps_model(run_dir):
         return  # loading the model says that there is none
-    if source.file in (None, STDIN) or Path(str(source.file)).is_dir():
+    if source.file in (None, STDIN):
         return
     columns, label = file_columns(source, str(source.file), options, split)
     with warnings.catch_warnings():

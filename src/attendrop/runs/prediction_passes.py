@@ -84,7 +84,7 @@ def frozen_features(
 ) -> Array:
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
-    Special tokens, and the class token of an image, count; padding does not: the sentence embedding of Reimers and
+    Special tokens count; padding does not: the sentence embedding of Reimers and
     Gurevych (2019). In a model with an encoder and a decoder, the encoder is read.
 
     Returns:

@@ -151,13 +151,11 @@ class RunTrainer(RegularizedTrainer):
         super().__init__(*args, **kwargs)
         self.head = head
         # The collator may give targets other names than columns have.
-        self.kept_columns = ("labels", *head.training_columns)
+        self.kept_columns = ("labels",)
         silence(self)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
                 callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
-        tokenizer: Any = self.processing_class
-        self._training_collator: Any = head.training_collator(self.data_collator, tokenizer, self.args.seed)
         if head.rewarded_by_loss:
             self.compute_reward_metrics = None
 
@@ -175,17 +173,6 @@ class RunTrainer(RegularizedTrainer):
     def meter(self) -> Meter:
         """The timer among the callbacks, which runs have."""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Meter))
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """As in ``transformers.Trainer``, with the head's collator of training rows."""
-        with replaced_attribute(self, "data_collator", self._training_collator):
-            return super().get_train_dataloader()
-
-    def begin_epoch(self, epoch: int) -> None:
-        """As in ``RegularizedTrainer``, also for the head's collator."""
-        super().begin_epoch(epoch)
-        if hasattr(self._training_collator, "epoch"):
-            self._training_collator.epoch = epoch
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any

@@ -26,7 +26,7 @@ from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
-from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_preprocessor
+from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
 from attendrop.runs.prediction_passes import frozen_features
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import (
@@ -167,7 +167,7 @@ class _Fits:
     def __init__(self, run: ResolvedRun, name: str) -> None:
         self.run, self.name, self.head = run, name, run.task.head
         self.named: Callable[[Dataset], _Fit] = getattr(self, name)
-        self.tokenizer = load_preprocessor(run.config.model, run.task)
+        self.tokenizer = load_tokenizer(run.config.model, run.task)
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
             self._frozen = load_model_and_tokenizer(run.config.model, run.task)

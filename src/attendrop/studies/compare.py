@@ -18,7 +18,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.folder_lock import locked
-from attendrop.runs.model_loading import load_for, load_preprocessor
+from attendrop.runs.model_loading import load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run, replace_run
 from attendrop.runs.train import train
@@ -150,7 +150,7 @@ def run_comparison(
     folder = Path(comparison.output_dir)
     check_study_folder(folder, comparison=True)
     run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
-    load_preprocessor(comparison.config.model, run.task)
+    load_tokenizer(comparison.config.model, run.task)
     _refuse_unusable(comparison, run.task)
     check_record(folder, comparison.config)
     parts = run.parts

@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,11 @@ def load_files(
         train_file: File of the split "train".
         eval_file: File of the split "dev".
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
-        label_column: Required unless the head needs no labels. Several, comma-separated: a column of zeros and ones
-            for each label that a row may have.
+        label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
-            texts are lists of words, answers if they are objects as in SQuAD, several labels if they are lists, numbers
-            if at least one, in any file, has a decimal fraction or an exponent, otherwise classes. Numbers in other
-            notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
+            texts are lists of words, several labels if they are lists, numbers if at least one, in any file, has a
+            decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
+            refused unless classes are asked for, and so are labels that
             :func:`attendrop.tasks.label_forms.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
@@ -79,19 +78,16 @@ def load_files(
     reader = kinds[0]
     rows.check_inputs(reader)
     tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
-    tables = {split: rows.not_left_out(table, reader) for split, table in tables.items()}
-    labelled, asked = reader.needs_labels or label_column is not None, label_type != "auto"
-    if labelled and label_column is None:
+    if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
-    if labelled:
-        tables = {split: rows.with_values(table, reader, asked=asked) for split, table in tables.items()}
-    found = tables if labelled else {}
-    kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
-    head = kind.from_labels(found, str(label_column), asked=asked)
-    if bad.keeps_unknown and "dev" in found:
-        head = head.with_unknown(found["dev"].column(str(label_column)))
+    asked = label_type != "auto"
+    tables = {split: rows.with_values(table, reader, asked=asked) for split, table in tables.items()}
+    kind = next(kind for kind in kinds if asked or kind.suits(tables, label_column))
+    head = kind.from_labels(tables, label_column, asked=asked)
+    if bad.keeps_unknown and "dev" in tables:
+        head = head.with_unknown(tables["dev"].column(label_column))
     tables = {split: _not_empty(rows.with_labels(table, head)) for split, table in tables.items()}
-    splits = {split: rows.columns(table, head, labelled=labelled) for split, table in tables.items()}
+    splits = {split: rows.columns(table, head, labelled=True) for split, table in tables.items()}
     train = tables["train"]
     if shift_column is not None:
         values = train.column(shift_column)
@@ -131,19 +127,17 @@ def stream_file(
     size: int,
     bad: BadRows,
     format: str | None = None,
-    scored: bool = False,
 ) -> Iterator[Chunk]:
     """Read a file of any length for an existing model, in chunks of at most ``size`` valid rows.
 
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
-    not read. Rows that are to be ``scored`` need an answer, even if the kind of task needs no labels.
+    not read.
     """
     rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
     rows.check_names()
     rows.check_inputs(head)
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
-        written = dict(zip(table.index, table.rows, strict=True))  # paths of images as they stand in the file
         table = rows.with_texts(table, head)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
@@ -151,12 +145,10 @@ def stream_file(
                 table = table.mapped(label_column, partial(_as_trained_on, head))
             if bad.keeps_unknown:
                 head = head.with_unknown(table.column(label_column))
-        if label_column is not None or (scored and not head.needs_labels):
             table = rows.with_labels(table, head)
         if table.rows:
             columns = rows.columns(table, head, labelled=label_column is not None)
-            kept = replace(table, rows=[written[index] for index in table.index])
-            yield Chunk(columns, kept, head.unknown_names)
+            yield Chunk(columns, table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
@@ -199,15 +191,9 @@ class _Rows:
 
     def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
         """Keep the rows whose texts can be read."""
-        table = reader.located(table, self.texts)
         for number, name in enumerate(self.texts):
             table = table.checked(name, partial(reader.text_problem, column=number), self.bad)
         return table.checked_rows(self.texts, reader.texts_problem, self.bad)
-
-    def not_left_out(self, table: Table, reader: Head | type[Head]) -> Table:
-        """Keep the rows that are used for training and scoring."""
-        texts = enumerate(table.values(self.texts))
-        return table.only([row for row, texts_of in texts if not reader.leaves_out(texts_of)])
 
     def with_values(self, table: Table, reader: Head | type[Head], *, asked: bool) -> Table:
         """Keep the rows that have a label; explain what an empty one may mean where some labels join others."""
@@ -220,16 +206,14 @@ class _Rows:
         return _not_empty(table.checked(str(self.label), problem, self.bad))
 
     def with_labels(self, table: Table, head: Head) -> Table:
-        """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
+        """Keep the rows whose labels the head can read, and which fit their texts."""
 
         def problem(row: Sequence[Any]) -> str | None:
-            texts, labels = row[: len(self.texts)], row[len(self.texts) :]
-            return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
+            *texts, label = row
+            return head.row_problem(head.read_texts(texts), label)
 
-        if self.label is None:
-            return table.checked_rows(self.texts, problem, self.bad)
-        table = table.checked(self.label, head.label_problem, self.bad)
-        return table.checked_rows((*self.texts, self.label), problem, self.bad)
+        table = table.checked(str(self.label), head.label_problem, self.bad)
+        return table.checked_rows((*self.texts, str(self.label)), problem, self.bad)
 
     def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
         """Make the columns of a data set from a table of valid rows."""

@@ -129,7 +129,7 @@ def _surest_errors(
     probabilities, predicted = softmax(outputs, axis=1), predicted_classes(outputs)
     wrong = np.flatnonzero(predicted != references)
     wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:_LISTED]
-    texts, names = task.head.titles(rows), task.head.all_names
+    texts, names = task.head.texts(rows), task.head.all_names
     found: list[dict[str, Any]] = [
         {
             "row": rows["index"][int(row)],
@@ -140,8 +140,8 @@ def _surest_errors(
         }
         for row in wrong
     ]
-    if train is not None and task.head.input_name == "text" and found:
-        known = [" | ".join(map(str, text)) for text in task.head.titles(train)]
+    if train is not None and found:
+        known = [" | ".join(map(str, text)) for text in task.head.texts(train)]
         classes = task.head.strata_of(train)
         same: defaultdict[str, list[int]] = defaultdict(list)
         for row, text in enumerate(known):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 SOURCE, TARGET = "source", "target"
-IMAGE, IMAGE_CLASS = "image", "label"
 _SEPARATOR = ","
 
 
@@ -38,7 +37,7 @@ def extension_of(path: str | Path) -> str:
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of custom data; none if their format names no columns.
 
-    The name is that of a file, as for :func:`files_of`, of a folder of images, or of a format such as ``"x.conll"``.
+    The name is that of a file, as for :func:`files_of`, or of a format such as ``"x.conll"``.
     """
     return _format(name)[:2]
 
@@ -52,5 +51,4 @@ def _format(name: str | None) -> _Format:
     files = files_of(name or "")
     if len(files) > 1:
         return (SOURCE,), TARGET, "text"
-    images: _Format = ((IMAGE,), IMAGE_CLASS, "image-class")
-    return _FORMATS.get(extension_of(files[0]), images if name and files[0].is_dir() else ((), None, "auto"))
+    return _FORMATS.get(extension_of(files[0]), ((), None, "auto"))

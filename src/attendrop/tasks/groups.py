@@ -43,8 +43,6 @@ def groups_of(rows: Dataset, task: Task) -> list[int]:
     """
     texts = task.head.texts(rows)
     known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
-    if task.head.input_name != "text":
-        return merged(*known)
     joined = [" ".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in row) for row in texts]
     numbers = merged(*known, near_duplicates(joined))
     return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)

@@ -18,7 +18,7 @@ from attendrop.files.model_files import MINILM
 from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of
-from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES, UNLABELLED
+from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.label_forms import check_form
 from attendrop.tasks.label_map import as_meant, check_map, label_columns, label_counts, label_variants, read_label_map
 from attendrop.tasks.table import BadRows, Table, skipped_places
@@ -27,7 +27,6 @@ from attendrop.tasks.values import (
     are_numbers,
     class_name,
     count_words,
-    is_answer,
     is_missing,
     joined_labels,
     label_names,
@@ -104,11 +103,6 @@ class Inspection:
         named = [ENCODINGS[encoding_of(path)], *([f"separated by {SEPARATORS[separator]}"] if separator else [])]
         return ", ".join([*named, *(["quoted"] if self.quoted else [])])
 
-    @property
-    def are_chats(self) -> bool:
-        """Whether the texts are chats: lists of messages with roles."""
-        return len(self.text_columns) == 1 and _is_chat(self.table.column(self.text_columns[0])[0])
-
     @cached_property
     def columns(self) -> list[Column]:
         """The columns with their roles."""
@@ -133,7 +127,7 @@ class Inspection:
     def tags(self) -> dict[str, int]:
         """Words with each tag, the most frequent first; none if the labels are no tags of words."""
         lists = len(self.text_columns) == 1 and _is_listed(self.table.column(self.text_columns[0])[0])
-        of_words = self.label_type in OF_WORDS or (self.label_type == "auto" and lists and not self.are_chats)
+        of_words = self.label_type in OF_WORDS or (self.label_type == "auto" and lists)
         if self.label_column is None or not of_words:
             return {}
         return label_counts(map(read_list, self.table.column(self.label_column)), several=True)
@@ -220,7 +214,7 @@ def inspect_files(
     texts = tuple(text_columns) or usual_texts
     candidates: list[str] = []
     guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
-    if label_column is None and label_type not in UNLABELLED and (label_type in guessed or not texts):
+    if label_column is None and (label_type in guessed or not texts):
         candidates = _label_columns(table, texts)
         label_column = next(iter(candidates), None)
     texts = texts or next(iter(_text_columns(table, label_column)), ())
@@ -287,14 +281,14 @@ def check_files(
 ) -> Inspection | None:
     """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
 
-    Other options are those of :func:`inspect_files`. Returns None for folders and parallel files. Labels that may be
+    Other options are those of :func:`inspect_files`. Returns None for parallel files. Labels that may be
     joined are classes to a run, which warns of them, unless their type is given.
 
     Raises:
         AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
             it is unclear whether they are classes.
     """
-    if len(files_of(train_file)) > 1 or Path(train_file).is_dir():
+    if len(files_of(train_file)) > 1:
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
     plain = found.label_column is not None and found.label_type in ONE_CLASS + NUMBER
@@ -516,14 +510,13 @@ def _text_columns(table: Table, label_column: str | None) -> list[tuple[str, ...
 
 
 def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
-    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of answers."""
+    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of objects."""
     if len(label_columns(table.columns, column)) > 1:
         return "labels"
     values = [value for value in table.column(column) if not is_missing(value)]
     first = next((value for value in values if str(value).strip()), "")
     texts = [table.column(name)[0] for name in text_columns]
-    answers = isinstance(first, dict) or (len(texts) == 2 and is_answer(first))
-    if answers or len(texts) > 2 or any(map(_is_listed, texts)):
+    if isinstance(first, dict) or len(texts) > 2 or any(map(_is_listed, texts)):
         return "auto"
     if _is_listed(first) or joined_labels(values):
         return "labels"
@@ -535,11 +528,6 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings
 
 def _is_listed(value: Any) -> bool:
     return listed(value) is not None
-
-
-def _is_chat(value: Any) -> bool:
-    messages = listed(value)
-    return bool(messages) and all(isinstance(each, dict) and "role" in each for each in messages or [])
 
 
 def _tokenizer_file(model: str) -> Path | None:

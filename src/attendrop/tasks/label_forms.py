@@ -48,7 +48,7 @@ def check_form(
     *,
     guessed: bool = False,
 ) -> None:
-    """Refuse labels in a form that is not read, and a multiple choice that nobody asked for.
+    """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
 
     Args:
         table: Rows of training, their labels as they are meant.
@@ -60,6 +60,13 @@ def check_form(
     Raises:
         AttendropError: It says what the labels are, with an example, and what to do.
     """
+    for name in text_columns:
+        first = next((_parsed(value) for value in table.column(name) if not may_be_missing(str(value))), None)
+        if isinstance(first, list) and first and all(isinstance(each, dict) and "role" in each for each in first):
+            raise AttendropError(
+                f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
+                "trains on their replies in Python: examples/sft.py."
+            )
     lists = [any(listed(value) is not None for value in _some(table, name)[:1]) for name in text_columns]
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
         raise AttendropError(
@@ -75,8 +82,8 @@ def check_form(
         _check_one_word(table, columns)
     for name in columns:
         values, where = _some(table, name), f"{table.path}, column {name!r}"
-        if not values or "answer_start" in (first if isinstance(first := _parsed(values[0]), dict) else ()):
-            continue  # answers as in SQuAD
+        if not values:
+            continue
         tags = (read_list(value) or () for value in (values if guessed else table.column(name)))
         if of_words and (scheme := tag_scheme(set(chain.from_iterable(tags)))):
             raise AttendropError(
@@ -189,6 +196,12 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, str) and isinstance(found, dict | tuple | set)
 
 
+def _is_answer(value: Any) -> bool:
+    """Tell whether a value is an object with the texts and the places of answers."""
+    found = _parsed(value)
+    return isinstance(found, dict) and "answer_start" in found
+
+
 _WORDS = 'such as {"tokens": ["Anna", "left"], "tags": ["B-PER", "O"]}'
 _NAMES = 'the names of the labels that a row has, such as ["late", "broken"]'
 # What a value is, in words, and what to do, in the order in which the forms are tried.
@@ -198,6 +211,11 @@ _FORMS = (
         _is_vector,
         "vectors of zeros and ones",
         f"write {_NAMES}, or a column of zeros and ones for each, and add --label-column late,broken",
+    ),
+    (
+        _is_answer,
+        "answers in texts, as in SQuAD",
+        "a model learns to find them in Python: examples/question_answering.py",
     ),
     (_is_of_fractions, "vectors of numbers", f"write one number, or {_NAMES}"),
     (_is_of_tags, "tags of words", f"write lists of words, too, {_WORDS}, or add --label-type tags"),

@@ -184,8 +184,8 @@ class Likeness:
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure the similarity of the rows of a class by :func:`likeness`; None also for inputs other than texts."""
-    if len(task.head.strata) < 2 or task.head.input_name != "text":
+    """Measure the similarity of the rows of a class by :func:`likeness`; None without classes."""
+    if len(task.head.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
     return likeness(_joined(rows, task), task.head.strata_of(rows))
@@ -243,8 +243,6 @@ def _tfidf(texts: Sequence[str]) -> Any:
 
 
 def _joined(rows: Dataset, task: Task) -> list[str]:
-    if task.head.input_name != "text":
-        raise AttendropError(f"shift groups rows by their texts, and {task.head.input_name}s have none; leave it out.")
     return [
         "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
         for parts in task.head.texts(rows)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,11 +12,9 @@ from typing import Any
 
 from datasets import Dataset
 
-from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.dialect import text_lines
 from attendrop.tasks.file_formats import SOURCE, TARGET
-from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
 from attendrop.tasks.table_files import read_table
@@ -181,46 +177,6 @@ _CHOICE_TASKS = (
     _arc("arc-challenge", "science questions that need more than looking up", "Challenge"),
 )
 
-# Question answering: SQuAD 1.1 and 2.0 --------------------------------------------------------------------------------
-
-
-def _squad_rows(path: Path) -> Iterator[Row]:
-    try:
-        articles = json.loads(decode(path))["data"]
-        for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
-            for asked in paragraph["qas"]:
-                answers = {name: [each[name] for each in asked["answers"]] for name in ("text", "answer_start")}
-                yield _asked(path, asked["question"], paragraph["context"], answers)
-    except (ValueError, KeyError, TypeError) as error:
-        raise AttendropError(f"{path} is not a file of SQuAD ({error!r}); download it again.") from None
-
-
-def _hub_squad(name: str, raw: Dataset) -> Iterator[Row]:
-    return (_asked(name, row["question"], row["context"], row["answers"]) for row in raw)
-
-
-def _asked(file: str | Path, question: str, context: str, answers: Mapping[str, list[Any]]) -> Row:
-    """Move each answer to its occurrence that is nearest to the place given, which may be off by a character or two."""
-    starts = []
-    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
-        found = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
-        starts.append(min(found, key=lambda place: abs(place - start), default=start))
-    return Row(file, f"question {question!r}", (question, context), {"text": answers["text"], "answer_start": starts})
-
-
-def _squad(name: str, version: str, outputs: tuple[str, ...], about: str) -> Source:
-    task = Task(name, "question-answering", ("question", "context"), outputs, "f1", about, ("exact_match",))
-    files = {split: ((f"{split}-v{version}.json",),) for split in ("train", "dev")}
-    return Source(
-        task, (name.replace("_", ""), "squad"), files, _files(_squad_rows), ((f"rajpurkar/{name}",),), _hub_squad
-    )
-
-
-_ANSWER_TASKS = (
-    _squad("squad", "1.1", ALWAYS, "where does the text answer the question?"),
-    _squad("squad_v2", "2.0", SOMETIMES, "where, if at all, does it answer the question?"),
-)
-
 # Tags of words: entities of CoNLL-2003, parts of speech of the Penn Treebank and of Universal Dependencies ------------
 
 # Numbers of the first and the last file of the Wall Street Journal; the sample has wsj_0001 to wsj_0199.
@@ -345,4 +301,4 @@ def _wmt(source: str, target: str) -> Source:
 
 _TRANSLATION_TASKS = tuple(_wmt(*pair) for other in ("ro", "tr") for pair in (("en", other), (other, "en")))
 
-NAMED_TASKS: tuple[Source, ...] = (*_TAG_TASKS, *_CHOICE_TASKS, *_ANSWER_TASKS, *_TRANSLATION_TASKS, *_TEXT_TASKS)
+NAMED_TASKS: tuple[Source, ...] = (*_TAG_TASKS, *_CHOICE_TASKS, *_TRANSLATION_TASKS, *_TEXT_TASKS)

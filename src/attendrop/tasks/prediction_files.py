@@ -108,8 +108,7 @@ class PredictionWriter:
             inputs = head.inputs_in(columns)
             rows = self._beside(inputs, zip(*(columns[name][:] for name in inputs), strict=True), added)
         else:
-            name, ids = head.row_ids(columns)
-            rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
+            rows = [{"index": number} | row for number, row in zip(columns["index"][:], added, strict=True)]
         if self._gives_reasons and SKIPPED in rows[0]:
             raise AttendropError(
                 f"The input has a column {SKIPPED!r}, a name that the predictions use for skipped rows; rename it."

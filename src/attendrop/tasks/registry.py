@@ -39,7 +39,7 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
     Args:
         name: Name of the task.
         data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
-            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``squad``, ``wmt16/tr-en``), or is that folder.
+            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``wmt16/tr-en``), or is that folder.
             By default, ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
         splits: "dev" also loads, where present, "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
 

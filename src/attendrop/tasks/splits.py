@@ -77,7 +77,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         raise AttendropError(f"{len(dataset)} row cannot be split; hold out a fraction of 0, or add data.")
     texts = groups_of(dataset, task)
     if max(texts) == 0:
-        same = "group" if GROUP in dataset.column_names else task.head.input_name
+        same = "group" if GROUP in dataset.column_names else "text"
         raise AttendropError(
             f"{len(dataset)} rows of the same {same} cannot be split; hold out a fraction of 0, or add data."
         )

@@ -26,7 +26,7 @@ class SkippedRow:
     """A row that was skipped."""
 
     file: str
-    place: str  # where in the file it is, such as "line 7", or in the folder, such as "cats/1.jpg"
+    place: str  # where in the file it is, such as "line 7"
     reason: str
     row: Any  # values by column, or what could be read of a row that has no columns
 
@@ -86,13 +86,7 @@ def skipped_places(skipped: Sequence[SkippedRow]) -> str:
 
 def _in_order(skipped: Sequence[SkippedRow]) -> list[SkippedRow]:
     files = list(dict.fromkeys(row.file for row in skipped))
-    return sorted(skipped, key=lambda row: (files.index(row.file), _place_order(row.place)))
-
-
-def _place_order(place: str) -> tuple[int, str]:
-    """Return what orders places: the number of a line, or the name of a file."""
-    number = place.split()[-1]
-    return (int(number), "") if number.isdecimal() else (0, place)
+    return sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
 
 
 _NUL_PROBLEM = "it has a NUL character, which no text has"

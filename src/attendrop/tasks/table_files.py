@@ -54,7 +54,7 @@ def column_names(path: str | Path) -> list[str]:
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a file in chunks, by its extension: a table, sentences, lines of text, two parallel texts, or images.
+    """Read a file in chunks, by its extension: a table, sentences, lines of text, or two parallel texts.
 
     Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl, .json (an array of objects, or JSON lines) and
     .parquet files. Text may be packed by gzip,
@@ -62,10 +62,10 @@ def read_chunks(
     header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header,
     or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of JSON lines are those
     of the rows read so far. A row of a column file (.conll, .conllu) is a sentence, and of plain text (.txt) a line,
-    see :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see :mod:`attendrop.tasks.images`.
+    see :mod:`attendrop.tasks.text_files`.
 
     Args:
-        path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
+        path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
         size: Number of rows in a chunk; None reads one table.
         bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
             sentences. By default, the first raises.
@@ -82,14 +82,8 @@ def read_chunks(
         return
     name, suffix = str(path), f".{format}" if format is not None else extension_of(path)
     path, bad = Path(path), bad or BadRows()
-    if suffix not in _READERS and path.is_dir():
-        from attendrop.tasks.images import read_image_folder  # loads NumPy
-
-        yield from read_image_folder(path, size)
-        return
-    if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix):
-        what = "file" if path.suffix else "file or folder"
-        raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no {what} {path}.")
+    if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix or path.is_dir()):
+        raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no file {path}.")
     if suffix not in _READERS:
         fix = _SAVED_AS.get(suffix, f"give a file with one of {', '.join(_READERS)}")
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")

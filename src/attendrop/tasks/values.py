@@ -9,7 +9,6 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from string import ascii_uppercase
 from typing import Any
@@ -185,38 +184,6 @@ def json_list(text: str) -> list[Any] | None:
 def listed(value: Any) -> list[Any] | None:
     """Return a list, also one in JSON; None for anything else."""
     return json_list(value) if isinstance(value, str) else value if isinstance(value, list) else None
-
-
-def is_answer(label: Any) -> bool:
-    """Return whether a label is an answer as SQuAD has it, by names that may be JSON."""
-    return (isinstance(label, dict) or str(label).startswith("{")) and read_answers(label) is not None
-
-
-def read_answers(value: Any) -> dict[str, list[Any]] | None:
-    """Read the accepted answers to a question, as ``text`` and ``answer_start``, which may be empty: not given.
-
-    A value is a text, a list of texts, or both lists by name, as in SQuAD; lists and names may be JSON. An empty value
-    means that there is no answer. Returns None if the value has another form.
-    """
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(value)
-            if isinstance(found, dict) or all(isinstance(text, str) for text in found):
-                value = found  # and no answer in brackets
-    if is_missing(value):
-        value = ""
-    if isinstance(value, str):
-        value = [value] if value.strip() else []
-    found = value if isinstance(value, Mapping) else {"text": value}
-    texts, starts = found.get("text"), found.get("answer_start") or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    if not (isinstance(starts, list) and all(isinstance(start, int) for start in starts)):
-        return None
-    if len(starts) not in (0, len(texts)):
-        return None
-    starts = [start + len(text) - len(text.lstrip()) for start, text in zip(starts, texts, strict=False)]
-    return {"text": [text.strip() for text in texts], "answer_start": starts}
 
 
 def label_names(value: Any) -> list[str]:

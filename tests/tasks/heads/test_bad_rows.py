@@ -14,14 +14,10 @@ from attendrop.tasks.heads import named_labels
 from attendrop.tasks.heads.classification import Classification
 
 Record = dict[str, Any]
-USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 LABELS = ("label_type labels; text_columns x", [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}])
 TAGS = ("label_type tags; text_columns x", [{"x": ["a", "cat"], "label": ["O", "B-X"]}])
 CHOICES = ("label_type choice; text_columns q,a,b,c", [{"q": "how?", "a": "x", "b": "y", "c": "z", "label": "A"}])
-ANSWERS = ("label_type answer; text_columns q,x", [{"q": "who?", "x": "the cat", "label": None}])
-COMPLETIONS = ("label_type completion; text_columns x", [{"x": "a", "label": "b"}])
-CHATS = ("label_type completion; text_columns x; label_column", [{"x": [USER, ASSISTANT]}])
-TEXTS = ("label_type mlm; text_columns x; label_column", [{"x": "a cat"}])
+TRANSLATIONS = ("label_type text; text_columns x", [{"x": "a", "label": "b"}])
 
 
 def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
@@ -41,17 +37,8 @@ BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
     (CHOICES, question("x", "y", "", "C"), ": the label 'C' is none of the 2 choices, from A to B."),
     (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
     (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
-    (ANSWERS, {"q": "who?", "x": "the cat", "label": "dog"}, ": the answer 'dog' is not in the context."),
-    (
-        ANSWERS, {"q": "who?", "x": "the cat", "label": {"text": ["cat"], "answer_start": [1]}},
-        "the answer 'cat' is not in the context at character 1.",
-    ),
-    (COMPLETIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
-    (COMPLETIONS, {"x": [USER], "label": "a"}, "the last message is the completion; omit the label column"),
-    (CHATS, {"x": "a"}, "there is no completion; name its column as label column"),
-    (CHATS, {"x": [USER]}, "the messages do not end with a reply of the assistant"),
-    (CHATS, {"x": [{"role": "user"}]}, "message 1 of 1 is not an object with"),
-    (TEXTS, {"x": 3}, "3 is not text"),
+    (TRANSLATIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
+    (TRANSLATIONS, {"x": 3, "label": "b"}, "3 is not text"),
 ]  # fmt: skip
 
 

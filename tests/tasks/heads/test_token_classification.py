@@ -68,7 +68,7 @@ def test_words_are_read_as_after_a_space_where_the_tokenizer_divides_them_before
     PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(tmp_path / "model")
     words = ["cat", "dog's", "cat"]
     for place, again in (("model", "run"), ("run", "run")):
-        tokenizer = HEAD.load_preprocessor(str(tmp_path / place))
+        tokenizer = HEAD.load_tokenizer(str(tmp_path / place))
         encoded = tokenizer(words, is_split_into_words=True)
         assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s", "Ġcat"]
         assert encoded.word_ids() == [0, 1, 1, 2]
@@ -83,7 +83,7 @@ def test_words_are_read_as_after_a_space_by_a_class_that_puts_one_before_each_pa
     tokens.model.save(str(tmp_path))
     Qwen2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path / "model")
     for place, again in (("model", "run"), ("run", "run")):
-        tokenizer = HEAD.load_preprocessor(str(tmp_path / place))
+        tokenizer = HEAD.load_tokenizer(str(tmp_path / place))
         encoded = tokenizer(["cat", "dog's"], is_split_into_words=True)
         assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s"]
         tokenizer.save_pretrained(tmp_path / again)
@@ -217,11 +217,11 @@ def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side
     FAMILIES["roberta"](tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"padding_side": side}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert HEAD.load_preprocessor(str(tmp_path)).padding_side == "right"
+    assert HEAD.load_tokenizer(str(tmp_path)).padding_side == "right"
 
 
 def test_words_of_a_byte_level_vocabulary_are_read_as_after_a_space(tmp_path: Path) -> None:
     """Also where no class of transformers passes the option on, as for ModernBERT."""
-    tokenizer = HEAD.load_preprocessor(str(tiny.save_tiny_gpt2(tmp_path)))
+    tokenizer = HEAD.load_tokenizer(str(tiny.save_tiny_gpt2(tmp_path)))
     tokens = tokenizer.convert_ids_to_tokens(tokenizer(["the", "cat"], is_split_into_words=True)["input_ids"])
     assert "".join(tokens) == "ĠtheĠcat"

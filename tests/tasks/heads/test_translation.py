@@ -17,8 +17,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.heads.written_text import WrittenText
+from attendrop.tasks.heads.translation import Translation, WrittenText
 from attendrop.tasks.tokenization import encode_columns
 
 TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), (), {"max_new_tokens": 6})
@@ -126,3 +125,21 @@ def test_models_keep_how_much_they_write(loaded: tuple[Any, Any], tmp_path: Path
     Translation(num_beams=1).prepare(model, tokenizer)
     model.save_pretrained(tmp_path)  # transformers refuses options of a beam search that is none
     model.generation_config = before
+
+
+def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    config = hf.BartConfig(vocab_size=50, max_position_embeddings=16, **sizes)
+    config.encoder_attention_heads = config.decoder_attention_heads = 2
+    model = hf.BartForConditionalGeneration(config).eval()
+    model.generation_config = hf.GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, min_p=0.1)
+    Translation().prepare(model, None)  # type: ignore[arg-type]
+    assert (model.generation_config.do_sample, model.generation_config.max_new_tokens) == (False, 8)
+    model.save_pretrained(tmp_path)  # transformers refuses options that have no effect
+    with pytest.raises(AttendropError, match="max_new_tokens=16 is too much: BartForConditionalGeneration has 16 pos"):
+        Translation(max_new_tokens=16).prepare(model, None)  # type: ignore[arg-type]
+
+
+def test_batches_of_shorter_texts_are_padded_with_no_token() -> None:
+    found = TASK.head.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
+    assert found[1].tolist() == [-2, 1, 5, -100]

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from attendrop.attention.model_outputs import logits_of
-from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
+from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.heads.linear_models import LinearFit
@@ -42,7 +42,6 @@ _ATTRIBUTED = {
     LABELS: "the log-likelihood of the predicted labels",
     NUMBER: "minus the squared difference between the predicted number and that number plus one",
     TOKENS: "the log-likelihood of the predicted tokens",
-    SPAN: "the logits of the first and the last token of the predicted answer",
 }
 # What SentencePiece writes for a space; a token of its own before a word that it does not know.
 _SPACE = "▁"
@@ -93,7 +92,7 @@ class Head(ABC):
     *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`; *labels* the column ``"label"``, *targets*
     the ``labels`` passed to the model. *Raw outputs* are those of the model's passes, *outputs* an array with one entry
     per row of the data, and *references* what metrics compare them with. The *tokenizer* makes a model's inputs and is
-    saved with it; for images it is an image processor. A *problem* is what is wrong with a value of a file: a sentence
+    saved with it. A *problem* is what is wrong with a value of a file: a sentence
     without its full stop.
 
     Attributes:
@@ -108,10 +107,8 @@ class Head(ABC):
     kind: ClassVar[str]  # ``Task.kind``
     label_type: ClassVar[str]  # value of ``--label-type``
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
-    input_name: ClassVar[str] = "text"  # what an input is called in messages
     least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
-    needs_labels: ClassVar[bool] = True  # whether rows for training and scoring need a label
     keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)  # what can be done with long texts, see `tasks/long_texts.py`
@@ -124,7 +121,6 @@ class Head(ABC):
     peft_task_type: ClassVar[str | None] = None  # task type in PEFT, if it has one
     problem_type: ClassVar[Any] = None  # of the model's configuration, which selects the loss
     pipeline_tag: ClassVar[str]  # name of the task on the hub, for model cards
-    preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")  # name, class, further arguments
     # Python code that calls the model, for its card
     example: ClassVar[str] = """\
 inputs = tokenizer($texts, truncation=True, max_length=$max_length, return_tensors="pt")
@@ -135,7 +131,6 @@ logits = model(**inputs).logits"""
     one_vector: ClassVar[bool] = False  # whether models read one vector for the input: a linear model can be fitted
     has_pooling: ClassVar[bool] = False  # whether there is a choice of that vector
     has_class_weights: ClassVar[bool] = False  # whether the loss supports class weights
-    training_columns: ClassVar[tuple[str, ...]] = ()  # encoded columns that `training_collator` reads, and no model
 
     # Outputs and scores
     padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
@@ -252,11 +247,6 @@ logits = model(**inputs).logits"""
         """Return the columns of a data set that are made of this number of text columns of a file."""
         return cls.inputs[:text_columns]
 
-    @classmethod
-    def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Return the table with paths of input files, if it has any, that the working directory can open."""
-        return table
-
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
         """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
@@ -266,11 +256,6 @@ logits = model(**inputs).logits"""
     def texts_problem(cls, texts: Sequence[Any]) -> str | None:
         """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
         return None
-
-    @classmethod
-    def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Return whether a row with these texts, such as an empty line, is left out of training and scoring."""
-        return False
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
@@ -354,11 +339,11 @@ logits = model(**inputs).logits"""
         found = getattr(transformers, cls.auto_class)._model_mapping.get(type(config), None)
         return None if found is None else str((found[0] if isinstance(found, tuple) else found).__name__)
 
-    def load_preprocessor(self, place: str) -> Any:
-        """Load the tokenizer of a model, or what takes its place, given the model's folder or hub id."""
+    def load_tokenizer(self, place: str) -> Any:
+        """Load the tokenizer of a model, given the model's folder or hub id."""
         return load_tokenizer(place, **self.tokenizer_options)
 
-    def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+    def fit_tokenizer(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
         """Adapt a model and its tokenizer to each other; raise AttendropError, with ``name``, if they do not fit."""
         set_padding(name, model, tokenizer)
         limit_to_positions(model, tokenizer)
@@ -380,14 +365,14 @@ logits = model(**inputs).logits"""
 
     def loading(self, *, stock: bool, options: str = "") -> str:
         """Return Python code that loads the model and its tokenizer, with further arguments for transformers."""
-        name, loader, own = self.preprocessor
-        imports, load = f"from transformers import {self.auto_class}, {loader}", f"{self.auto_class}.from_pretrained"
-        if not stock:
-            imports, load = f"import attendrop\nfrom transformers import {loader}", "attendrop.load"
+        imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
+        if stock:
+            imports = f"from transformers import {self.auto_class}, AutoTokenizer"
+            model = f"{self.auto_class}.from_pretrained(folder{options})"
         return f"""{imports}
 
-model = {load}(folder{options if stock else ""})
-{name} = {loader}.from_pretrained(folder{own}{options})"""
+model = {model}
+tokenizer = AutoTokenizer.from_pretrained(folder{options})"""
 
     def fit_linear(
         self, features: Array, targets: Sequence[Any], *, balanced: bool, groups: Sequence[Any] | None = None
@@ -403,14 +388,6 @@ model = {load}(folder{options if stock else ""})
         return None
 
     # Encoding ---------------------------------------------------------------------------------------------------------
-
-    def without_answers(self, columns: Columns) -> dict[str, Any]:
-        """Return rows without what is to be predicted."""
-        return {name: values for name, values in columns.items() if name != "label"}
-
-    def training_rows(self, rows: Dataset) -> Dataset:
-        """Return training rows as :meth:`tokenize` is to see them."""
-        return rows
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation.
@@ -461,12 +438,6 @@ model = {load}(folder{options if stock else ""})
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
         return DataCollatorWithPadding(tokenizer)
-
-    def training_collator(
-        self, collate: Callable[[list[Any]], Any], tokenizer: Tokenizer, seed: int
-    ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one."""
-        return collate
 
     # Outputs ----------------------------------------------------------------------------------------------------------
 
@@ -556,16 +527,8 @@ model = {load}(folder{options if stock else ""})
         return [0] * len(rows)
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the texts of each row, for comparison."""
+        """Return the texts of each row, for comparison and display."""
         return list(zip(*(rows[name][:] for name in self.inputs_in(rows.column_names)), strict=True))
-
-    def titles(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the texts of each row, for display."""
-        return self.texts(rows)
-
-    def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
-        """Return what tells the rows in a file of predictions: the name of the column, and its values."""
-        return "index", columns["index"][:]
 
     def shown_label(self, label: Any) -> Any:
         """Return a label for display."""

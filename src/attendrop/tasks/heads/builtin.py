@@ -4,12 +4,8 @@ The last accepts any model. Names are imported by the registry, so that the comm
 """
 
 HEADS = {
-    "image-class": "image_classification.ImageClassification",
-    "answer": "question_answering.QuestionAnswering",
     "choice": "multiple_choice.MultipleChoice",
     "text": "translation.Translation",
-    "completion": "text_generation.TextGeneration",
-    "mlm": "masked_language_modeling.MaskedLanguageModeling",
     "tags": "token_classification.TokenClassification",
     "labels": "multi_label.MultiLabel",
     "number": "regression.Regression",
@@ -21,7 +17,5 @@ LABEL_TYPES = ("auto", *sorted(HEADS))
 ONE_CLASS, SEVERAL_CLASSES, NUMBER = ("class",), ("labels",), ("number",)
 # Those of which a label has a tag for each word of a text.
 OF_WORDS = ("tags",)
-# Those of rows that need no label.
-UNLABELLED = ("completion", "mlm")
 # Those for which the default model of runs, an encoder of text, has no class.
-OF_OTHER_MODELS = ("completion", "image-class", "text")
+OF_OTHER_MODELS = ("text",)

@@ -133,9 +133,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def ids_in(self, label: Sequence[int]) -> Sequence[int]:
         return label
 
-    def load_preprocessor(self, place: str) -> Any:
+    def load_tokenizer(self, place: str) -> Any:
         """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
-        tokenizer = super().load_preprocessor(place)
+        tokenizer = super().load_tokenizer(place)
         of_words = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
         if isinstance(of_words, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
             of_words.add_prefix_space = True

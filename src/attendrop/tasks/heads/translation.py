@@ -1,21 +1,47 @@
-"""Machine translation with an encoder-decoder."""
+"""Machine translation with an encoder-decoder: generation, and the likelihood of the reference translations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, PreTrainedModel
 
+from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
-from attendrop.methods.core.options import Range, option
-from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, truncation
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
+from attendrop.methods.core.options import Range, count, option, optional
+from attendrop.model_support.models import position_limit
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
+from attendrop.tasks.values import count_words, text_problem
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
+# For models whose files do not say how much they generate.
+DEFAULT_NEW_TOKENS = 128
+# Options of generation that transformers refuses to save where nothing is sampled, and where there is one beam.
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_OF_BEAMS = ("early_stopping", "length_penalty")
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """Output for a row."""
+
+    text: str  # what the model wrote; empty if it was not asked to
+    log_likelihood: float = 0.0  # of the reference; finite unless the model diverged
+    tokens: int = 0  # of the reference
+
+    @property
+    def scores(self) -> float:
+        return self.log_likelihood
 
 
 def _of_corpus(name: str) -> Callable[[Array, Array], float]:
@@ -30,19 +56,30 @@ def _of_corpus(name: str) -> Callable[[Array, Array], float]:
     return score
 
 
+def _mean_log_likelihood(outputs: Array) -> float:
+    return float(sum(each.log_likelihood for each in outputs) / max(1, sum(each.tokens for each in outputs)))
+
+
 @dataclass(frozen=True)
-class Translation(WritingHead):
-    """Head for sequence-to-sequence translation.
+class Translation(Head):
+    """Head for sequence-to-sequence translation. Labels and references are texts, outputs are :class:`WrittenText`.
 
     The model is evaluated by what it generates. Nothing is dropped or recorded there: it runs as it will be used.
 
+    Raw outputs are numbers, ``(rows, 2 + tokens)``: the log-likelihood of the reference, the number of its tokens, and
+    the ids of the generated tokens, padded with -100.
+
     Attributes:
+        num_beams: Number of beams of the beam search; 1 is greedy search. None: as the model's files say.
+        max_new_tokens: Number of tokens to generate, at most. None: as the model's files say, otherwise 128.
         source_lang: Code of the language of the texts, for multilingual models, as their tokenizer writes it
             (``tr_TR``, ``tur_Latn``). None: as the tokenizer's files say.
         target_lang: Code of the language to translate to, with which generation begins.
         source_prefix: Text before each text, such as T5's ``"translate English to Romanian: "``.
     """
 
+    num_beams: int | None = option(None, optional(count()))
+    max_new_tokens: int | None = option(None, optional(count()))
     source_lang: str | None = option(None, _TEXT)
     target_lang: str | None = option(None, _TEXT)
     source_prefix: str | None = option(None, _TEXT)
@@ -51,7 +88,16 @@ class Translation(WritingHead):
     in_sequence = True
     label_type = "text"
     inputs = ("text",)
+    most_inputs = 1
+    most_fit_rows = 100
     auto_class = "AutoModelForSeq2SeqLM"
+    pretrained = True
+    output_kind = TOKENS
+    padding = IGNORED
+    rewarded_by_loss = True
+    reads_labels = True
+    reference_column = "references"  # the whole texts, of which the model may have seen only a part
+    tokenizer_options: ClassVar = {}  # programs that generate with the saved model pad on the left
     peft_task_type = "SEQ_2_SEQ_LM"
     pipeline_tag = "translation"
     example = """\
@@ -65,7 +111,10 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     metrics: ClassVar[Mapping[str, Metric]] = {
         "bleu": Metric(_of_corpus("corpus_bleu")),
         "chrf": Metric(_of_corpus("corpus_chrf")),
-        **LIKELIHOOD_METRICS,
+        "neg_log_loss": Metric(lambda references, outputs: _mean_log_likelihood(outputs), math.inf),
+        "perplexity": Metric(
+            lambda references, outputs: math.exp(min(-_mean_log_likelihood(outputs), 700)), math.inf, selects=False
+        ),
     }
     refused: ClassVar = {
         "prune": "layers of constant attention are chosen and measured for encoders with one pass for each row",
@@ -75,8 +124,30 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     }
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set the languages of the tokenizer, the token with which generation begins, and the options of generation."""
-        super().prepare(model, tokenizer)
+        """Set the languages of the tokenizer, and how the model generates, with which both are saved.
+
+        A row has one translation, nothing is sampled, and generation begins with the target language.
+
+        Raises:
+            AttendropError: The model generates no text, more is asked for than its positions allow, or a language is
+                unknown.
+        """
+        generation = model.generation_config
+        if generation is None:
+            raise AttendropError(f"{type(model).__name__} does not generate text; use a model that does.")
+        if self.num_beams is not None:
+            generation.num_beams = self.num_beams
+        if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
+            generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
+        without = (*_OF_SAMPLING, *(_OF_BEAMS if generation.num_beams in (None, 1) else ()), "num_return_sequences")
+        generation.update(do_sample=False, **dict.fromkeys(without))  # type: ignore[no-untyped-call]
+        limit, most = position_limit(model), generation.max_new_tokens
+        if limit is not None and most is not None and most >= limit:
+            if self.max_new_tokens is not None:
+                raise AttendropError(
+                    f"max_new_tokens={most} is too much: {type(model).__name__} has {limit} positions."
+                )
+            generation.max_new_tokens = limit // 2
         given = {"src_lang": self.source_lang, "tgt_lang": self.target_lang}
         for name, code in given.items():
             if code is not None:
@@ -85,8 +156,15 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             _begin_with(model, tokenizer, self.target_lang)
 
     def example_values(self, *, stock: bool) -> dict[str, str]:
-        text = "text" if self.source_prefix is None else f"{self.source_prefix!r} + text"
-        return super().example_values(stock=stock) | {"text": text}
+        """Return the text, and the options of generation as further arguments in code; stock models have them."""
+        new_tokens = self.max_new_tokens or (None if stock else DEFAULT_NEW_TOKENS)
+        given = {"num_beams": self.num_beams, "max_new_tokens": new_tokens}
+        return {
+            "text": "text" if self.source_prefix is None else f"{self.source_prefix!r} + text",
+            "arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None),
+        }
+
+    value_problem = staticmethod(text_problem)
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""
@@ -106,13 +184,57 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         known = encoded.get("target_ids")
         return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
 
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
+        """Pad on the right, whatever the tokenizer does, labels with -100."""
+        padding = {"input_ids": tokenizer.pad_token_id, "labels": IGNORED}
+
+        def padded(name: str, rows: list[Any]) -> Tensor:
+            values = [torch.as_tensor(row[name]) for row in rows]
+            return pad_sequence(values, batch_first=True, padding_value=padding.get(name, 0))
+
+        return lambda rows: {name: padded(name, rows) for name in rows[0]}
+
     def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
         return found
 
+    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
+        """Compute the raw outputs; without labels, only generate."""
+        if "labels" in batch:
+            return super().predict(model, batch)
+        generated = self.generate(model, batch).cpu()
+        return torch.cat([torch.zeros(len(generated), 2), generated], dim=1).numpy()
+
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
-        likelihoods = log_likelihoods(outputs.logits, batch["labels"])
+        labels, logits = batch["labels"], outputs.logits.float().transpose(1, 2)
+        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        likelihoods = torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
         return torch.cat([likelihoods, self.generate(model, batch)], dim=1)
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
+        """Decode the generated tokens."""
+        found = []
+        for likelihood, tokens, *ids in raw.tolist():
+            text = tokenizer.decode([int(token) for token in ids if token != IGNORED], skip_special_tokens=True)
+            found.append(WrittenText(str(text), likelihood, int(tokens)))
+        return row_array(found)
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        return row_array(labels)
+
+    def decode(self, outputs: Array) -> list[str]:
+        return [each.text for each in outputs]
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        return [{self.answer_column: text} for text in self.decode(outputs)]
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        words = list(map(count_words, rows["label"][:]))
+        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        words = ("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)
+        return [[f"{self.answer_column}, words", *words]]
 
 
 def _set_language(tokenizer: Tokenizer, name: str, code: str) -> None:
