@@ -136,7 +136,7 @@ def self_trained(
         The model to use; and ``used``, with ``difference``, the accuracy on held-out rows with unlabelled rows minus
         that without, or None if no row can be held out, because its class would have no other.
     """
-    labels, every = np.asarray(labels), np.arange(len(labels))
+    classes, every = np.asarray(labels), np.arange(len(labels))
     rows = np.flatnonzero(~np.asarray(never_held_out, dtype=bool))
     stacked = sparse.vstack if sparse.issparse(features) else np.concatenate
     options: dict[str, Any] = {"num_classes": len(fit.bias), "balanced": balanced, "strength": fit.settings["C"]}
@@ -145,27 +145,27 @@ def self_trained(
         predicted = first.outputs(unlabelled).argmax(axis=1)
         weights = np.repeat([1.0, _UNLABELLED_WEIGHT], [len(kept), len(predicted)])
         both = stacked([features[kept], unlabelled])
-        found = fit_logistic_regression(both, [*labels[kept], *predicted], weights=weights, **options)
+        found = fit_logistic_regression(both, [*classes[kept], *predicted], weights=weights, **options)
         assert found is not None
         return found
 
-    units = rows if groups is None else np.array([repr(groups[row]) for row in rows])
+    units = rows if groups is None else np.array([repr(groups[int(row)]) for row in rows])
     _, first_rows, unit_of = np.unique(units, return_index=True, return_inverse=True)
     differences: list[float] = []
     for repeat in range(_REPEATS):
         generator = np.random.default_rng(repeat)
         dealt, class_order = generator.permutation(len(first_rows)), generator.permutation(len(fit.bias))
-        dealt = dealt[np.argsort(class_order[labels[rows[first_rows[dealt]]]], kind="stable")]
+        dealt = dealt[np.argsort(class_order[classes[rows[first_rows[dealt]]]], kind="stable")]
         part_of_unit = np.empty(len(dealt), int)
         part_of_unit[dealt] = np.arange(len(dealt)) % _FOLDS
         for part in range(_FOLDS):
             held = rows[part_of_unit[unit_of] == part]
             kept = np.setdiff1d(every, held)
-            held = held[np.isin(labels[held], labels[kept])]
-            first = fit_logistic_regression(features[kept], labels[kept].tolist(), **options) if len(held) else None
+            held = held[np.isin(classes[held], classes[kept])]
+            first = fit_logistic_regression(features[kept], classes[kept].tolist(), **options) if len(held) else None
             if first is not None:
                 correct = [
-                    model.outputs(features[held]).argmax(axis=1) == labels[held]
+                    model.outputs(features[held]).argmax(axis=1) == classes[held]
                     for model in (first, trained_again(first, kept))
                 ]
                 differences += (correct[1].astype(float) - correct[0]).tolist()
@@ -173,7 +173,7 @@ def self_trained(
     if difference is None or difference < 0:
         return fit, {"used": False, "difference": difference}
     found = trained_again(fit, every)
-    accuracy = float(np.mean(found.outputs(features).argmax(axis=1) == labels))
+    accuracy = float(np.mean(found.outputs(features).argmax(axis=1) == classes))
     return replace(found, score=("accuracy", accuracy)), {"used": True, "difference": difference}
 
 
