@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENDROP_DATA", str(folder))
-    for name in ("ATTENDROP_DRAWS", "ATTENDROP_ALIKE", "ATTENDROP_CONTROLS"):
+    for name in ("ATTENDROP_DRAWS", "ATTENDROP_ALIKE", "ATTENDROP_CONTROLS", "ATTENDROP_UNLABELLED"):
         monkeypatch.setenv(name, str(folder))
 
 

@@ -64,6 +64,10 @@ def ranks(trainer: Any) -> list[int]:
     return [adapter.r for adapter in getattr(trainer.model, "peft_config", {}).values()]
 
 
+def unlabelled(trainer: Any) -> int:
+    return len((trainer.head_start or {}).get("unlabelled", ()))  # whether they are used, and why
+
+
 def first_text(trainer: Any) -> str:
     return str(trainer.processing_class.decode(trainer.train_dataset[0]["input_ids"]))
 
@@ -82,6 +86,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
     ("label_names", "names.csv", rows, 43, {"text_columns": "sentence1"}),
+    ("unlabelled", "texts.csv", unlabelled, 2, {"text_columns": "sentence1", "head_start": "frozen"}),
     ("task_options", "num_beams=2", lambda trainer: trainer.model.generation_config.num_beams, 2, TRANSLATED),
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
@@ -159,6 +164,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     (folder / "unknown.csv").write_text(f"{dev.read_text()}a cat,a dog,maybe\n")
     (folder / "map.csv").write_text("label,meaning\n2,1\n")
     (folder / "names.csv").write_text("label,text\nyes,all is well\nyes,good\nno,bad\n")
+    (folder / "texts.csv").write_text("sentence1\nnot a cat\n")
     (folder / "bad.csv").write_text("\n".join([*lines, ",,yes"]))
     for place, sst2, cola in (("glue", "a dog", "a cat"), ("other", "a bird", "")):
         for part in ("train", "dev"):

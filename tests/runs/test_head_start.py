@@ -44,9 +44,9 @@ def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     run = resolve_run(config)
     torch.manual_seed(config.seed)
     loaded = load_for(config.model, run.task, config.pooling)
-    rows = encode_parts(config, run.task, run.parts, loaded.tokenizer).train
-    found = start_head(loaded, run.task.head, rows, config)
-    columns = rows.to_dict()
+    parts = encode_parts(config, run.task, run.parts, loaded.tokenizer)
+    found = start_head(loaded, run.task.head, parts, config)
+    columns = parts.train.to_dict()
     outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, columns, 64, "cpu")
     return loaded.model, found, (outputs, np.array(of_documents(columns["labels"], columns)))
 

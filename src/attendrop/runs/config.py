@@ -27,6 +27,7 @@ from attendrop.tasks.file_formats import default_columns, default_label_type, fi
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import UNKNOWN_LABELS
+from attendrop.tasks.unlabelled import check_unlabelled
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class RunConfig:
     :func:`attendrop.tasks.class_names.why_no_rows`; with a file, its texts are rows. For files with one text a row, of
     one class or several; None elsewhere. They are training rows of all models and baselines, beside those that
     ``shots`` and fractions count, and never held out, rewarded or scored."""
+    unlabelled: str | None = option(
+        None, "columns", "File of texts without labels, for linear models and the head's start.", PATH
+    )
+    """Its column of the training file's text column's name, or its only one. The linear model that a head starts from,
+    and those of baselines, are fitted with these texts, too, if held-out training rows lose nothing by it, see
+    :func:`attendrop.tasks.heads.linear_models.self_trained`. For files with one text a row, of one class."""
     task_options: Mapping[str, Any] = option(
         {},
         "columns",
@@ -347,6 +354,7 @@ class RunConfig:
         check_label_names(self.label_names, reason)
         if reason:  # known without reading the data
             object.__setattr__(self, "label_names", None)
+        check_unlabelled(self.unlabelled, self.task, self.label_type, len(self.text_columns))
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):

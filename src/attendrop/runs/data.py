@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,7 @@ from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.tokenization import encode
+from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
 from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -61,6 +62,8 @@ class Parts:
         reward: Rows on which the method scores models during training; None if it does not.
         names: Number of the last training rows that are names of classes, by the option ``label_names``.
         names_left_out: Such texts that are no rows, because a row has them that is not trained on.
+        unlabelled: Texts of the option ``unlabelled``, if it is given.
+        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.unlabelled.read_unlabelled`.
     """
 
     train: Dataset
@@ -69,6 +72,8 @@ class Parts:
     reward: Dataset | None = None
     names: int = 0
     names_left_out: tuple[str, ...] = ()
+    unlabelled: Dataset | None = None
+    unlabelled_numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def real(self) -> Parts:
@@ -111,7 +116,7 @@ def load_data(config: RunConfig) -> TaskData:
 def data_files(config: RunConfig) -> list[Path]:
     """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        named = (config.train_file, config.eval_file, config.label_map, config.label_names_file)
+        named = (config.train_file, config.eval_file, config.label_map, config.label_names_file, config.unlabelled)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
@@ -127,7 +132,8 @@ def digest(path: Path) -> str:
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows.
 
-    Names of classes are added to the training rows last, so that they change none of these.
+    Names of classes are added to the training rows last, so that they change none of these. Unlabelled texts are none
+    of the training file's rows that are drawn.
     """
     rows = data.splits["train"]
     given = len(rows)
@@ -161,12 +167,27 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
     # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
     texts, left_out = _names(config, data.task, given, held_out)
-    if not texts:
-        return Parts(kept, selection, report, reward, 0, left_out)
+    parts = Parts(kept, selection, report, reward, 0, left_out)
+    if texts:
+        parts = replace(parts, train=_with_names(kept, texts), names=len(texts))
+    head = data.task.head
+    check_unlabelled(config.unlabelled, config.task, head.label_type, len(data.task.text_columns))
+    if config.unlabelled is None:
+        return parts
+    drawn = [parts.train, *(part for part in (selection, reward) if part is not None and part is not report.get("dev"))]
+    known, scored = ([text for part in some for (text,) in head.texts(part)] for some in (drawn, report.values()))
+    column, skip = config.text_columns[0], config.skip_bad_rows
+    found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
+    unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
+    return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
+
+
+def _with_names(kept: Dataset, texts: Sequence[tuple[str, Any]]) -> Dataset:
+    """Add texts with labels to training rows; their index, as that of no row of a file, is -1."""
     columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
     columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts], "index": [-1] * len(texts)}
     names = Dataset.from_dict(columns, features=kept.features)
-    return Parts(concatenate_datasets([kept, names]), selection, report, reward, len(texts), left_out)
+    return concatenate_datasets([kept, names])
 
 
 def _names(
@@ -202,10 +223,11 @@ def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dat
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Tokenize all parts."""
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
-    selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
+    others = (parts.selection, parts.reward, parts.unlabelled)
+    selection, reward, unlabelled = (None if rows is None else encoded(rows) for rows in others)
     report = {name: encoded(rows) for name, rows in parts.report.items()}
     train = encoded(parts.train)
-    return Parts(train, selection, report, reward, parts.names, parts.names_left_out)
+    return replace(parts, train=train, selection=selection, report=report, reward=reward, unlabelled=unlabelled)
 
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:
@@ -221,4 +243,5 @@ def sampled_rows(parts: Parts) -> dict[str, list[int]]:
 
 def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
-    return data_digest(parts.train, parts.selection, *([] if parts.reward is None else [parts.reward]))
+    others = [part for part in (parts.reward, parts.unlabelled) if part is not None]
+    return data_digest(parts.train, parts.selection, *others)

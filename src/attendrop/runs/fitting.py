@@ -137,7 +137,7 @@ def fit(
         run.method.prepare(loaded.model, run.config.seed)
         rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None
-        head_start = start_head(loaded, run.task.head, encoded.train, run.config, groups)
+        head_start = start_head(loaded, run.task.head, encoded, run.config, groups)
     if run.config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, run.task.head, run.config.adapter))
 

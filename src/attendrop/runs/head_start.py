@@ -8,40 +8,42 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.heads.linear_models import LinearFit
+from attendrop.tasks.heads.linear_models import LinearFit, self_trained
 from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.unlabelled import unlabelled_decisions
 
 logger = logging.getLogger(__name__)
 
 
 def start_head(
-    loaded: Loaded, head: Head, rows: Dataset, config: RunConfig, groups: Sequence[Any] | None = None
+    loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
 ) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
     Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
-    are those of the texts, see :meth:`Head.fit_linear`.
+    are those of the texts, see :meth:`Head.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
 
     Returns:
-        ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``; None if the head starts at
+        ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
+        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at
         random: by choice, or because it is not one new linear layer on trained features, which is an AttendropError
         unless ``head_start`` is "auto".
     """
     if config.head_start == "random":
         return None
     try:
-        return _started(loaded, head, rows, config, groups)
+        return _started(loaded, head, encoded, config, groups)
     except _NoStart as reason:
         if config.head_start == "frozen":
             raise AttendropError(f"head-start 'frozen' is not possible: {reason}; use 'random'.") from None
@@ -53,7 +55,7 @@ class _NoStart(Exception):
 
 
 def _started(
-    loaded: Loaded, head: Head, rows: Dataset, config: RunConfig, groups: Sequence[Any] | None
+    loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None
 ) -> dict[str, Any]:
     model, tokenizer, new = loaded
     if not head.one_vector:
@@ -62,18 +64,34 @@ def _started(
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
 
-    columns = rows.to_dict()
+    columns = encoded.train.to_dict()
+    others = {} if encoded.unlabelled is None else encoded.unlabelled.to_dict()
 
     def key() -> list[Any]:
         start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
-        return [start, columns, config.eval_batch_size, str(model.device), head.kind, balanced, groups]
+        options = [config.eval_batch_size, str(model.device), head.kind, balanced, groups]
+        return [start, columns, *options, others, encoded.names]
 
-    def fitted() -> LinearFit | None:
-        features = _features(model, linear, tokenizer, head, columns, config.eval_batch_size)
+    def features_of(columns: dict[str, list[Any]]) -> Array:
+        return document_means(_features(model, linear, tokenizer, head, columns, config.eval_batch_size), columns)
+
+    def fitted() -> tuple[LinearFit | None, dict[str, Any]]:
+        features = features_of(columns)
         labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
-        return head.fit_linear(document_means(features, columns), labels, balanced=balanced, groups=groups)
+        fit = head.fit_linear(features, labels, balanced=balanced, groups=groups)
+        if fit is None or not others:
+            return fit, {}
+        names = [False] * (len(labels) - encoded.names) + [True] * encoded.names
+        unlabelled = features_of(others)
+        fit, decision = self_trained(
+            fit, features, labels, unlabelled, never_held_out=names, balanced=balanced, groups=groups
+        )
+        return fit, {"unlabelled": decision}
 
-    fit = shared(key, fitted, lambda fit: 0 if fit is None else fit.weight.nbytes + fit.bias.nbytes, kind="head start")
+    def size(found: tuple[LinearFit | None, Any]) -> int:
+        return 0 if found[0] is None else found[0].weight.nbytes + found[0].bias.nbytes
+
+    fit, decision = shared(key, fitted, size, kind="head start")
     if fit is None:
         raise _NoStart("the training rows do not determine a linear model")
     with torch.no_grad():
@@ -88,7 +106,9 @@ def _started(
         metric,
         score,
     )
-    return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score}
+    if decision:
+        logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
+    return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision
 
 
 def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: bool) -> nn.Linear:

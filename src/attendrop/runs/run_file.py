@@ -70,7 +70,7 @@ _Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _constr
 
 
 RUN_FILE = "run.yaml"
-_DATA = ("train_file", "eval_file", "label_map", "label_names")
+_DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*_DATA, "data_dir", "model")
 
 

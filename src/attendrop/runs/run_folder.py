@@ -119,8 +119,9 @@ def own_files(folder: Path) -> list[Path]:
 def input_files(folder: Path) -> list[str | Path]:
     """List the files of a run and of its data, which no output replaces."""
     options = run_options(folder)
-    named = [options[name] for name in ("train_file", "eval_file", "label_map", "label_names") if options.get(name)]
-    return [*own_files(folder), *(file for data in named for file in files_of(data))]
+    data = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+    named = [options[name] for name in data if options.get(name)]
+    return [*own_files(folder), *(file for name in named for file in files_of(name))]
 
 
 def run_options(folder: Path) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def scored_run(
             **({"looks_grouped": run.data.looks_grouped} if run.data.looks_grouped else {}),
             "rows": dict(rows) | {name: len(part) for name, part in run.parts.report.items()},
             **({"names_left_out": list(run.parts.names_left_out)} if run.parts.names_left_out else {}),
+            **({"unlabelled": dict(run.parts.unlabelled_numbers)} if run.parts.unlabelled_numbers else {}),
         },
         "config": run.given.as_dict(),
         "output_dir": config.output_dir,
@@ -254,6 +255,8 @@ def run_metrics(
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
     started = "random" if trainer.head_start is None else "frozen"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
+    if "unlabelled" in found["data"]:
+        found["data"]["unlabelled"] |= (trainer.head_start or {}).get("unlabelled") or {"used": False}
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
     return found | {
         "best_epoch": chosen[0] if chosen else len(history),

@@ -64,6 +64,7 @@ from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
+from attendrop.tasks.unlabelled import unlabelled_told
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -283,6 +284,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
     for told in names_told(parts.names, parts.names_left_out, config.label_names):
+        logger.info("%s", told)
+    for told in unlabelled_told(parts.unlabelled_numbers):
         logger.info("%s", told)
     if config.protocol == "paper":
         logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")

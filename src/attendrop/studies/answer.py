@@ -27,6 +27,7 @@ from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
 from attendrop.tasks.class_names import names_told
+from attendrop.tasks.unlabelled import unlabelled_decisions, unlabelled_told
 from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
 from attendrop.wording import counted
 
@@ -293,6 +294,11 @@ def _notes(
         yield from names_told(
             data["rows"]["label_names"], data.get("names_left_out", ()), named["config"]["label_names"]
         )
+    if given := [
+        (method_label(run), run["data"]["unlabelled"]) for run in runs if run.get("data", {}).get("unlabelled")
+    ]:
+        yield from unlabelled_told(given[0][1])
+        yield from unlabelled_decisions(given)
     # A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:

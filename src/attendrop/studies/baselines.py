@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.linear_models import self_trained
 from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
+from attendrop.tasks.unlabelled import unlabelled_decisions
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +131,7 @@ def defined_for(task: Task) -> tuple[str, ...]:
 def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
     """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
     if name == MAJORITY:  # whose answer says what the data have most of
-        run = replace(run, parts=run.parts.real)
+        run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
     task, parts, fits = run.task, run.parts, _Fits(run, name)
     own, selection_score = parts.train, None
     if parts.selection is not None and run.config.protocol != "paper":
@@ -144,16 +146,23 @@ def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | No
         outputs = fits.named(parts.train).predict(parts.selection)
         selection_score = compute_scores(task, outputs, fits.references(parts.selection))[task.metric]
     metrics = scored_run(run, name, {}, scores, training_rows(own, parts), selection_score=selection_score)
+    if "unlabelled" in metrics["data"]:
+        metrics["data"]["unlabelled"] |= fit.unlabelled
+        logger.info("%s", *unlabelled_decisions([(name, fit.unlabelled)]))
     predictions = scores["dev"].predictions if "dev" in scores else None
     return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A fitted baseline, with the function that computes features of rows to score; None: its answer is constant."""
+    """A fitted baseline, with the function that computes features of rows to score; None: its answer is constant.
+
+    ``unlabelled`` says whether unlabelled texts are used, see :func:`self_trained`.
+    """
 
     model: BaselineModel
     features: Callable[[Dataset], Array] | None = None
+    unlabelled: dict[str, Any] = field(default_factory=lambda: {"used": False})
 
     def predict(self, rows: Dataset) -> Array:
         if self.features is None:
@@ -201,7 +210,7 @@ class _Fits:
         def features(rows: Dataset) -> Array:
             return tf_idf(vectorizers, self.head.texts(rows))
 
-        return self._linear(train, features(train), features, vectorizers=vectorizers)
+        return self._linear(train, features, features, vectorizers=vectorizers)
 
     def frozen(self, train: Dataset) -> _Fit:
         return self._on_encoder(train, self._frozen, self._frozen_features)
@@ -217,7 +226,7 @@ class _Fits:
     ) -> _Fit:
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
         encoder, tokenizer = loaded
-        return self._linear(train, features(train), partial(features, share=True), encoder=encoder, tokenizer=tokenizer)
+        return self._linear(train, features, partial(features, share=True), encoder=encoder, tokenizer=tokenizer)
 
     def _features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
         """Return the function that computes features of rows by an encoder, of each text once."""
@@ -247,18 +256,34 @@ class _Fits:
         return features
 
     def _linear(
-        self, train: Dataset, features: Array, features_to_score: Callable[[Dataset], Array], **parts: Any
+        self,
+        train: Dataset,
+        features_of: Callable[[Dataset], Array],
+        features_to_score: Callable[[Dataset], Array],
+        **parts: Any,
     ) -> _Fit:
         """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
         balanced = self.run.config.class_weights is not None
         groups = given_groups(train) if GROUP in train.column_names else None
-        found = self.head.fit_linear(features, self.targets(train), balanced=balanced, groups=groups)
+        features, targets, unlabelled = features_of(train), self.targets(train), self.run.parts.unlabelled
+        found, decision = self.head.fit_linear(features, targets, balanced=balanced, groups=groups), {"used": False}
         if found is None:
             return self.majority(train)
+        if unlabelled is not None:
+            names = [index < 0 for index in train["index"][:]]
+            found, decision = self_trained(
+                found,
+                features,
+                targets,
+                features_of(unlabelled),
+                never_held_out=names,
+                balanced=balanced,
+                groups=groups,
+            )
         model = BaselineModel(
             self.name, self.head, **({"tokenizer": self.tokenizer} | parts), bias=found.bias, weight=found.weight
         )
-        return _Fit(model, features_to_score)
+        return _Fit(model, features_to_score, decision)
 
 
 def tune_on_pairs(

@@ -113,7 +113,7 @@ class Runner:
                 f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
                 "this one, workers=0, or declare an entry point in its package."
             )
-        files = (config.train_file, config.eval_file, config.label_map, config.label_names)
+        files = (config.train_file, config.eval_file, config.label_map, config.label_names, config.unlabelled)
         of = (config.task, config.data_dir, *files, config.model)
         digest = data_sha256(config) + model_sha256(config.model)
         if self._digests.setdefault(source := json.dumps(of), digest) != digest:

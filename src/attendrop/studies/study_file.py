@@ -50,7 +50,7 @@ _EXAMPLES = {"run": "{epochs: 4}", "data": "{task: rte}", "methods": "{name: MET
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
-_PATHS = ("train_file", "eval_file", "label_map", "label_names", "data_dir")
+_PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.linear_models import fit_logistic_regression, fit_ridge_regression
+from attendrop.tasks.heads import linear_models
+from attendrop.tasks.heads.linear_models import (
+    LinearFit,
+    fit_logistic_regression,
+    fit_ridge_regression,
+    self_trained,
+)
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))
@@ -86,3 +94,70 @@ def test_logistic_regression_of_sparse_features_is_that_of_all_columns() -> None
     scale = sparse.linalg.norm(SPARSE, axis=1).mean()
     expected = LogisticRegression(C=found.settings["C"], tol=1e-6).fit(SPARSE / scale, OF_SPARSE)
     np.testing.assert_allclose(found.outputs(SPARSE), expected.decision_function(SPARSE / scale), atol=2e-2)
+
+
+# Unlabelled rows ------------------------------------------------------------------------------------------------------
+
+
+def clusters(rows: int, seed: int, noise: float = 1.2) -> tuple[np.ndarray, list[int]]:
+    """Features and classes of rows around the centres of four classes, in turn."""
+    labels = [number % 4 for number in range(rows)]
+    return 7.0 * (CENTRES[labels] + np.random.default_rng(seed).normal(scale=noise, size=(rows, 8))), labels
+
+
+def used(features: np.ndarray, labels: list[int], unlabelled: np.ndarray, **options: Any) -> tuple[LinearFit, dict]:
+    fit = fit_logistic_regression(features, labels, 4)
+    assert fit is not None
+    given = {"never_held_out": [False] * len(labels)} | options
+    found, decision = self_trained(fit, features, labels, unlabelled, **given)
+    assert (found is fit) is not decision["used"]
+    return found, decision
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
+def test_unlabelled_rows_of_their_predicted_classes_have_a_weight_of_three_tenths(form: Any) -> None:
+    (features, labels), (unlabelled, _) = clusters(16, 1), clusters(400, 2)
+    first = fit_logistic_regression(form(features), labels, 4)
+    found, decision = used(form(features), labels, form(unlabelled))
+    assert decision["used"] and decision["difference"] >= 0 and found.settings == {"C": 10.0}
+    both = np.concatenate([features, unlabelled])
+    expected = LogisticRegression(C=10.0, max_iter=1000).fit(
+        unit(both), [*labels, *first.outputs(unlabelled).argmax(1)], sample_weight=[1.0] * 16 + [0.3] * 400
+    )
+    probabilities = np.exp(found.outputs(features)) / np.exp(found.outputs(features)).sum(1, keepdims=True)
+    scaled = features / np.linalg.norm(both, axis=1).mean()
+    np.testing.assert_allclose(probabilities, expected.predict_proba(scaled), atol=1e-4)
+    assert found.score == ("accuracy", np.mean(found.outputs(features).argmax(1) == labels))
+
+
+def test_unlabelled_rows_by_which_held_out_rows_lose_are_left_out() -> None:
+    found = [used(*clusters(12, seed), clusters(100, seed + 50)[0])[1] for seed in range(6)]
+    assert {each["used"] for each in found} == {True, False}
+    assert all(each["used"] == (each["difference"] >= 0) for each in found)
+
+
+def test_where_no_row_can_be_held_out_unlabelled_rows_are_left_out() -> None:
+    (features, labels), (unlabelled, _) = clusters(4, 1), clusters(400, 2)
+    assert used(features, labels, unlabelled)[1] == {"used": False, "difference": None}
+    rows, both = clusters(8, 1)
+    _, decision = used(rows, both, unlabelled, never_held_out=[False] * 4 + [True] * 4)
+    assert decision["difference"] is not None
+
+
+def test_rows_of_a_group_are_held_out_together_and_names_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = clusters(24, 1)
+    features[:, 0] = range(24)  # by which a row is known
+    groups = [number % 8 for number in range(20)] + [f"name {number}" for number in range(4)]
+    kept: list[set[int]] = []
+
+    def noted(features: np.ndarray, *args: Any, **options: Any) -> LinearFit | None:
+        if options.get("weights") is None:
+            kept.append({int(row) for row in features[:, 0]})
+        return fit_logistic_regression(features, *args, **options)
+
+    monkeypatch.setattr(linear_models, "fit_logistic_regression", noted)
+    used(features, labels, clusters(40, 2)[0], groups=groups, never_held_out=[False] * 20 + [True] * 4)
+    assert len(kept) == 9 and len({frozenset(rows) for rows in kept}) > 3  # three times, three parts
+    for rows in kept:
+        assert {20, 21, 22, 23} < rows
+        assert not {groups[row] for row in rows} & {groups[row] for row in set(range(20)) - rows}

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ _CS, _DEFAULT_C, _FOLDS, _LEAST_ROWS = (1.0, 10.0, 100.0), 10.0, 3, 10
 _ROTATED_ROWS = 3000
 # What a fit keeps, in copies of the weights: the last ten steps of L-BFGS, with their gradients, and its working space.
 _COPIES = 25
+# Weight of an unlabelled row, chosen among 0.1, 0.3 and 1 on Banking77 and HWU64, and how often rows are divided into
+# folds. Two rounds, or only the confident half, gain less. To leave out unlabelled rows that are further from all rows
+# than seven in ten rows are from each other costs up to 0.016 of the gain.
+_UNLABELLED_WEIGHT, _REPEATS = 0.3, 3
 _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
@@ -52,15 +56,17 @@ def fit_logistic_regression(
     *,
     balanced: bool = False,
     groups: Sequence[Any] | None = None,
+    strength: float | None = None,
+    weights: Array | None = None,
 ) -> LinearFit | None:
     """Fit a logistic regression with a penalty on the squared weights; None if all rows are of one class.
 
     The features are divided by one number, their mean norm, for which the weights compensate. The strength ``C`` has
     the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer than ten rows, or, with
-    ``groups`` of rows, which folds keep whole, is missing from a fold.
+    ``groups`` of rows, which folds keep whole, is missing from a fold; or the ``strength`` that is given.
 
     Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
-    If ``balanced``, classes have equal weight, instead of rows.
+    If ``balanced``, classes have equal weight, instead of rows, whose ``weights`` are 1 by default.
 
     Raises:
         AttendropError: The fit takes more memory than the machine has.
@@ -75,9 +81,11 @@ def fit_logistic_regression(
             f"A linear model of {len(counts)} classes and {features.shape[1]} features takes {needed / 2**30:.0f} GiB "
             f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
         )
-    model = _logistic_regression(balanced)
+    model = _logistic_regression(balanced, strength or _DEFAULT_C)
     folds: Any = None
-    if min(counts.values()) >= _LEAST_ROWS and groups is None:
+    if strength is not None:
+        pass
+    elif min(counts.values()) >= _LEAST_ROWS and groups is None:
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
     elif min(counts.values()) >= _LEAST_ROWS and len(set(groups or ())) >= _FOLDS:
         folds = list(StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0).split(scaled, labels, groups))
@@ -88,7 +96,7 @@ def fit_logistic_regression(
     else:
         with warnings.catch_warnings():  # with a row or two of each, scikit-learn doubts that these are classes
             warnings.filterwarnings("ignore", message="The number of unique classes")
-            model.fit(scaled, labels)
+            model.fit(scaled, labels, sample_weight=weights)
     weight, bias = model.coef_, model.intercept_
     if len(weight) == 1:  # of two classes, scikit-learn gives the difference
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
@@ -96,6 +104,77 @@ def fit_logistic_regression(
     all_weights[model.classes_], all_biases[model.classes_] = restored(weight), bias
     accuracy = float(model.score(scaled, labels))
     return LinearFit("logistic regression", all_weights, all_biases, {"C": model.C}, ("accuracy", accuracy))
+
+
+def self_trained(
+    fit: LinearFit,
+    features: Array,
+    labels: Sequence[int],
+    unlabelled: Array,
+    *,
+    never_held_out: Sequence[bool],
+    balanced: bool = False,
+    groups: Sequence[Any] | None = None,
+) -> tuple[LinearFit, dict[str, Any]]:
+    """Fit a logistic regression again, with unlabelled rows of the classes that it predicts, unless rows lose by it.
+
+    This is one round of self-training, in which all unlabelled rows have weight 0.3. Whether it is used is decided by
+    cross-validation: three times, rows are divided into three parts, stratified by class, and each part is scored by
+    the models of the others, with and without the unlabelled rows. These are used if no accuracy is lost on average.
+    The same rows give the same decision.
+
+    Args:
+        fit: The model of the rows, by :func:`fit_logistic_regression`, whose strength is kept.
+        features: Their features, ``(rows, features)``, dense or sparse.
+        labels: Their classes.
+        unlabelled: Features of the unlabelled rows, ``(unlabelled rows, features)``.
+        never_held_out: For each row, whether it is only trained on, as names of classes are.
+        balanced: As for :func:`fit_logistic_regression`.
+        groups: As there: rows of a group are held out together.
+
+    Returns:
+        The model to use; and ``used``, with ``difference``, the accuracy on held-out rows with unlabelled rows minus
+        that without, or None if no row can be held out, because its class would have no other.
+    """
+    classes, every = np.asarray(labels), np.arange(len(labels))
+    rows = np.flatnonzero(~np.asarray(never_held_out, dtype=bool))
+    stacked = sparse.vstack if sparse.issparse(features) else np.concatenate
+    options: dict[str, Any] = {"num_classes": len(fit.bias), "balanced": balanced, "strength": fit.settings["C"]}
+
+    def trained_again(first: LinearFit, kept: Array) -> LinearFit:
+        predicted = first.outputs(unlabelled).argmax(axis=1)
+        weights = np.repeat([1.0, _UNLABELLED_WEIGHT], [len(kept), len(predicted)])
+        both = stacked([features[kept], unlabelled])
+        found = fit_logistic_regression(both, [*classes[kept], *predicted], weights=weights, **options)
+        assert found is not None
+        return found
+
+    units = rows if groups is None else np.array([repr(groups[int(row)]) for row in rows])
+    _, first_rows, unit_of = np.unique(units, return_index=True, return_inverse=True)
+    differences: list[float] = []
+    for repeat in range(_REPEATS):
+        generator = np.random.default_rng(repeat)
+        dealt, class_order = generator.permutation(len(first_rows)), generator.permutation(len(fit.bias))
+        dealt = dealt[np.argsort(class_order[classes[rows[first_rows[dealt]]]], kind="stable")]
+        part_of_unit = np.empty(len(dealt), int)
+        part_of_unit[dealt] = np.arange(len(dealt)) % _FOLDS
+        for part in range(_FOLDS):
+            held = rows[part_of_unit[unit_of] == part]
+            kept = np.setdiff1d(every, held)
+            held = held[np.isin(classes[held], classes[kept])]
+            first = fit_logistic_regression(features[kept], classes[kept].tolist(), **options) if len(held) else None
+            if first is not None:
+                correct = [
+                    model.outputs(features[held]).argmax(axis=1) == classes[held]
+                    for model in (first, trained_again(first, kept))
+                ]
+                differences += (correct[1].astype(float) - correct[0]).tolist()
+    difference = float(np.mean(differences)) if differences else None
+    if difference is None or difference < 0:
+        return fit, {"used": False, "difference": difference}
+    found = trained_again(fit, every)
+    accuracy = float(np.mean(found.outputs(features).argmax(axis=1) == classes))
+    return replace(found, score=("accuracy", accuracy)), {"used": True, "difference": difference}
 
 
 def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool = False) -> LinearFit | None:
@@ -145,8 +224,8 @@ def _memory() -> float:
         return math.inf
 
 
-def _logistic_regression(balanced: bool) -> Any:
-    return LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight="balanced" if balanced else None)
+def _logistic_regression(balanced: bool, strength: float = _DEFAULT_C) -> Any:
+    return LogisticRegression(C=strength, max_iter=1000, class_weight="balanced" if balanced else None)
 
 
 def _scaled(features: Array) -> tuple[Array, Callable[[Array], Array]]:
