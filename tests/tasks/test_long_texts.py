@@ -80,11 +80,6 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
         assert np.array_equal(head.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)
 
 
-def test_columns_with_an_entry_for_each_token_are_refused(tokenizer: Any) -> None:
-    with pytest.raises(AttendropError, match="use long-texts 'head'"):
-        encode(rows(), TASK.with_long_texts("windows"), tokenizer, 10, {"importance": "numbers"})
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

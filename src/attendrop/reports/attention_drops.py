@@ -144,9 +144,12 @@ def record_drops(
         passes.append(watched.drops(regularization.adapter.attention_layers))
         return found
 
+    def evaluate(network: nn.Module, given: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+        return loss_and_outputs(network(**given, **({} if plan is None else {PLAN_KEYWORD: plan})))
+
     training = TrainingContext(
         model=model,
-        evaluate=lambda network, given: loss_and_outputs(network(**given)),
+        evaluate=evaluate,
         seed=moment.seed,
         total_steps=moment.total_steps,
         optimizer=torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0),

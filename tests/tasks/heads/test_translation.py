@@ -20,7 +20,7 @@ from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.translation import Translation, WrittenText
 from attendrop.tasks.tokenization import encode_columns
 
-TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), (), {"max_new_tokens": 6})
+TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), {"max_new_tokens": 6})
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
 
 
