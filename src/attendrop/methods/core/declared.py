@@ -30,13 +30,12 @@ def check_declared(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         AttendropError: As for :func:`attendrop.methods.core.registry.build_method`.
     """
-    points = entry_points(group="attendrop.methods")
-    own = {point.name for point in points if point.dist is not None and point.dist.name == "attendrop"}
+    own = {name for name, module in _entry_points() if module.startswith("attendrop_methods")}
     known, parts = (*_declared(), *own), [part.strip() for part in name.split("+")]
     unknown = next((part for part in parts if part not in known), None)
     if unknown is not None:
         # A program that has loaded the methods may have added its own, and another package may have some.
-        if "attendrop.methods.core.registry" in sys.modules or {point.name for point in points} - own:
+        if "attendrop.methods.core.registry" in sys.modules or {name for name, _ in _entry_points()} - own:
             return
         raise AttendropError(f"There is no method '{unknown}'.{suggestion(unknown, known)}")
     for part, given in split_options(name, parts, options).items():
@@ -46,6 +45,12 @@ def check_declared(name: str, options: Mapping[str, Any]) -> None:
             build_from_options(_stand_in(part), part, given)
         except NameError:  # a check that uses what its module imports
             continue
+
+
+@cache
+def _entry_points() -> list[tuple[str, str]]:
+    """Return the names and modules of the methods of installed packages, the second package of this one among them."""
+    return [(point.name, point.module) for point in entry_points(group="attendrop.methods")]
 
 
 @cache
