@@ -90,7 +90,7 @@ def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
 RECORDED = ADDrop(attribution="recorded", layers="all")
 COPYING = AttendOut(dropout_step=2)
 IN_ALL = [
-    Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), R3F(), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
+    Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
 ]  # fmt: skip
 WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", ADDrop()), ("Reward", RDrop()), ("Reward", COPYING)]
