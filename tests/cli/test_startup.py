@@ -44,7 +44,6 @@ WRONG = [
     ("train --train-file broken.csv --text-columns text --label-column label", "line 11: byte 0xf6 is not UTF-8"),
     (f"compare {FILE} --set ad-drop.attribution=record", "Did you mean 'recorded'?"),
     (f"compare {FILE} --methods mixout,ad_drop", "Did you mean 'ad-drop'?"),
-    (f"compare {FILE} --budget soon", "budget 'soon' is not a duration; write 30m, 2h or 90s."),
     (f"compare {FILE} --seeds 0", "seeds must be at least 1, not 0."),
     (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
     (f"compare {FILE} --train-file nowhere.csv", "there is no file nowhere.csv"),

@@ -42,9 +42,7 @@ def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_pat
 
 def test_without_a_list_failed_runs_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, "finetune", 0.5)
-    for name, content in {"one": {"error": "No space left.", "attempts": 1, "details": ""}, "other": []}.items():
-        (tmp_path / "runs" / name).mkdir()
-        write_json(tmp_path / "runs" / name / "failed.json", content)
+    write_json(tmp_path / "failed.json", {"one": {"error": "No space left.", "details": ""}})
     computed = "Computed from the 1 finished run in the folder, which has no list of those that belong together."
     assert read_results(tmp_path).notes == (computed, "Without a result: one (No space left.).")
 
@@ -141,8 +139,8 @@ def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_list(tmp_path, {"": [*own, write_run(tmp_path, "mixout", 0.5)]})
     failed = tmp_path / "runs" / "8-seed0"
-    (failed / "metrics.json").rename(failed / "failed.json")
-    write_json(failed / "failed.json", {"error": "No space left.", "attempts": 1, "details": ""})
+    (failed / "metrics.json").unlink()
+    write_json(tmp_path / "failed.json", {failed.name: {"error": "No space left.", "details": ""}})
     for reference in (None, "finetune", "r-drop"):
         results = read_results(tmp_path, reference)
         assert results.settings[0].answer.rows[0].label == (reference or "finetune")

@@ -224,7 +224,7 @@ def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own
     given = (None, str(data / "texts.csv"), str(data / "others.csv"))
     units = [Unit(config(data, unlabelled=each)) for each in given]
     with open_runner(data / "study", workers=0) as runner:
-        assert len({runner.place(unit).folder for unit in units}) == len(given)
+        assert len({runner.folder_of(unit) for unit in units}) == len(given)
     (data / "run.yaml").write_text(run_file(units[1].config))
     again = read_run_file(str(data / "run.yaml"))
     assert RunConfig(**again | {"seed": 0, "output_dir": units[1].config.output_dir}) == units[1].config

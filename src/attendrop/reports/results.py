@@ -14,7 +14,7 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.executor import FAILED, read_failure
+from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows
 from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
@@ -136,9 +136,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
-    runs = list(_finished_runs(place := runs_folder(folder)))
-    failures = {file.parent.name: read_failure(file.parent) for file in sorted(place.glob(f"*/{FAILED}"))}
-    failed = {name: str(failure["error"]) for name, failure in failures.items() if failure}
+    runs = list(_finished_runs(runs_folder(folder)))
+    failed = {name: failure["error"] for name, failure in read_failures(folder).items()}
     compared = _read_compared(folder)
     groups = [] if compared is None else [_compared(name, runs, found) for name, found in compared[1].items()]
     labels = dict.fromkeys(run.label for run in (runs if compared is None else chain(*(own for _, own in groups))))
