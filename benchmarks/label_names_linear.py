@@ -1,4 +1,4 @@
-"""What names of classes are worth to a linear model on a frozen encoder, for step 6 of docs/does-it-help.md.
+"""What names of classes are worth to a linear model on a frozen encoder, for step 6 of docs/experiments.md.
 
 Needs ``ATTENDROP_DATA``. The first command runs it, minutes on a core, the second prints the tables:
     python benchmarks/label_names_linear.py run [MODEL ...]
