@@ -25,11 +25,11 @@ from attendrop.tasks.row_scores import RowScores
 RESULTS = Path(__file__).parents[1] / "results"
 _README, _HELP, _LOG = "README.md", "docs/does-it-help.md", "docs/experiments.md"
 _RECORDED = "docs/concepts/recorded_attributions.md"
-_CHOOSE, _ALIKE = "docs/guides/choose_a_method.md", "docs/guides/few_and_alike.md"
+_CHOOSE = "docs/guides/choose_a_method.md"
 # The pages that quote each figure; "ad-drop" is the evidence of the method.
 QUOTED_ON = {
     "demonstration, with phrases as samples": (_README, _HELP),
-    "default on similar rows of HWU64": (_README, _HELP, _CHOOSE, _ALIKE, "ad-drop"),
+    "default on similar rows of HWU64": (_README, _HELP, _CHOOSE, "ad-drop"),
     "default on random rows of HWU64": (_LOG, "ad-drop"),
     "all layers on STS-B, high": (_HELP,),
     "all layers on STS-B, by magnitude": (_HELP,),
