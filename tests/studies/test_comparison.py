@@ -243,7 +243,7 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
     ("options", "message"),
     [
         ({"changed": "train.csv"}, r"with other content of the data\. Only"),
-        ({"changed": "model/config.json"}, r"with other files of the model '.*model'\. Only"),
+        ({"changed": "model/config.json"}, r"with other files of the model\. Only"),
         ({"model": "model"}, None),  # named from another folder
         ({"model": "moved/model"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
