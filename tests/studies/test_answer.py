@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
@@ -95,10 +94,8 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
         (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune",
          "Use plain fine-tuning. No method is better by more than 0.005, and none as good is clearly cheaper (r-drop: "
          "accuracy +0.001 [+0.000, +0.002])."),
-        (runs("r-drop", SLIGHTLY, 95), "negligible", "finetune", "none as good is clearly cheaper"),
         (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "Use drophead. No method is better by more than"),
         (runs("ad-drop", THREE) + runs("r-drop", NOISY), "undecided", "finetune", "(r-drop: accuracy -0.018 ["),
-        (runs("r-drop", SLIGHTLY, 200) + runs("mixout", BEHIND, 50), "negligible", "finetune", "(r-drop: "),
         ([], "alone", "finetune", "Use plain fine-tuning. No other method has a result."),
         (runs("ad-drop", AHEAD[:3]), "few seeds", None,
          "No recommendation yet. 3 seeds in common of ad-drop and plain fine-tuning are too few to tell: take 4 or "
@@ -111,7 +108,6 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
         (runs("frozen", NOISY), "undecided", "frozen",
          "Fine-tuning is not significantly ahead of it (plain fine-tuning: accuracy +0.018 [-0.021, +0.057])."),
         (runs("frozen", CLOSE), "alone", "finetune", "Use plain fine-tuning. No other method has a result."),
-        (runs("ad-drop", AHEAD) + runs("majority", LOW), "ahead", "ad-drop", "Use ad-drop."),
         (runs("tfidf", HIGH[:3]), "few seeds", None,
          "No recommendation yet. 3 seeds in common of plain fine-tuning and the TF-IDF model (tfidf) are too few"),
     ],
@@ -162,17 +158,6 @@ def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     nothing = "Nothing is compared with the reference: there are no intervals."
     assert found.holds_for == answer(FINETUNE).holds_for == nothing
     assert answer([*FINETUNE, *runs("ad-drop", AHEAD[:1])]).holds_for == "One seed gives no intervals."
-
-
-@pytest.mark.parametrize("times, p", [(1.0, "0.05"), (0.998, ">0.05")])
-def test_a_p_value_is_not_rounded_to_the_limit_that_it_exceeds(times: float, p: str) -> None:
-    spread = np.array([-2.0, -1, 0, 1, 2]) / 1000
-    least = stats.t.ppf(0.975, 4) * spread.std(ddof=1) / 5**0.5
-    scores = np.add(PLAIN, spread + least * times + 1e-9).tolist()
-    found = answer([*FINETUNE, *runs("ad-drop", scores)])
-    told = " ".join(found.lines())
-    assert (row(found, "ad-drop").p_holm <= 0.05) == (p == "0.05")
-    assert f" {p} " in told and f"p {p[0] if p[0] == '>' else '='} 0.05 (Holm)" in told
 
 
 def test_p_values_are_corrected_over_methods_and_not_for_baselines() -> None:
@@ -276,27 +261,18 @@ def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None
     assert found.verdict.why == "undecided"
 
 
-@pytest.mark.parametrize(
-    ("metric", "scores"),
-    [
-        ("accuracy", {"rows": 73, "data": "test", "right": RowScores(np.ones(73, bool), 73, "").as_dict()["right"]}),
-        ("neg_mean_squared_error", {"rows": 300, "data": "test", "blocks": [-7.3] * 100}),
-        ("accuracy", {"rows": 300, "data": "test", "blocks": [0.8] * 15}),  # about 15 texts
-    ],
-)
-def test_equal_predictions_have_no_interval_without_width(metric: str, scores: Run) -> None:
-    """In words, in the table, in Markdown, in JSON and CSV."""
-    score = {"metric": metric, "row_scores": scores}
-    equal = [0.8 if metric != "neg_mean_squared_error" else -7.3] * 5
-    found = answer([*runs("finetune", equal, **score), *runs("ad-drop", equal, **score)])
+@pytest.mark.parametrize(("units", "blocks"), [(73, None), (15, 15)], ids=["rows", "texts"])
+def test_equal_predictions_have_no_interval_without_width(units: int, blocks: int | None) -> None:
+    """In words, in the table, in Markdown, in JSON and CSV; of 300 rows about 15 texts, 15 are counted."""
+    right = {"rows": 73, "data": "test", "right": RowScores(np.ones(73, bool), 73, "").as_dict()["right"]}
+    by_row = {"row_scores": {"rows": 300, "data": "test", "blocks": [0.8] * blocks} if blocks else right}
+    found = answer([*runs("finetune", [0.8] * 5, **by_row), *runs("ad-drop", [0.8] * 5, **by_row)])
     for text in ("\n".join(found.lines()), found.markdown()):
         assert "0.000 [-" in text and "[0.000, 0.000]" not in text
-    (record,) = (each for each in found.as_dict()["methods"] if each["label"] == "ad-drop")
-    units = scores["rows"] if len(scores.get("blocks", [])) != 15 else 15
-    least = (1 if equal[0] > 0 else 7.3) * (1 - 0.05 ** (1 / units))
+    record = found.as_dict()["methods"][1]
+    least = 1 - 0.05 ** (1 / units)
     assert (record["difference_low"], record["difference_high"]) == pytest.approx((-least, least))
-    assert (record["these_rows_low"], record["these_rows_high"]) == (None, None)
-    assert (found.records()[1]["difference_low"], record["p"]) == (record["difference_low"], 1.0)
+    assert (record["these_rows_low"], record["these_rows_high"], record["p"]) == (None, None, 1.0)
 
 
 def test_what_differs_by_rounding_is_not_ahead() -> None:

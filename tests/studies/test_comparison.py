@@ -71,16 +71,6 @@ def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda runner: monkeypatch.setattr(compare_module, "open_runner", lambda *_, **__: nullcontext(runner))
 
 
-def test_all_methods_and_baselines_are_run_seed_by_seed(folder: Path, run_by: Any) -> None:
-    runner, planned = Runner(), list[int]()
-    run_by(runner)
-    run_comparison(comparison(folder, seeds=4, keep_best=False), on_plan=planned.append)
-    assert [(unit.method, unit.config.seed) for unit in runner.asked] == [
-        (method, seed) for seed in range(4) for method in ("finetune", "mixout", "majority")
-    ]
-    assert planned == [12]
-
-
 def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path, run_by: Any) -> None:
     pytest.importorskip("optuna")
     rates = {4e-3: 0.9, 2e-3: 0.7}
@@ -108,8 +98,13 @@ def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path, run_by
 
 
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path, run_by: Any) -> None:
-    run_by(Runner(lambda unit: None if unit.method == "mixout" else 0.5))
-    outcome = run_comparison(comparison(folder, keep_best=False))
+    runner, planned = Runner(lambda unit: None if unit.method == "mixout" else 0.5), list[int]()
+    run_by(runner)
+    outcome = run_comparison(comparison(folder, keep_best=False), on_plan=planned.append)
+    assert [(unit.method, unit.config.seed) for unit in runner.asked] == [
+        (method, seed) for seed in range(2) for method in ("finetune", "mixout", "majority")
+    ]
+    assert planned == [6]
     assert "mixout with seed 0 (luck); mixout with seed 1 (luck)" in outcome.answer.notes[0]
     run_by(Runner(lambda unit: None if unit.method == "finetune" else 0.5))
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
@@ -189,7 +184,6 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "finetune learning_rate=0.001 is to be compared",
         ),
         ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
-        ({"methods": [("ad-drop", {"p": 0.2})]}, "A method is an object"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
     ],
 )
@@ -244,11 +238,8 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
     [
         ({"changed": "train.csv"}, r"with other content of the data\. Only"),
         ({"changed": "model/config.json"}, r"with other files of the model\. Only"),
-        ({"model": "model"}, None),  # named from another folder
         ({"model": "moved/model"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
-        ({"unknown": "protocol"}, "with protocol=None, not 'honest'. Only"),  # a record of another version
-        ({"train_file": "other.csv"}, "with other content of the data; train_file='train.csv', not 'other.csv'"),
         ({"eval_file": None}, "with other content of the data; eval_file='dev.csv', not None; test_fraction=0.0, not"),
         ({"seeds": 3, "methods": [MethodSetting("r-drop")], "trials": 1}, None),
         ({"train_file": "moved/train.csv"}, None),
@@ -267,11 +258,6 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     (answer / "compared.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
     shutil.copytree(folder / "model", folder / "moved/model")
-    tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
-    if unknown := options.pop("unknown", None):
-        record = json.loads((answer / "comparison.json").read_text())
-        del record[unknown]
-        (answer / "comparison.json").write_text(json.dumps(record))
     if changed := options.pop("changed", None):
         (folder / changed).write_text((folder / changed).read_text() + "\n")
     if "train_file" in options:

@@ -88,24 +88,18 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_paths_may_name_environment_variables_and_the_home_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = content(folder)
-    found["data"][0] |= {"train_file": "$PLACE_OF_DATA/train.csv", "label_map": None}
-    found["models"] = "$PLACE_OF_DATA/model"
-    file = write(tmp_path / "study.yaml", found)
-    monkeypatch.setenv("PLACE_OF_DATA", str(folder))
-    config = read_study(file).units[0].config
-    assert (config.train_file, config.model) == (str(folder / "train.csv"), str(folder / "model"))
+    found = content(folder, models="$PLACE_OF_DATA/model")
+    found["data"][0] |= {"train_file": "$PLACE_OF_DATA/train.csv", "eval_file": "~/dev.csv", "label_map": None}
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("PLACE_OF_DATA", "~")  # as a file of variables gives it
-    found["data"][0]["eval_file"] = "~/dev.csv"
     config = read_study(write(tmp_path / "study.yaml", found)).units[0].config
     assert (config.train_file, config.eval_file) == (str(folder / "train.csv"), str(folder / "dev.csv"))
     assert config.model == str(folder / "model")
     monkeypatch.delenv("PLACE_OF_DATA")
-    message = "'$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"
-    assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+    with pytest.raises(AttendropError, match=r"'\$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"):
+        read_study(str(tmp_path / "study.yaml"))
 
 
 def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tmp_path: Path) -> None:
@@ -143,12 +137,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": ["cola", "cola"]}, "has two data named 'cola'; give each a 'name'."),
     ({"methods": [{"name": "r-drop", "options": {"alpa": 1}}]}, "alpa"),
     ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
-    ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is not text: 5; quote it."),
-    ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
-    ({"reference": ["finetune"]}, "a reference that is not one of its methods, ['finetune']."),
     ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is not text: ['finetune', 'r-drop']"),
     ({"models": [["minilm"]]}, "a model that is not a name: ['minilm']."),
-    ({"data": [{"train_file": "a.csv", "text_columns": [["a"]]}]}, "must be names, comma-separated"),
     ({"reference": "finetun"}, "a reference that is not one of its methods, 'finetun'. Did you mean 'finetune'?"),
     (
         {"data": ["cola", {"task": "rte", "methods": "finetune"}], "methods": [{"name": "finetune", "label": "Plain"}]},
@@ -162,7 +152,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"methods": [{"name": "r-drop", "label": label} for label in "AB"]}, "has r-drop twice with the same options"),
     ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"run": {"test_fraction": 0}, "data": [{"train_file": "a.csv", "text_columns": "a"}]}, "test-fraction 0 sets no"),
-    ({"seeds": "3"}, "has seeds='3'; give their number, or a list."),
     ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
     ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
     ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),
@@ -187,11 +176,9 @@ def test_a_mistake_in_the_file_is_one_sentence(
     ("text", "told"),
     [
         ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
-        ("x: &x [*x]", "its aliases, *name, stand for more than 1,000,000 characters"),
-        ("x: " + "[" * 3000 + "]" * 3000, "its values are nested too deeply"),
         ("x: 2024-13-45", "month must be in 1..12"),
     ],
-    ids=["twice", "an alias of itself", "deep", "no date"],
+    ids=["twice", "no date"],
 )
 def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
     (tmp_path / "study.yaml").write_text(text)

@@ -113,13 +113,10 @@ class RayWorkers(Workers):
 
 
 def share_of_unit(machines: Sequence[Mapping[str, float]], asked: int = 0) -> tuple[int, dict[str, float]]:
-    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among the units that run at the same time.
+    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among units; returns their number, and what each gets.
 
     No unit gets more cores than the smallest machine has, so that all machines can run it. If there are GPUs, only
     machines that have some run units. If no number is ``asked``, there is a unit for each GPU, otherwise for each core.
-
-    Returns:
-        The number of units at the same time, and what each gets: ``num_cpus`` and ``num_gpus``, which may be fractions.
     """
     usable = [machine for machine in machines if machine.get("CPU", 0) >= 1]
     usable = [machine for machine in usable if machine.get("GPU", 0) >= 1] or usable

@@ -205,15 +205,12 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     for label in dict.fromkeys(label for _, label in compared):
         settings = [name for name, other in compared if other == label]
         pairs = [(rows[name, label], references[name]) for name in settings]
-        mean = _mean_difference(pairs) if _have_one_unit([answers[name] for name in settings]) else None
-        found.append(OverallRow(label, {n: corrected[n, label] for n in settings if (n, label) in corrected}, mean))
+        # Scores may be averaged if they are fractions, or the same error of the same numbers.
+        scores = [(answers[name].metric, answers[name].data) for name in settings]
+        has_unit = len({(metric, data) if metric.startswith("neg_") else None for metric, data in scores}) == 1
+        of_settings = {name: corrected[name, label] for name in settings if (name, label) in corrected}
+        found.append(OverallRow(label, of_settings, _mean_difference(pairs) if has_unit else None))
     return tuple(found)
-
-
-def _have_one_unit(answers: Sequence[Answer]) -> bool:
-    """Whether scores may be averaged: they are fractions, or the same error of the same numbers."""
-    units = {(found.metric, found.data) if found.metric.startswith("neg_") else None for found in answers}
-    return len(units) == 1
 
 
 def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
