@@ -297,8 +297,10 @@ def _notes(
     if unknown:
         yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."
     best = next((row for row in rows if row.label == verdict.baseline), None)
-    for other in rows if best is not None else ():
-        if other.is_baseline and other.method not in CHEAP and other.mean > best.mean and (lead := other.versus(best)):
+    for other in rows:
+        if best is None or not other.is_baseline or other.method in CHEAP or other.mean <= best.mean:
+            continue
+        if lead := other.versus(best):
             by = f"{other.label} minus {best.label} is {interval(lead, digits)}"
             yield f"{best.label}, which trains no encoder, counts as the best baseline: {by}."
     if len(rows) > 2 and verdict.use not in (None, rows[0].label):

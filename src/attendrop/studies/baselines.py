@@ -212,9 +212,9 @@ class _Baseline:
             features = self._frozen_features
             parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
         else:
-            model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
-            tune_on_pairs(model, tokenizer, head.texts(train), head.strata_of(train), config)
-            features, parts = self.features_of(model, tokenizer), {"encoder": model, "tokenizer": tokenizer}
+            encoder, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
+            tune_on_pairs(encoder, tokenizer, head.texts(train), head.strata_of(train), config)
+            features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
         # Of rows that are read in several windows, the target is that of the first one.
         columns, own, decision = self._columns(train), features(train), {"used": False}
         firsts = {number: place for place, number in reversed(list(enumerate(head.row_numbers(columns))))}

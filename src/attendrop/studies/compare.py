@@ -360,9 +360,9 @@ def search_settings(
             raise AttendropError(f"No run succeeded; the first error: {results[0].error}")
         for label, (proposal, setting) in proposals.items():
             known = next(trial.scores for trial in found[label] if trial.setting == setting)
-            scores = [score for score in known if score is not None]
-            complete = len(scores) == folds
-            mean = statistics.fmean(scores) if complete else None
+            numbers = [score for score in known if score is not None]
+            complete = len(numbers) == folds
+            mean = statistics.fmean(numbers) if complete else None
             studies[label].tell(proposal, mean, states.COMPLETE if complete else states.FAIL)
     return found
 

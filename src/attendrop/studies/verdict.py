@@ -36,11 +36,11 @@ GROUPS = {
 
 
 class Rule(NamedTuple):
-    """A rule: when it holds; what is used, the pair that this rests on, ``challenger, incumbent``; and the sentence."""
+    """A rule of :class:`Facts`: when it holds; what is used, the challenger and the incumbent; and the sentence."""
 
     why: str
-    holds: Callable[[Facts], Any]
-    decides: Callable[[Facts], tuple[MethodRow | None, MethodRow | None, MethodRow | None]]
+    holds: Callable[[Any], Any]
+    decides: Callable[[Any], tuple[MethodRow | None, MethodRow | None, MethodRow | None]]
     says: str
 
 
