@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig
@@ -32,7 +33,7 @@ from attendrop.runs.run_folder import holds_run, read_metrics, read_run, rewrite
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
-from attendrop.studies.comparison import BEST, Comparison, MethodSetting, check_record, write_record
+from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting, check_record, record_of
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
@@ -185,11 +186,15 @@ def run_comparison(
     )  # fmt: skip
     if run.data.looks_grouped:
         logger.warning("%s", run.data.looks_grouped)
-    comparison = comparison.of_baselines(defined_for(run.task))
+    defined = defined_for(run.task)
+    if undefined := [name for name in comparison.baselines if name not in defined]:
+        logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
+        baselines = tuple(name for name in comparison.baselines if name in defined)
+        comparison = dataclasses.replace(comparison, baselines=baselines)
     defaults, seeds = {setting.label: setting for setting in comparison.methods}, comparison.seeds
     final = seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
     with open_runner(folder, workers=workers, backend=backend) as runner:
-        write_record(folder, config)
+        write_json(folder / RECORD, record_of(config))
         # Try settings, if this is asked for.
         run_units, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:

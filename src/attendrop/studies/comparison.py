@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import model_sha256
-from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import PATH, check_fields, names, option
@@ -39,7 +37,6 @@ _NOT_RECORDED = (
     *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps"),
 )
 _CONTENT = {"data_sha256": "other content of the data", "model_sha256": "other files of the model"}
-logger = logging.getLogger(__name__)
 
 
 def default_methods() -> list[str]:
@@ -156,12 +153,6 @@ class Comparison:
         check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
         object.__setattr__(self, "config", with_evaluation(self.config))
 
-    def of_baselines(self, defined: Collection[str]) -> Comparison:
-        """Return the comparison without the baselines that are not defined for its kind of task."""
-        if undefined := [name for name in self.baselines if name not in defined]:
-            logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        return replace(self, baselines=tuple(name for name in self.baselines if name in defined))
-
 
 def check_record(folder: Path, config: RunConfig) -> None:
     """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
@@ -170,7 +161,7 @@ def check_record(folder: Path, config: RunConfig) -> None:
         return
     changed = [
         _CONTENT.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
-        for name, value in _record(config).items()
+        for name, value in record_of(config).items()
         if before.get(name) != value
     ]
     if changed:
@@ -180,12 +171,8 @@ def check_record(folder: Path, config: RunConfig) -> None:
         )
 
 
-def write_record(folder: Path, config: RunConfig) -> None:
-    """Record the data, model and options that a comparison in a folder compares with, wherever the files are."""
-    write_json(folder / RECORD, _record(config))
-
-
-def _record(config: RunConfig) -> dict[str, Any]:
+def record_of(config: RunConfig) -> dict[str, Any]:
+    """Return the data, model and options that a comparison compares with, wherever the files are: JSON values."""
     options = {name: value for name, value in by_content(config.as_dict()).items() if name not in _NOT_RECORDED}
     if files := model_sha256(config.model):  # of a local model
         options["model"] = Path(config.model).name
