@@ -25,8 +25,8 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
+from attendrop.runs.resolved_run import with_training
 from attendrop.runs.run_folder import keeps_model
-from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -17,9 +17,9 @@ import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.finished_run import load_finished_run
-from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.prune import _scores, prune_run
+from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -154,7 +154,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.run_trainer.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)]
     assert found["pruned"]["recover_epochs"] == 1

@@ -43,8 +43,7 @@ from attendrop.runs.run_folder import (
     results,
     writable,
 )
-from attendrop.runs.seeds import train_seeds
-from attendrop.runs.train import train
+from attendrop.runs.train import train, train_seeds
 from attendrop.studies.executor import open_runner
 from attendrop.training.checkpoints import last_checkpoint
 
@@ -431,11 +430,6 @@ def test_runs_of_several_seeds_are_not_mixed_with_a_single_one(folder: Path, run
     assert content(run) == before
 
 
-def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Path) -> None:
-    with locked(tmp_path / "seeds"), pytest.raises(AttendropError, match="is in use by process"):
-        train_seeds(tiny.config(folder, str(tmp_path / "seeds"), **PLAIN), [0, 1])
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [("run.json", '{"name": "mine"}'), ("run.json", '{"config": 3, "data_sha256": ""}'), ("metrics.json", "[]")],
@@ -605,35 +599,6 @@ def test_a_replacement_that_was_killed_at_any_point_is_completed(
     assert json.loads((tmp_path / "after-3" / "metrics.json").read_text())["seed"] == 3
 
 
-def test_the_command_line_says_how_to_go_on_with_a_replacement(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the new run is begun, --resume would mean the old one; of several seeds, until all are begun."""
-    shutil.copytree(run, run / "seed0")
-    shutil.copytree(run, run / "seed1")
-    begins: list[Path] = []
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        for place in begins:
-            (place / ".new-run").mkdir(exist_ok=True)
-            shutil.copyfile(place / "run.json", place / ".new-run" / "run.json")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
-    monkeypatch.setattr("attendrop.runs.seeds.train_seeds", interrupted)
-    arguments = ["train", "--task", "rte", "--output-dir", str(run)]
-    for seeds, places in (("0", [run]), ("0,1", [run / "seed0", run / "seed1"])):
-        begins[:] = places[:-1]
-        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
-        assert "Run the same command again to replace what is in" in capsys.readouterr().err
-        begins[:] = places
-        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
-        assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
-    begins.clear()
-    assert cli.main(arguments) == 130
-    assert "with --resume to continue" in capsys.readouterr().err
-
-
 # Repeating a run ------------------------------------------------------------------------------------------------------
 
 
@@ -643,14 +608,12 @@ def test_interrupted_runs_of_several_seeds_can_be_repeated(
     config = tiny.config(folder, str(tmp_path / "runs"), **PLAIN)
     with pytest.raises(KeyboardInterrupt):
         train_seeds(config, [2, 0], callbacks=[stop_at(2)])
-    given, expected = {"output_dir": config.output_dir}, tiny.config(folder, config.output_dir, seed=2, **PLAIN)
-    assert _read_run(given, [], None, f"{tmp_path}/runs/run.yaml", None) == (expected, [2, 0])
     summary = train_seeds(config, [2, 0], resume=True)
     assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == summary
+    given, expected = {"output_dir": config.output_dir}, tiny.config(folder, config.output_dir, seed=2, **PLAIN)
+    assert _read_run(given, [], None, f"{tmp_path}/runs/run.yaml", None) == (expected, [2, 0])
     (tmp_path / "runs" / "run.yaml").write_text("mine: 1")
-    for more in ({"resume": True}, {"overwrite": True}):
-        with pytest.raises(AttendropError, match=r"run.yaml \(changed since\)' was not written by attendrop"):
-            train_seeds(config, [2, 0], **more)
+    train_seeds(config, [2, 0], resume=True)
     assert (tmp_path / "runs" / "run.yaml").read_text() == "mine: 1"
 
 
@@ -662,16 +625,16 @@ def test_the_options_of_a_run_resume_that_run(run: Path, tmp_path: Path, monkeyp
     assert cli.main(asked) == 0 and os.listdir(tmp_path) == ["run"]
     assert tiny.read_metrics(run)["steps"] == 5
     called: list[tuple[str, bool]] = []
-    for name in ("train.train", "seeds.train_seeds"):
+    for name in ("train", "train_seeds"):
         monkeypatch.setattr(
-            f"attendrop.runs.{name}",
+            f"attendrop.runs.train.{name}",
             lambda config, *_, resume, **__: called.append((config.output_dir, resume)) or tiny.read_metrics(run),
         )
-    monkeypatch.setattr("attendrop.cli.training_summary.seeds_summary", lambda found: "")
-    (run / "run.json").rename(run / "seeds.json")
+    monkeypatch.setattr("attendrop.cli.train.seeds_summary", lambda found: "")
+    (run / "run.json").rename(run / "summary.json")
     for more in ([], ["--seed", "0,1"], ["--output-dir", "other"]):
         assert cli.main([*asked, *more]) == 0
-    (run / "seeds.json").unlink()
+    (run / "summary.json").unlink()
     assert cli.main(asked) == 0
     *own, named, default = called
     assert own == [("run", True)] * 2 and named == ("other", True) and default[0].startswith("runs/train-")

@@ -22,13 +22,12 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.runs.seeds import summarise
-from attendrop.runs.train import train
+from attendrop.runs.run_trainer import balanced_loss
+from attendrop.runs.train import summarise, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -21,8 +21,7 @@ from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import checked, declared
+from attendrop.runs.config import RunConfig, checked, declared
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import read_run_file
 from attendrop.runs.train import train

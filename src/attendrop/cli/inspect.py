@@ -12,7 +12,7 @@ import typer
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError, printable
-from attendrop.runs.declared_options import joined_names, names
+from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files

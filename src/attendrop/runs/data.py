@@ -1,9 +1,10 @@
-"""Loading, splitting and encoding of the data of a run."""
+"""Data of a run: loading, splits and encoding, and the report on them, as values, a table and warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,16 +30,19 @@ from attendrop.tasks.class_names import (
 )
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
-from attendrop.tasks.likeness import hold_out_like, hold_out_values
-from attendrop.tasks.long_texts import texts_of
+from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.table import skipped_places
+from attendrop.tasks.tokenization import columns_of, encode
 from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
-from attendrop.wording import counted
+from attendrop.text_tables import NAMES_LEFT, aligned
+from attendrop.wording import counted, counts_of
 
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
@@ -83,6 +87,17 @@ class Parts:
         texts = texts_of(self.train)
         return replace(self, train=self.train.select(chain(*texts[: len(texts) - self.names])), names=0)
 
+    @property
+    def named(self) -> dict[str, Dataset]:
+        """The parts by name, each set of rows once: under protocol 'paper', "selection" is another name of "dev"."""
+        others = {"selection": self.selection, "reward": self.reward}
+        kept = {
+            name: rows
+            for name, rows in others.items()
+            if rows is not None and not any(rows is known for known in self.report.values())
+        }
+        return {"train": self.train} | kept | self.report
+
     def trained_on(self, label_names: str | None) -> str:
         """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
         rows = counted(len(self.train) - self.names, "row")
@@ -94,21 +109,21 @@ def load_data(config: RunConfig) -> TaskData:
     files = data_files(config)
     options = {name: getattr(config, name) for name in _READ_BY}
 
-    def key() -> list[Any]:
-        digests = [[str(file), digest(file)] for file in files]
-        return [config.task, config.data_dir, digests, options]
-
     def load() -> TaskData:
         if config.task is not None:
             return load_task(config.task, data_dir=config.data_dir)
         assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
-    def size(data: TaskData) -> int:
-        return sum(split.data.nbytes for split in data.splits.values())
-
-    known = files and all(file.exists() for file in files)
-    data = shared(key, load, size, kind="data") if known else load()
+    if files and all(file.exists() for file in files):
+        data = shared(
+            lambda: [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options],
+            load,
+            lambda data: sum(split.data.nbytes for split in data.splits.values()),
+            kind="data",
+        )
+    else:
+        data = load()
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
@@ -135,20 +150,24 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     Names of classes are added to the training rows last, so that they change none of these. Unlabelled texts are none
     of the training file's rows that are drawn.
     """
-    rows = data.splits["train"]
+    rows, task, head, shifted = data.splits["train"], data.task, data.task.head, {}
     given = len(rows)
-    shifted = {}
-    if config.shift or config.shift_column is not None:
-        rows, shifted["shifted"] = _shifted(config, rows, data.task)
+    if config.shift or config.shift_column is not None:  # the same for every seed, as the test rows
+        fraction = config.test_fraction or SHIFT_FRACTION
+        if config.shift_column is None:
+            rows, shifted["shifted"] = hold_out_like(rows, task, fraction, _TEST_SEED)
+        else:
+            values = rows[SHIFT_VALUES][:]
+            rows, shifted["shifted"] = hold_out_values(rows, config.shift_column, values, fraction)
     if config.test_fraction:
-        rows, held = hold_out(rows, data.task, config.test_fraction, _TEST_SEED)
+        rows, held = hold_out(rows, task, config.test_fraction, _TEST_SEED)
         assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
     report |= shifted
     if config.shots is not None:
-        rows = few_shot(rows, data.task, config.shots, config.seed)
+        rows = few_shot(rows, task, config.shots, config.seed)
         given = len(rows)
     if config.max_train_samples is not None:
         rows = subset(rows, config.max_train_samples, config.seed)
@@ -156,38 +175,28 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
-        kept, selection = hold_out(rows, data.task, config.selection_fraction or 0.0, config.seed)
-    match config.rewarded_on:
-        case "split":
-            kept, reward = hold_out(kept, data.task, config.regularizer.rewarded_fraction(), config.seed)
-        case "eval":
-            reward = report["dev"]
-        case _:
-            reward = None
+        kept, selection = hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
+    reward = report["dev"] if config.rewarded_on == "eval" else None
+    if config.rewarded_on == "split":
+        kept, reward = hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
     # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
-    texts, left_out = _names(config, data.task, given, held_out)
-    parts = Parts(kept, selection, report, reward, 0, left_out)
+    texts, left_out = _names(config, task, given, held_out)
     if texts:
-        parts = replace(parts, train=_with_names(kept, texts), names=len(texts))
-    head = data.task.head
-    check_unlabelled(config.unlabelled, config.task, head.label_type, len(data.task.text_columns))
+        columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
+        columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
+        columns["index"] = [-1] * len(texts)  # that of no row of a file
+        kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
+    parts = Parts(kept, selection, report, reward, len(texts), left_out)
+    check_unlabelled(config.unlabelled, config.task, head.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
-    drawn = [parts.train, *(part for part in (selection, reward) if part is not None and part is not report.get("dev"))]
+    drawn = [part for name, part in parts.named.items() if name not in report]
     known, scored = ([text for part in some for (text,) in head.texts(part)] for some in (drawn, report.values()))
     column, skip = config.text_columns[0], config.skip_bad_rows
     found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
-
-
-def _with_names(kept: Dataset, texts: Sequence[tuple[str, Any]]) -> Dataset:
-    """Add texts with labels to training rows; their index, as that of no row of a file, is -1."""
-    columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
-    columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts], "index": [-1] * len(texts)}
-    names = Dataset.from_dict(columns, features=kept.features)
-    return concatenate_datasets([kept, names])
 
 
 def _names(
@@ -212,14 +221,6 @@ def _names(
     return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
 
 
-def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dataset]:
-    """Hold out rows that are unlike the others; they are the same for every seed."""
-    fraction = config.test_fraction or SHIFT_FRACTION
-    if config.shift_column is None:
-        return hold_out_like(rows, task, fraction, _TEST_SEED)
-    return hold_out_values(rows, config.shift_column, rows[SHIFT_VALUES][:], fraction)
-
-
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Tokenize all parts."""
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
@@ -232,16 +233,140 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:
     """Return the indices of the train split's rows used for training, selection and rewards."""
-    named = {"train": parts.real.train, "selection": parts.selection, "reward": parts.reward}
-    evaluated = list(parts.report.values())
-    return {
-        name: rows["index"][:]
-        for name, rows in named.items()
-        if rows is not None and not any(rows is other for other in evaluated)
-    }
+    return {name: rows["index"][:] for name, rows in parts.real.named.items() if name not in parts.report}
 
 
 def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
     others = [part for part in (parts.reward, parts.unlabelled) if part is not None]
     return data_digest(parts.train, parts.selection, *others)
+
+
+# The report on them -------------------------------------------------------------------------------------------------
+
+# File of the rows that were skipped, in the folder of the run.
+SKIPPED = "skipped_rows.jsonl"
+_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
+
+# Parts on which the model that is kept has no score.
+_UNSCORED = ("train", "reward")
+_MOST_PAIRS = 5  # of similar classes that are named
+# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
+ALIKE = 0.15
+# Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
+_MANY_CLASSES, _FEW_ROWS = 20, 20
+_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
+
+
+def data_report(
+    data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, Any]:
+    """Describe the rows of a run; raises AttendropError if no row of a part has a token that the model knows.
+
+    Returns:
+        Plain values: ``kind``; ``parts``, each with ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
+        ``mean``, ``max``), ``unknown_labels`` (counts of labels that train lacks, if any), what
+        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
+        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
+        ``skipped_places``, the files and lines of the first of them.
+    """
+    head = data.task.head
+    limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
+    texts = {name: head.texts(rows) for name, rows in parts.named.items()}
+    tokens = encoded.named
+    described: dict[str, dict[str, Any]] = {}
+    for name, rows in parts.named.items():
+        described[name] = {
+            "rows": len(rows),
+            **head.describe_labels(rows),
+            **head.input_report(rows, columns_of(tokens[name]), tokenizer, limit),
+            "duplicates": len(texts[name]) - len(set(texts[name])),
+        }
+        if described[name].get("unknown") == len(rows):
+            raise AttendropError(
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
+                "language, or one with its own tokenizer."
+            )
+        if head.unknown_names:
+            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
+        if name != "train":
+            known = set(texts["train"])
+            described[name]["in_train"] = sum(text in known for text in texts[name])
+    return {
+        "kind": data.task.kind,
+        "max_length": limit,
+        "long_texts": data.task.long_texts,
+        "parts": described,
+        "conflicts": _conflicts(texts["train"], parts.train, head),
+        "similar_classes": head.similar_classes(),
+        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
+        "skipped": len(data.skipped),
+        "skipped_places": skipped_places(data.skipped),
+    }
+
+
+def report_table(report: dict[str, Any], head: Head) -> str:
+    """Format the report as a table with a column for each part."""
+    parts = report["parts"]
+    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
+    lines += head.label_lines(list(parts.values()))
+    if "truncated" in parts["train"]:
+        cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
+        lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
+    return "\n".join([f"Data: {head.kind}, {head.labels_are}", *aligned(lines, NAMES_LEFT)])
+
+
+def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
+    """Yield warnings about the data, one sentence each."""
+    parts = report["parts"]
+    if similar := report["similar_classes"]:
+        pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
+        more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
+        yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
+    yield from head.label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
+    for name, part in parts.items():
+        if unknown := part.get("unknown_labels"):
+            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
+            yield f"{lacking} count as wrong: {counts_of(unknown)}."
+        if part.get("in_train"):
+            percent = 100 * part["in_train"] / part["rows"]
+            yield (
+                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
+                "too: the score on them is optimistic."
+            )
+    conflicts = report["conflicts"]
+    if conflicts["texts"]:
+        count = conflicts["texts"]
+        yield (
+            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
+            f"{conflicts['rows']} rows, such as {conflicts['example']}."
+        )
+    if count := parts["train"]["duplicates"]:
+        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
+    likeness = report["likeness"] if "shifted" not in parts else None
+    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
+        classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
+        yield (
+            f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
+            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift measures this."
+            + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
+        )
+    for name, part in parts.items():
+        if part.get("unknown"):
+            yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
+
+
+def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> dict[str, Any]:
+    labels_of: defaultdict[tuple[str, ...], list[Any]] = defaultdict(list)
+    labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
+    for text, label in zip(texts, labels, strict=True):
+        labels_of[text].append(label)
+    conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
+    found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
+    for text, labels in list(conflicting.items())[:1]:
+        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
+        shown = " | ".join(head.texts(rows.select([texts.index(text)]))[0])
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
+    return found

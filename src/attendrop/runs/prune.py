@@ -33,14 +33,12 @@ from attendrop.pruning.selection import (
     undecided_message,
 )
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.fitting import run_loss
 from attendrop.runs.folder_lock import new_folder
 from attendrop.runs.model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
 from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.run_trainer import RunTrainer
+from attendrop.runs.run_trainer import RunTrainer, recovery_arguments, run_loss
 from attendrop.runs.speed import measure_speed
-from attendrop.runs.training_args import recovery_arguments
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted, counted_rows

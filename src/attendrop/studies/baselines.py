@@ -28,7 +28,7 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
 from attendrop.runs.prediction_passes import frozen_features
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
 from attendrop.runs.run_folder import (
     METRICS,
     begin_run,
@@ -43,7 +43,6 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.runs.small_data_recipe import steps
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups

@@ -14,9 +14,8 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method, labelled_method
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, declared, takes_options
 from attendrop.runs.data import fingerprint
-from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.model_loading import load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
