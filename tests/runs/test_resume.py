@@ -261,14 +261,3 @@ def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path:
     trainer.state = TrainerState(best_model_checkpoint=str(elsewhere))
     with pytest.raises(AttendropError, match="holds pickled weights"):
         trainer._load_best_model()
-
-
-def test_a_checkpoint_of_a_larger_model_is_refused(shared: Path, last: Path, tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path / "model", hidden_size=32)
-    larger = {"model": str(tmp_path / "model"), "output_dir": str(tmp_path / "other")}
-    with tiny.kept_checkpoints():
-        train(tiny.config(shared, method="finetune", epochs=1, **larger))
-    shutil.copyfile(last_checkpoint(tmp_path / "other") / "model.safetensors", last / "model.safetensors")
-    reseal(last)
-    with pytest.raises(AttendropError, match=r"the weights cannot be read \(RuntimeError\)"):
-        train(stopped_config(shared, last.parent), resume=True, checkpoint_seconds=0)

@@ -238,17 +238,6 @@ def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypa
     assert (found["data_dir"], found["model"]) == (str(tmp_path / "data"), "minilm")
 
 
-def test_the_file_of_a_run_resumes_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.chdir(folder)  # run.json has relative paths, run.yaml absolute ones
-    begun = [part.removeprefix(f"{folder}/") for part in arguments(folder, "relative", "--max-steps", "1", "--quiet")]
-    assert cli.main([*begun, "--output-dir", f"{tmp_path}/run"]) == 0
-    again = ["train", "--config", f"{tmp_path}/run/run.yaml", "--output-dir", f"{tmp_path}/run", "--resume"]
-    assert cli.main(again) == 0
-    assert "is finished already" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
