@@ -19,7 +19,7 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
 from attendrop.files.output_files import sha256, write_json
-from attendrop.runs.data import SKIPPED
+from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, read_run
 
 

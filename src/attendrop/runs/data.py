@@ -1,10 +1,9 @@
-"""Data of a run: loading, splits and encoding, and the report on them, as values, a table and warnings."""
+"""Loading, splitting and encoding of the data of a run."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,19 +29,16 @@ from attendrop.tasks.class_names import (
 )
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
-from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
-from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, texts_of
+from attendrop.tasks.likeness import hold_out_like, hold_out_values
+from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.table import skipped_places
-from attendrop.tasks.tokenization import columns_of, encode
+from attendrop.tasks.tokenization import encode
 from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
-from attendrop.text_tables import NAMES_LEFT, aligned
-from attendrop.wording import counted, counts_of
+from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
@@ -240,133 +236,3 @@ def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
     others = [part for part in (parts.reward, parts.unlabelled) if part is not None]
     return data_digest(parts.train, parts.selection, *others)
-
-
-# The report on them -------------------------------------------------------------------------------------------------
-
-# File of the rows that were skipped, in the folder of the run.
-SKIPPED = "skipped_rows.jsonl"
-_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
-
-# Parts on which the model that is kept has no score.
-_UNSCORED = ("train", "reward")
-_MOST_PAIRS = 5  # of similar classes that are named
-# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
-ALIKE = 0.15
-# Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
-_MANY_CLASSES, _FEW_ROWS = 20, 20
-_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
-
-
-def data_report(
-    data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, Any]:
-    """Describe the rows of a run; raises AttendropError if no row of a part has a token that the model knows.
-
-    Returns:
-        Plain values: ``kind``; ``parts``, each with ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``unknown_labels`` (counts of labels that train lacks, if any), what
-        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
-        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
-        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
-        ``skipped_places``, the files and lines of the first of them.
-    """
-    head = data.task.head
-    limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: head.texts(rows) for name, rows in parts.named.items()}
-    tokens = encoded.named
-    described: dict[str, dict[str, Any]] = {}
-    for name, rows in parts.named.items():
-        described[name] = {
-            "rows": len(rows),
-            **head.describe_labels(rows),
-            **head.input_report(rows, columns_of(tokens[name]), tokenizer, limit),
-            "duplicates": len(texts[name]) - len(set(texts[name])),
-        }
-        if described[name].get("unknown") == len(rows):
-            raise AttendropError(
-                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
-                "language, or one with its own tokenizer."
-            )
-        if head.unknown_names:
-            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
-        if name != "train":
-            known = set(texts["train"])
-            described[name]["in_train"] = sum(text in known for text in texts[name])
-    return {
-        "kind": data.task.kind,
-        "max_length": limit,
-        "long_texts": data.task.long_texts,
-        "parts": described,
-        "conflicts": _conflicts(texts["train"], parts.train, head),
-        "similar_classes": head.similar_classes(),
-        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
-        "skipped": len(data.skipped),
-        "skipped_places": skipped_places(data.skipped),
-    }
-
-
-def report_table(report: dict[str, Any], head: Head) -> str:
-    """Format the report as a table with a column for each part."""
-    parts = report["parts"]
-    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
-    lines += head.label_lines(list(parts.values()))
-    if "truncated" in parts["train"]:
-        cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
-        lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
-    return "\n".join([f"Data: {head.kind}, {head.labels_are}", *aligned(lines, NAMES_LEFT)])
-
-
-def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
-    """Yield warnings about the data, one sentence each."""
-    parts = report["parts"]
-    if similar := report["similar_classes"]:
-        pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
-        more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
-        yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    yield from head.label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
-    for name, part in parts.items():
-        if unknown := part.get("unknown_labels"):
-            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
-            yield f"{lacking} count as wrong: {counts_of(unknown)}."
-        if part.get("in_train"):
-            percent = 100 * part["in_train"] / part["rows"]
-            yield (
-                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
-                "too: the score on them is optimistic."
-            )
-    conflicts = report["conflicts"]
-    if conflicts["texts"]:
-        count = conflicts["texts"]
-        yield (
-            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
-            f"{conflicts['rows']} rows, such as {conflicts['example']}."
-        )
-    if count := parts["train"]["duplicates"]:
-        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
-    likeness = report["likeness"] if "shifted" not in parts else None
-    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
-        classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
-        yield (
-            f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
-            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift measures this."
-            + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
-        )
-    for name, part in parts.items():
-        if part.get("unknown"):
-            yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
-
-
-def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> dict[str, Any]:
-    labels_of: defaultdict[tuple[str, ...], list[Any]] = defaultdict(list)
-    labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
-    for text, label in zip(texts, labels, strict=True):
-        labels_of[text].append(label)
-    conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
-    found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
-    for text, labels in list(conflicting.items())[:1]:
-        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
-        shown = " | ".join(head.texts(rows.select([texts.index(text)]))[0])
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-        found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
-    return found

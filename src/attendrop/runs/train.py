@@ -35,16 +35,8 @@ from attendrop.model_support.devices import compute_device
 from attendrop.model_support.models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import (
-    SKIPPED,
-    Parts,
-    data_report,
-    encode_parts,
-    fingerprint,
-    report_table,
-    report_warnings,
-    sampled_rows,
-)
+from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
+from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
 from attendrop.runs.head_start import start_head
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_card import CARD, model_card
