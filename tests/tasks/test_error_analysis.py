@@ -13,9 +13,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from attendrop.cli.error_report import error_report
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks, suspicious_labels
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.multi_label import MultiLabel
-from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression
 
 NAMES = ("no", "perhaps", "yes")
 TASK = files_task(["text"], Classification(NAMES))

@@ -8,8 +8,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from attendrop import AttendropError
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values, likeness, nearest_texts
 
 TASK = files_task(("text",), Classification(("card", "loan")))

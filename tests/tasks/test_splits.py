@@ -18,8 +18,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.tokenization import encode
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit, limit_to_positions
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, fit_tokenizer
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
@@ -157,7 +156,7 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
         assert encode(data, classes(2), tokenizer, 99)["length"][:] == [32]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 32  # which nobody asked for
+        assert classes(2).head.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
     assert RunConfig.max_length == DEFAULT_MAX_LENGTH
     with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
         encode(data, classes(2), tokenizer, 2)
@@ -179,7 +178,7 @@ def test_a_model_has_so_many_positions(
 ) -> None:
     model = hf.AutoModel.from_config(config)
     monkeypatch.setattr(tokenizer, "model_max_length", 1000)
-    limit_to_positions(model, tokenizer)
+    fit_tokenizer("a model", model, tokenizer)
     assert tokenizer.model_max_length == (positions or 1000)
     for length in (20, 21):
         beyond = positions is not None and length > positions

@@ -69,7 +69,7 @@ def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[.
     """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
     if config.class_weights is None:
         return None
-    if not task.head.has_class_weights:
+    if not task.head.num_classes:
         raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
     return balanced_loss(labels, task.head.num_classes)
 

@@ -156,7 +156,7 @@ class RunTrainer(RegularizedTrainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
                 callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
-        if head.rewarded_by_loss:
+        if head.generates:
             self.compute_reward_metrics = None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -311,8 +311,8 @@ def _training(run: ResolvedRun) -> str:
     """Describe the training options, as given or as decided by the recipe."""
     config = run.config
     length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
-    reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
-    head = "" if run.task.head.pretrained else " and the head"
+    reads = ", on the mean over all tokens" if run.task.head.one_vector and config.pooling == "mean" else ""
+    head = "" if run.task.head.generates else " and the head"
     adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
     return (
         f"Training: {length} of batches of {config.batch_size}, learning rate {config.learning_rate:g}{reads}{adapter}."

@@ -14,7 +14,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
-from attendrop.tasks.heads.classification import predicted_classes
+from attendrop.tasks.heads.classification import MultiLabel, predicted_classes
 from attendrop.tasks.likeness import nearest_texts
 from attendrop.tasks.values import plain
 from attendrop.wording import counted
@@ -47,10 +47,10 @@ def error_analysis(
         with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     head = task.head
-    if not head.analysed_by:
+    if not head.num_classes and not isinstance(head, MultiLabel):
         return None
     outputs = head.checked(outputs)
-    if head.analysed_by == "label":
+    if not head.num_classes:
         return {"classes": _by_class(references, expit(outputs) > 0.5, head.label_names)}
     names, predicted = head.all_names, predicted_classes(outputs)
     confused = Counter(zip(references[predicted != references], predicted[predicted != references], strict=True))

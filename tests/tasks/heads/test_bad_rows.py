@@ -10,7 +10,7 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads import named_labels
+from attendrop.tasks.heads import base
 from attendrop.tasks.heads.classification import Classification
 
 Record = dict[str, Any]
@@ -60,7 +60,9 @@ def test_a_bad_row_is_named_or_skipped(
 
 
 def test_what_an_unknown_label_may_stand_for_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, searched = Classification(("card", "loan")), []
-    monkeypatch.setattr(named_labels, "did_you_mean", lambda *given: searched.append(given) or "; did you mean it?")
+    """Many rows have the same, and classes may be thousands."""
+    searched: list[Any] = []
+    monkeypatch.setattr(base, "did_you_mean", lambda *given: searched.append(given) or "; did you mean it?")
+    head = Classification(("card", "loan"))
     problems = {head.label_problem(label) for label in ("cart",) * 3}
     assert len(problems) == len(searched) == 1

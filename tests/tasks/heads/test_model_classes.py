@@ -15,9 +15,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.heads.model_classes import configure_pooling, pooling_of
-from attendrop.tasks.heads.regression import Regression
 
 SUFFIX = "MeanPoolingForSequenceClassification"
 BERT, DISTILBERT = zoo.ZOO["bert"].options, zoo.ZOO["distilbert"].options

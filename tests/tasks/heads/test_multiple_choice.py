@@ -121,7 +121,6 @@ def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBas
     texts = [[tokenizer.decode(ids) for ids in row] for row in encoded["input_ids"]]
     assert texts[2] == ["[CLS] the bird [SEP] bad [SEP]", "[CLS] the bird [SEP] good [SEP]"]
     assert encoded["length"] == [9, 13, 6]
-    assert [len(ids) for ids in HEAD.token_ids(encoded)] == [24, 45, 12]
 
 
 def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -14,6 +14,7 @@ from helpers import tiny_translators
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from attendrop.errors import AttendropError
+from attendrop.runs.model_card import usage_of
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import row_array
@@ -68,9 +69,9 @@ def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
     head = Translation(source_prefix="one two ")
     assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
-    assert "'one two ' + text" in head.usage(1, 32)
-    assert "generate(**inputs)" in head.usage(1, 32)  # as long as the files of the model say, as in its predictions
-    assert "generate(**inputs, max_new_tokens=128)" in head.usage(1, 32, stock=False)
+    assert "'one two ' + text" in usage_of(head, 1, 32)
+    assert "generate(**inputs)" in usage_of(head, 1, 32)  # as long as the files of the model say, as in its predictions
+    assert "generate(**inputs, max_new_tokens=128)" in usage_of(head, 1, 32, stock=False)
 
 
 # Languages ------------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ answer = choices[logits.argmax()]"""
         config.label2id = {name: number for number, name in enumerate(self.label_names)}
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        return choice_class(self._class_name(config)) or super().model_class(config)
+        return choice_class(self.class_name(config)) or super().model_class(config)
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
@@ -160,9 +160,6 @@ answer = choices[logits.argmax()]"""
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         return [max(map(len, row)) for row in encoded["input_ids"]]
 
-    def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-        return [list(chain(*row)) for row in encoded["input_ids"]]
-
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
         pad = super().collator(tokenizer)
@@ -170,8 +167,8 @@ answer = choices[logits.argmax()]"""
         def collate(rows: list[Any]) -> Any:
             columns = [name for name in rows[0] if name != "labels"]
             most = max(len(row["input_ids"]) for row in rows)
-            padded = [{name: [*row[name], *[[]] * (most - len(row[name]))] for name in columns} for row in rows]
-            flat = pad([{name: row[name][choice] for name in columns} for row in padded for choice in range(most)])
+            places = [(row, choice) for row in rows for choice in range(most)]
+            flat = pad([{name: row[name][n] if n < len(row[name]) else [] for name in columns} for row, n in places])
             batch = {name: values.view(len(rows), most, -1) for name, values in flat.items()}
             if "labels" in rows[0]:
                 batch["labels"] = flat["input_ids"].new_tensor([row["labels"] for row in rows])
@@ -198,7 +195,7 @@ answer = choices[logits.argmax()]"""
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": Metric.counting(lambda labels, outputs: np.equal(self.decode(outputs), labels))}
+        return {"accuracy": Metric(right=lambda labels, outputs: np.equal(self.decode(outputs), labels))}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         counts = np.bincount(train, minlength=len(self.label_names))
@@ -214,11 +211,3 @@ answer = choices[logits.argmax()]"""
             "choices": {"min": min(counts), "mean": statistics.fmean(counts), "max": max(counts)},
             "correct": {self.shown_label(place): places[place] for place in range(max(counts))},
         }
-
-    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        names = max((part["correct"] for part in parts), key=len)
-        ranges = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
-        return [
-            ["choices", *(form.format(**part["choices"]) for form, part in zip(ranges, parts, strict=True))],
-            *([f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names),
-        ]
