@@ -137,7 +137,7 @@ def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerB
 
 def test_a_warning_of_many_classes_is_short() -> None:
     [warning] = label_warnings({"classes": dict.fromkeys(map(str, range(5000)), 0)})
-    assert warning.endswith("'8', '9' and 4990 more.")
+    assert warning.endswith("'8', '9', 4990 more.")
 
 
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:

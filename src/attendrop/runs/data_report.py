@@ -15,8 +15,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.likeness import class_likeness
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, HEAD_TAIL, WINDOWS, of_documents
+from attendrop.tasks.splits import class_likeness
 from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of
 from attendrop.tasks.values import joined_labels, plain
