@@ -7,8 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.glue import GLUE
-from attendrop.tasks.registry import get_task, load_task
+from attendrop.tasks.registry import GLUE, get_task, load_task
 
 ROWS = {
     "cola": ("CoLA/train.tsv", "src\t1\t\tIt works.\nsrc\t0\t*\tIt work.\n"),
