@@ -12,7 +12,6 @@ import transformers as hf
 from datasets import Dataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from sklearn.neighbors import NearestNeighbors
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
@@ -26,8 +25,6 @@ from attendrop.tasks.splits import (
     hold_out,
     hold_out_like,
     hold_out_values,
-    likeness,
-    nearest_texts,
     subset,
 )
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, fit_tokenizer
@@ -59,12 +56,6 @@ class TestFewShot:
         with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 requested rows"):
             sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
         assert Counter(sample["label"]) == {0: 3, 1: 2}
-
-    def test_many_small_classes_are_not_all_named(self) -> None:
-        with pytest.warns(UserWarning) as told:
-            few_shot(rows(list(range(100))), classes(100), 2, seed=0)
-        assert len(told) == 6
-        assert str(told[-1].message) == "100 classes have fewer than the 2 requested rows: all were taken."
 
     def test_regression_takes_k_in_all(self) -> None:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
@@ -195,21 +186,6 @@ def test_the_group_that_is_unlike_the_others_is_held_out_of_each_class() -> None
     assert held["label"][:].count(0) == held["label"][:].count(1) == 8
 
 
-def test_of_large_groups_a_sample_is_compared_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-    search = NearestNeighbors.kneighbors
-    monkeypatch.setattr(
-        NearestNeighbors, "kneighbors", lambda own, rows: compared.append(len(rows)) or search(own, rows)
-    )
-    monkeypatch.setattr("attendrop.tasks.splits._SAMPLE", 5)
-    _, held = hold_out_like(rows_of(), TASK, 0.25, seed=0)
-    assert set(compared) == {5}
-    assert {text.rpartition(" ")[0] for text in held["text"]} == {
-        "someone stole plastic near",
-        "what does credit cost in",
-    }
-
-
 def test_rows_of_the_same_text_are_on_one_side_and_numbers_are_one_class() -> None:
     rows = rows_of()
     doubled = Dataset.from_dict({name: rows[name][:] * 2 for name in rows.column_names})
@@ -264,37 +240,12 @@ def test_values_whose_order_is_not_clear_are_refused(values: list[str], message:
         hold_out_values(rows_of().select(range(10)), "day", (values * 10)[:10], 0.25)
 
 
-def test_held_out_values_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        hold_out_values(rows_of().select(range(10)), "month", ["1"] * 2 + ["2"] * 8, 0.25)
-    (told,) = caplog.records
-    assert told.message == "Held out by column month: '2' (8) of 10 rows; less than half are left to train on."
-
-
 def test_likeness_within_classes_and_between() -> None:
     alike = class_likeness(rows_of({name: of_class[:1] for name, of_class in PHRASES.items()}), TASK)
     varied = class_likeness(rows_of(), TASK)
     assert alike.within > varied.within > varied.between
     assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
-
-
-def test_likeness_of_many_rows_is_that_of_all_classes_also_where_they_are_sorted() -> None:
-    found = likeness(["my card"] * 2100 + ["a loan"] * 400, ["card"] * 2100 + ["loan"] * 400)
-    assert found is not None and (found.within, found.between) == (pytest.approx(1.0), 0.0)
-
-
-def test_texts_without_spaces_are_compared_by_their_letters() -> None:
-    """A clause is no word: texts of Chinese and Japanese would have nothing in common but whole clauses."""
-    texts = ["我想取消我的订单", "请帮我取消订单谢谢", "怎么查看我的账户余额", "查看账户余额的方法"]
-    found = likeness(texts, [0, 0, 1, 1])
-    assert found is not None and found.within > 0.2 > found.between
-    assert [row for row, _ in nearest_texts(["取消这个订单", "账户余额在哪里"], texts)] in (
-        [0, 2],
-        [0, 3],
-        [1, 2],
-        [1, 3],
-    )
 
 
 # The length of inputs ------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -15,10 +14,10 @@ from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.long_texts import DOCUMENT, HEAD, HEAD_TAIL, WINDOWS, of_documents
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
 from attendrop.tasks.splits import class_likeness
 from attendrop.tasks.table import skipped_places
-from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.tokenization import columns_of, unknown_rows
 from attendrop.tasks.values import joined_labels, plain
 from attendrop.text_tables import NAMES_LEFT, aligned
 from attendrop.wording import counted, counts_of, names_of
@@ -33,8 +32,6 @@ _UNSCORED = ("train", "reward")
 _MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
 # Rows that are tokenised together, where only their lengths are kept: a token takes 120 bytes until then.
 _AT_A_TIME = 1000
-# What SentencePiece writes for a space; a token of its own before a word that it does not know.
-_SPACE = "▁"
 _MOST_PAIRS = 5  # of similar classes that are named
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
 ALIKE = 0.15
@@ -99,13 +96,7 @@ def _input_report(
     parts = rows.select(full).iter(_AT_A_TIME)
     whole = (length for part in parts for length in head.lengths(head.tokenize(part, tokenizer, None)))
     truncated = sum(length > limit for length in whole)
-    numbers = encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
-    unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids(_SPACE)}, set()
-    for row, ids in zip(numbers, encoded["input_ids"], strict=True):
-        nested = bool(ids) and isinstance(ids[0], list)  # of choices
-        if set(chain(*ids) if nested else ids) - unknown:
-            known.add(row)
-    return {"truncated": truncated, "unknown": len(set(numbers) - known)}
+    return {"truncated": truncated, "unknown": unknown_rows(encoded, tokenizer)}
 
 
 def _similar(classes: Sequence[str]) -> list[list[str]]:

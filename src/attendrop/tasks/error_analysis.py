@@ -50,7 +50,7 @@ def error_analysis(
     if not head.num_classes and not isinstance(head, MultiLabel):
         return None
     outputs = head.checked(outputs)
-    names, numbers = head.all_names, range(len(head.label_names))
+    names, numbers = head.all_names, range(len(head.output_names))
     predicted: Array = predicted_classes(outputs) if head.num_classes else expit(outputs) > 0.5
     found = precision_recall_fscore_support(references, predicted, labels=list(numbers), zero_division=0.0)
     counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(numbers))

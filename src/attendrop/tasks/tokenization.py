@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
 _VOCABULARY = "tokenizer.json"
+# What SentencePiece writes for a space; a token of its own before a word that it does not know.
+_SPACE = "▁"
 # Vocabularies that transformers finds although the class of a tokenizer does not name them.
 _ALSO_READ = ("tokenizer.model", "spm.model", "tiktoken.model", "tekken.json")
 
@@ -124,6 +128,17 @@ def encode_columns(
         labels = columns["label"] if documents is None else [columns["label"][row] for row in documents]
         encoded["labels"] = head.targets(labels, tokens, tokenizer)
     return encoded if documents is None else encoded | {DOCUMENT: [first_row + row for row in documents]}
+
+
+def unknown_rows(encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Count the rows without a token that the tokenizer knows, of those that :func:`encode_columns` returned."""
+    numbers = encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
+    unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids(_SPACE)}, set()
+    for row, ids in zip(numbers, encoded["input_ids"], strict=True):
+        nested = bool(ids) and isinstance(ids[0], list)  # of choices
+        if set(chain(*ids) if nested else ids) - unknown:
+            known.add(row)
+    return len(set(numbers) - known)
 
 
 def columns_of(rows: Dataset) -> dict[str, Any]:

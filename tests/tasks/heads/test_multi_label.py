@@ -45,17 +45,6 @@ def test_names_have_separators_in_text(tmp_path: Path) -> None:
     assert found.splits["train"]["label"][:] == EXPECTED
 
 
-def test_lists_are_recognized(tmp_path: Path) -> None:
-    rows = [["sport", "art", "art"], ["music"], [], ["art", "music", "sport"]]
-    for path in (
-        write(tmp_path / "a.jsonl", rows),
-        write_csv(tmp_path / "a.csv", [json.dumps(row).replace('"', '""') for row in rows]),
-    ):
-        found = load(path)
-        assert found.task.kind == "multi-label-classification"
-        assert found.splits["train"]["label"][:] == EXPECTED
-
-
 COLUMNS = "text,sport,music,art\nfirst,1,0,1.0\nsecond,no,YES,No\nthird,0,0,0\nfourth,true,1,1\n"
 
 
@@ -81,14 +70,6 @@ def test_a_column_of_a_label_says_yes_or_no(tmp_path: Path) -> None:
     assert found.splits["train"]["label"][:] == EXPECTED and [row.place for row in found.skipped] == ["line 6"]
     with pytest.raises(AttendropError, match=r"no column 'arts'; did you mean 'art'"):
         load_files(label_column="sport,music,arts", **given)
-
-
-def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [["art"], ["music"]])
-    with pytest.raises(AttendropError, match=r"the label 'arts' is not among those of training.*'art'"):
-        load(path, eval_file=write(tmp_path / "b.jsonl", [["arts"]]))
-    with pytest.raises(AttendropError, match="has only one label, 'art'; training needs at least two"):
-        load(write(tmp_path / "a.jsonl", [["art"], []]))
 
 
 def test_each_label_is_predicted_above_one_half() -> None:

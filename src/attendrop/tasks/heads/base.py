@@ -31,7 +31,7 @@ from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.table import COUNT_AS_WRONG, Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, load_tokenizer
-from attendrop.tasks.values import text_problem, value_problem
+from attendrop.tasks.values import class_name, text_problem, value_problem
 from attendrop.wording import names_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -99,6 +99,9 @@ class Head(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
     least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
+    prediction: ClassVar[str]  # what the model predicts, such as "{} classes"
+    label_words: ClassVar[str] = ""  # what labels are, if they are called otherwise
+    has_classes: ClassVar[bool] = False  # whether each row has one of `label_names`
     keeps_unknown: ClassVar[bool] = False  # whether there can be `unknown_names`
     in_sequence: ClassVar[bool] = False  # whether rows are parts of running text, so that neighbours are alike
     refused: ClassVar[Mapping[str, str]] = {}  # commands that do not work, with the reason, a part of a sentence
@@ -122,6 +125,8 @@ logits = model(**inputs).logits"""
     # labels, if there are any, and methods are rewarded by the loss, because a score takes several passes.
     generates: ClassVar[bool] = False
     linear_model: ClassVar[Callable[..., LinearFit | None] | None] = None  # fits one, see `linear_models`
+
+    collator_class: ClassVar[Callable[[Any], Any]] = DataCollatorWithPadding
 
     # Outputs and scores
     padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
@@ -165,7 +170,7 @@ logits = model(**inputs).logits"""
     @property
     def num_classes(self) -> int:
         """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
-        return 0
+        return len(self.label_names) if self.has_classes else 0
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -173,14 +178,14 @@ logits = model(**inputs).logits"""
         return self.label_names or (self.predicts,)
 
     @property
-    @abstractmethod
     def predicts(self) -> str:
         """What the model predicts, such as "2 classes" or "a number"."""
+        return self.prediction.format(len(self.label_names))
 
     @property
     def labels_are(self) -> str:
         """What the labels are, such as "numbers to predict"."""
-        return self.predicts
+        return self.label_words or self.predicts
 
     # Rows of files ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +222,7 @@ logits = model(**inputs).logits"""
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
         """Return the columns of a data set that are made of this number of text columns of a file."""
-        return cls.inputs[:text_columns]
+        return cls.inputs[: max(text_columns, cls.least_inputs)]
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -354,8 +359,11 @@ logits = model(**inputs).logits"""
         return min(max_length, limit)
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """Return the length of each row, in tokens."""
-        return [len(ids) for ids in encoded["input_ids"]]
+        """Return the length of each row, in tokens: of the longest choice; the longer of a text and its translation."""
+        columns = [encoded[name] for name in ("input_ids", "target_ids") if name in encoded]
+        rows = zip(*columns, strict=True)
+        parts = (chain(*(ids if ids and isinstance(ids[0], list) else [ids] for ids in row)) for row in rows)
+        return [max(map(len, row)) for row in parts]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[Any]:
         """Make the ``labels`` of the model, without padding, from those of the encoded rows."""
@@ -363,13 +371,15 @@ logits = model(**inputs).logits"""
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
-        return DataCollatorWithPadding(tokenizer)
+        collate: Callable[[list[Any]], Any] = self.collator_class(tokenizer)
+        return collate
 
     # Outputs ----------------------------------------------------------------------------------------------------------
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
         """Compute the raw outputs of a model for a batch; called without gradients."""
-        raw: Array = self.raw_outputs(model, batch, model(**batch)).float().cpu().numpy()
+        outputs = model(**batch) if "labels" in batch or not self.generates else None
+        raw: Array = self.raw_outputs(model, batch, outputs).float().cpu().numpy()
         return raw
 
     def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
@@ -400,7 +410,8 @@ logits = model(**inputs).logits"""
         """Convert outputs to float64, unless they are objects; raise AttendropError if one is NaN or infinite."""
         outputs = outputs if outputs.dtype == object else np.asarray(outputs, dtype=np.float64)
         if outputs.dtype == object or not len(outputs):
-            good = np.array([self.finite(row) for row in outputs], dtype=bool)
+            scores = (getattr(row, "log_likelihood", row) for row in outputs)
+            good = np.array([np.isfinite(row).all() for row in scores], dtype=bool)
         else:
             good = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
         if not good.all():
@@ -410,17 +421,13 @@ logits = model(**inputs).logits"""
             )
         return outputs
 
-    def finite(self, row: Any) -> bool:
-        """Return whether the outputs for a row, an object, are free of signs of divergence."""
-        return bool(np.isfinite(row).all())
-
     @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
         """Return the predicted labels."""
 
-    @abstractmethod
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""
+        return [{self.answer_column: answer} for answer in self.decode(outputs)]
 
     # Scores -----------------------------------------------------------------------------------------------------------
 
@@ -465,6 +472,7 @@ class NamedLabels(Head):
     """Head whose labels are made of names, ``label_names``: one or several for each row."""
 
     label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
+    separator: ClassVar[str] = ", "  # of names that are shown
 
     @classmethod
     def of_names(cls, names: Sequence[str], where: object) -> Self:
@@ -476,8 +484,9 @@ class NamedLabels(Head):
 
     @cached_property
     def label_ids(self) -> dict[str, int]:
-        """The ids of names."""
-        return {name: number for number, name in enumerate(self.all_names)}
+        """The ids of names; those of classes that are whole numbers also without ``.0``."""
+        ids = {name: number for number, name in enumerate(self.all_names)}
+        return {class_name(name): number for name, number in ids.items() if self.has_classes} | ids
 
     @abstractmethod
     def names_in(self, value: Any) -> list[str]:
@@ -507,7 +516,7 @@ class NamedLabels(Head):
         return {name: count for name, count in self.counted(self.decode(outputs)).items() if count}
 
     def shown_label(self, label: Any) -> str:
-        return ", ".join(self.all_names[number] for number in self.ids_in(label))
+        return self.separator.join(self.all_names[number] for number in self.ids_in(label))
 
     def named_probabilities(self, row: Array) -> dict[str, float]:
         """Return the columns of the probabilities of all classes, or labels, of a row."""

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -128,16 +127,10 @@ class Classification(NamedLabels, SequenceHead):
     attributed = "the logit of the predicted class"
     baselines: ClassVar[tuple[str, ...]] = (*SequenceHead.baselines, "setfit")
     linear_model = fit_logistic_regression
+    prediction = "{} classes"
+    has_classes = True
     has_probabilities = True
     keeps_unknown = True
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.label_names)
-
-    @property
-    def predicts(self) -> str:
-        return f"{len(self.label_names)} classes"
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
@@ -156,11 +149,6 @@ class Classification(NamedLabels, SequenceHead):
         if not asked:
             check_classes(source, column, names)
         return cls.of_names(names, source.path)
-
-    @cached_property
-    def label_ids(self) -> dict[str, int]:
-        """The ids of classes, by name, of whole numbers also without ``.0``."""
-        return {class_name(name): number for name, number in super().label_ids.items()} | super().label_ids
 
     def names_in(self, value: Any) -> list[str]:
         """Return the name; ``1,0`` may be that of ``1``, as of a training file with decimal commas; not ``1,000``."""
@@ -227,6 +215,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     attributed = "the log-likelihood of the predicted labels"
     linear_model = fit_logistic_regressions
     answer_column = "labels"
+    prediction = "any of {} labels"
     has_probabilities = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         **_averages(
@@ -236,10 +225,6 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         "average_precision": _ranking(skm.average_precision_score),
         "roc_auc": _ranking(skm.roc_auc_score),
     }
-
-    @property
-    def predicts(self) -> str:
-        return f"any of {len(self.label_names)} labels"
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -329,8 +314,7 @@ class Regression(SequenceHead):
     attributed = "minus the squared difference between the predicted number and that number plus one"
     linear_model = fit_ridge_regression
     answer_column = "score"
-    predicts = "a number"
-    labels_are = "numbers to predict"
+    prediction, label_words = "a number", "numbers to predict"
     output_names = ("score",)
     metrics: ClassVar[Mapping[str, Metric]] = {
         "pearson": _correlation(pearsonr),
@@ -364,9 +348,6 @@ class Regression(SequenceHead):
 
     def decode(self, outputs: Array) -> list[float]:
         return [float(number) for number in _numbers(outputs)]
-
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        return [{"score": number} for number in self.decode(outputs)]
 
     def constant_answer(self, train: Array, references: Array) -> tuple[float, Array]:
         mean = float(np.mean(train))

@@ -60,9 +60,11 @@ answer = choices[logits.argmax()]"""
     padding = PADDED
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and a question is read once with each choice"}
     baselines = ("majority",)
-    predicts = "a choice"
-    labels_are = "the correct choice"
+    prediction, label_words = "a choice", "the correct choice"
     output_names = ("score",)
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": Metric(right=lambda labels, outputs: np.equal([np.argmax(row) for row in outputs], labels))
+    }
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -82,10 +84,6 @@ answer = choices[logits.argmax()]"""
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         return choice_class(self.class_name(config)) or super().model_class(config)
-
-    @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        return cls.inputs
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -157,9 +155,6 @@ answer = choices[logits.argmax()]"""
         streams = {name: iter(values) for name, values in flat.items()}
         return BatchEncoding({name: [[next(each) for _ in row] for row in choices] for name, each in streams.items()})
 
-    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        return [max(map(len, row)) for row in encoded["input_ids"]]
-
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
         pad = super().collator(tokenizer)
@@ -192,10 +187,6 @@ answer = choices[logits.argmax()]"""
             answer = {"label": self.shown_label(best), "probability": shares[best]}
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": Metric(right=lambda labels, outputs: np.equal(self.decode(outputs), labels))}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         counts = np.bincount(train, minlength=len(self.label_names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -30,6 +30,8 @@ OUTSIDE = "O"
 _ENTITY = re.compile(r"[BIES]-.+")
 # Position of words without a token, and tag id of words without a prediction.
 NO_TOKEN = -1
+# Logits of such words.
+_ABSENT = np.float32(-1e30)
 # Of more tags, a list of tasks says only how many there are.
 _MOST_LISTED = 12
 
@@ -39,8 +41,8 @@ class TokenClassification(NamedLabels):
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the
     first tokens and -100 elsewhere. Outputs and references are arrays of objects, with the logits ``(words, tags)`` and
-    the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of minus infinity:
-    their prediction is "O" where tags mark entities, otherwise none, which is wrong.
+    the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of -1e30: their
+    prediction is "O" where tags mark entities, otherwise none, which is wrong.
 
     Tags of entities are read as IOB1 or IOB2, and written as IOB2; tags with other prefixes stay as they are.
     """
@@ -53,6 +55,7 @@ class TokenClassification(NamedLabels):
     inputs = ("tokens",)
     most_inputs = 1
     auto_class = "AutoModelForTokenClassification"
+    collator_class = DataCollatorForTokenClassification
     peft_task_type = "TOKEN_CLS"
     pipeline_tag = "token-classification"
     example = """\
@@ -61,6 +64,7 @@ best = model(**inputs).logits[0].argmax(-1)
 first = {word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}
 tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]"""
     metric_aliases: ClassVar = {"f1": "entity_f1", "precision": "entity_precision", "recall": "entity_recall"}
+    prediction, separator = "{} tags of words", " "
     answer_column = "tags"
     has_probabilities = True
     keeps_unknown = True
@@ -68,10 +72,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     # Positions of tokens are counted from the start.
     tokenizer_options: ClassVar = {"add_prefix_space": True, "padding_side": "right"}
     attributed = "the log-likelihood of the predicted tags"
-
-    @property
-    def predicts(self) -> str:
-        return f"{len(self.label_names)} tags of words"
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -172,28 +172,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found.append(row)
         return found
 
-    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        return DataCollatorForTokenClassification(tokenizer)
-
     # Outputs ----------------------------------------------------------------------------------------------------------
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Take the logits at the first token of each word; without these, at the tokens that have a label."""
         starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
         rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
-        return row_array([np.where((row == NO_TOKEN)[:, None], -np.inf, logits[row]) for logits, row in rows])
+        return row_array([np.where((row == NO_TOKEN)[:, None], _ABSENT, logits[row]) for logits, row in rows])
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         labels = encoded["word_labels" if "word_labels" in encoded else "labels"][:]
         return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
 
-    def finite(self, row: Any) -> bool:
-        """Accept minus infinity, the logits of truncated words."""
-        return not (np.isnan(row).any() or np.isposinf(row).any())
-
     def decode(self, outputs: Array) -> list[list[int]]:
         """Return the tag ids of the largest logits; -1 for truncated words."""
-        return [np.where(np.isneginf(row).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
+        return [np.where((row == _ABSENT).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
@@ -201,7 +194,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         for tags, logits in zip(self.decode(outputs), outputs, strict=True):
             row: dict[str, Any] = {"tags": [None if tag == NO_TOKEN else self.label_names[tag] for tag in tags]}
             if probabilities:
-                known = np.isfinite(logits).any(axis=1)
+                known = (logits != _ABSENT).any(axis=1)
                 shares = np.full(logits.shape, None, dtype=object)
                 shares[known] = np.round(softmax(logits[known].astype(np.float64), axis=1), 6)
                 row |= {f"probability_{name}": of.tolist() for name, of in zip(self.label_names, shares.T, strict=True)}
@@ -268,9 +261,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
-
-    def shown_label(self, label: Any) -> str:
-        return " ".join(self.all_names[tag] for tag in label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]

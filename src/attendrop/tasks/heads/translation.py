@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,6 +89,7 @@ class Translation(Head):
     inputs = ("text",)
     most_inputs = 1
     auto_class = "AutoModelForSeq2SeqLM"
+    collator_class = DataCollatorForSeq2Seq  # which pads labels with -100
     generates = True
     output_kind = TOKENS
     padding = IGNORED
@@ -101,8 +102,7 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     default_metrics = ("bleu", "chrf", "neg_log_loss")
     answer_column = "translation"
     attributed = "the log-likelihood of the predicted tokens"
-    predicts = "a translation"
-    labels_are = "translations"
+    prediction, label_words = "a translation", "translations"
     metrics: ClassVar[Mapping[str, Metric]] = {
         "bleu": _of_corpus("bleu"),
         "chrf": _of_corpus("chrf"),
@@ -182,35 +182,21 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             encoded["target_ids"] = tokenizer(text_target=list(columns["label"]), **limits)["input_ids"]
         return encoded
 
-    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        texts = encoded["input_ids"]
-        return [max(map(len, pair)) for pair in zip(texts, encoded.get("target_ids", texts), strict=True)]
-
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         known = encoded.get("target_ids")
         return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
 
-    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
-
     # Outputs ----------------------------------------------------------------------------------------------------------
 
-    def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
-        return found
-
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the raw outputs; without labels, only generate."""
-        if "labels" in batch:
-            return super().predict(model, batch)
-        generated = self.generate(model, batch).cpu()
-        return torch.cat([torch.zeros(len(generated), 2), generated], dim=1).numpy()
-
-    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
-        labels, logits = batch["labels"], outputs.logits.float().transpose(1, 2)
-        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        likelihoods = torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
-        return torch.cat([likelihoods, self.generate(model, batch)], dim=1)
+    def raw_outputs(self, model: Any, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        """Generate a translation; without labels, its likelihood is 0 of 0 tokens."""
+        generated: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
+        likelihoods = torch.zeros(len(generated), 2, device=generated.device)
+        if outputs is not None:
+            labels, logits = batch["labels"], outputs.logits.float().transpose(1, 2)
+            losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+            likelihoods = torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
+        return torch.cat([likelihoods, generated], dim=1)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Decode the generated tokens."""
@@ -223,14 +209,8 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     def references(self, encoded: Mapping[str, Any]) -> Array:
         return row_array(encoded["references" if "references" in encoded else "labels"][:])
 
-    def finite(self, row: Any) -> bool:
-        return math.isfinite(row.log_likelihood)
-
     def decode(self, outputs: Array) -> list[str]:
         return [each.text for each in outputs]
-
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        return [{self.answer_column: text} for text in self.decode(outputs)]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         words = list(map(count_words, rows["label"][:]))
