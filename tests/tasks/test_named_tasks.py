@@ -10,7 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from attendrop import AttendropError
-from attendrop.tasks.registry import get_task, load_task, task_files
+from attendrop.tasks.registry import load_task, task_files
 
 HANS = "hans/heuristics_evaluation_set.txt"
 HANS_HEADER = "gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate\n"
@@ -132,12 +132,6 @@ def test_missing_and_broken_files(name: str, files: dict[str, str], message: str
         load_task(name, data_dir=write(tmp_path, files), splits=("dev",))
 
 
-def test_a_treebank_of_another_language_is_named_as_folder(tmp_path: Path) -> None:
-    folder = write(tmp_path, {"UD_German-GSD/de_gsd-ud-dev.conllu": UD}) / "UD_German-GSD"
-    assert load_task("ud", data_dir=folder, splits=("dev",)).source == f"local folder {folder}"
-    assert get_task("ud").label_names[10] == "PRON"
-
-
 def test_a_copy_of_arc_that_lost_choices_is_read_without_those_questions(tmp_path: Path) -> None:
     write(tmp_path, {f"arc/arc_easy_{name}.csv": ARC_COPY for name in ("dev", "test")})
     with pytest.warns(UserWarning, match="skipped 2 of 5 questions, whose choices are not in the file"):
@@ -192,8 +186,3 @@ def test_hub(
     data = load_task(name, splits=(split,))
     assert found == asked and data.splits[split].to_list() == rows
     assert data.source == f"Hugging Face hub {asked[0][0]}"
-
-
-def test_a_task_that_the_hub_does_not_have() -> None:
-    with pytest.raises(AttendropError, match="ptb-pos is not in a local folder, and not on the hub"):
-        load_task("ptb-pos")

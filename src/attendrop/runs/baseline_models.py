@@ -29,6 +29,7 @@ from attendrop.tasks.heads.base import Array, Head, row_array
 from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.tokenization import fit_tokenizer
 
 _WEIGHTS = "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
@@ -137,7 +138,7 @@ def load_baseline(folder: Path) -> BaselineModel:
         if saved["frozen"]:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
             encoder = head.model_class(config).from_pretrained(place, **options)
-            head.fit_tokenizer(place, encoder, tokenizer)
+            fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
         return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
     except (OSError, KeyError, ValueError) as error:

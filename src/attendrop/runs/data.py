@@ -30,12 +30,11 @@ from attendrop.tasks.class_names import (
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
-from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
-from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.tokenization import encode
 from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
 from attendrop.wording import counted

@@ -21,8 +21,7 @@ from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
 from attendrop.runs.run_folder import input_files, read_run, run_options
 from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}

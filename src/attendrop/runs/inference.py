@@ -37,8 +37,7 @@ from attendrop.tasks.metrics import compute_scores, group_scores, read_as, readi
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import BadRows, skipped_places, write_skipped
-from attendrop.tasks.tokenization import encode_columns
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, fit_tokenizer, unknown_rows
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).
@@ -287,7 +286,7 @@ def open_model(
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
         tokenizer = head_of_model(model.config).load_tokenizer(run_dir)
-        head_of_model(model.config).fit_tokenizer(run_dir, model, tokenizer)
+        fit_tokenizer(run_dir, model, tokenizer)
     head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, head, options)
@@ -334,7 +333,7 @@ class _Rows:
 
         found = model.outputs(chunk.columns, encoded, self.source, count)
         self.done = before + len(found)  # a row may be encoded as several
-        self.unknown += model.head.unknown_rows(encoded, model.tokenizer)
+        self.unknown += unknown_rows(encoded, model.tokenizer)
         return read_as(found, self.reading, self.task.num_labels)
 
     def check_known(self) -> None:

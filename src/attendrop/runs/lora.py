@@ -90,7 +90,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 
 def _saved_modules(model: PreTrainedModel, new: Collection[str], head: Head) -> list[str]:
     """List the modules to train and save as a whole: a head of the task, and those with new parameters below it."""
-    if head.pretrained:
+    if head.generates:
         within = {name.rpartition(".")[0] for name in new}
         if any(key.startswith(f"{module}.") for key in model.all_tied_weights_keys for module in within):
             raise AttendropError(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from attendrop.files.model_files import lasting_name
@@ -105,7 +106,8 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
     training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     adapter, trusted = _is_adapter(metrics, stock), "" if stock else ", trust_remote_code=True"
-    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=not adapter, options=trusted)
+    texts = len(metrics["data"]["text_columns"])
+    usage = usage_of(head, texts, config["max_length"], stock=not adapter, options=trusted)
     alone = (
         "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
         if adapter
@@ -127,6 +129,18 @@ def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], s
         "## Citation\n\n" + "\n".join(papers) if papers else "",
     ]
     return [section for section in sections if section]
+
+
+def usage_of(head: Head, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
+    """Return Python code that loads and calls a model; ``stock``: with transformers alone, and further ``options``."""
+    texts = ", ".join(("text", "second_text")[:num_texts])
+    code = Template(head.example).substitute(texts=texts, max_length=max_length, **head.example_values(stock=stock))
+    imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
+    if stock:
+        imports = f"from transformers import {head.auto_class}, AutoTokenizer"
+        model = f"{head.auto_class}.from_pretrained(folder{options})"
+    first = "import torch\n" if "torch." in code else ""
+    return f"{first}{imports}\n\nmodel = {model}\ntokenizer = AutoTokenizer.from_pretrained(folder{options})\n{code}"
 
 
 def _is_adapter(metrics: Mapping[str, Any], stock: bool) -> bool:

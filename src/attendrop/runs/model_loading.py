@@ -24,6 +24,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
 
@@ -75,7 +76,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
             head.configure(config)
-            if head.has_pooling:
+            if head.one_vector:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
         model, found = head.model_class(config).from_pretrained(
             place,
@@ -90,7 +91,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     freeze_unsaved(model)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
-    head.fit_tokenizer(name, model, tokenizer)
+    fit_tokenizer(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
@@ -139,7 +140,7 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
         head = head_of_model(model.config)
         tokenizer = head.load_tokenizer(name)
     declare_output(model, head.output_kind)
-    head.fit_tokenizer(name, model, tokenizer)
+    fit_tokenizer(name, model, tokenizer)
     return Loaded(model, tokenizer)
 
 
@@ -192,7 +193,7 @@ def _report_loading(
             "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
-    if head.pretrained and in_head:
+    if head.generates and in_head:
         logger.warning(
             "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,

@@ -53,7 +53,7 @@ def over_rows(
     So batches have little padding. The values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
-    read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
+    read = [*tokenizer.model_input_names, *(["labels"] if head.generates else [])]
     columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
     collate, found = head.collator(tokenizer), []

@@ -108,7 +108,7 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     held_out = parts.selection if honest else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    resolved = with_training(resolved, rows, has_pooling=head.has_pooling, processes=number_of_processes())
+    resolved = with_training(resolved, rows, has_pooling=head.one_vector, processes=number_of_processes())
     method = resolved.regularizer.for_data(len(head.strata), rows)
     if method != resolved.regularizer:
         resolved = resolved.filled(options=method.options())

@@ -218,7 +218,7 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.
-    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), task.head.most_fit_rows))
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), 100 if task.head.generates else 1000))
     kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
@@ -261,7 +261,7 @@ def run_metrics(
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": method.dropout_steps(trainer.state.log_history),
-        "training": decided(config) | {"head_start": None if head.pretrained and started == "random" else started},
+        "training": decided(config) | {"head_start": None if head.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,

@@ -135,7 +135,7 @@ class RunTrainer(RegularizedTrainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
                 callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
-        if head.rewarded_by_loss:
+        if head.generates:
             self.compute_reward_metrics = None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -306,6 +306,6 @@ def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[.
     """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
     if config.class_weights is None:
         return None
-    if not task.head.has_class_weights:
+    if not task.head.num_classes:
         raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
     return balanced_loss(labels, task.head.num_classes)

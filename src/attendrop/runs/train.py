@@ -414,8 +414,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     if not run.chooses_epoch:
         logger.info("Nothing is chosen: the last epoch is kept.")
     length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
-    reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
-    head = "" if run.task.head.pretrained else " and the head"
+    reads = ", on the mean over all tokens" if run.task.head.one_vector and config.pooling == "mean" else ""
+    head = "" if run.task.head.generates else " and the head"
     adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
     rate = f"learning rate {config.learning_rate:g}"
     logger.info("Training: %s of batches of %d, %s%s%s.", length, config.batch_size, rate, reads, adapter)

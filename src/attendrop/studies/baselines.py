@@ -49,7 +49,7 @@ from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.linear_models import self_trained
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
@@ -184,9 +184,7 @@ class _Fits:
     def targets(self, rows: Dataset) -> list[Any]:
         """Return the target of each row: where rows are read in several windows, that of the first one."""
         columns = self._columns(rows)
-        firsts = {number: place for place, number in reversed(list(enumerate(self.head.row_numbers(columns))))}
-        labels = columns["labels"][:]
-        return [labels[place] for place in sorted(firsts.values())]
+        return list(of_documents(columns["labels"][:], columns))
 
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))

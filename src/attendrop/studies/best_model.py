@@ -38,7 +38,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
-    if baseline == FROZEN and head.has_pooling and is_encoder(load_config(unit.config.model)):
+    if baseline == FROZEN and head.one_vector and is_encoder(load_config(unit.config.model)):
         changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}

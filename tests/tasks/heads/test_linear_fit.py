@@ -57,7 +57,9 @@ def test_strength_is_what_predicts_other_groups_best() -> None:
     labels, numbers = ([*np.repeat(each, 4).tolist()] for each in (np.arange(30) % 2, generator.normal(size=30)))
     strengths = [fit_logistic_regression(features, labels, 2, groups=each).settings["C"] for each in (None, groups)]
     assert strengths[0] > strengths[1] == 1.0
-    single, grouped = (fit_ridge_regression(features, numbers, each).settings["alpha"] for each in (None, groups))
+    single, grouped = (
+        fit_ridge_regression(features, numbers, groups=each).settings["alpha"] for each in (None, groups)
+    )
     assert single < grouped
     few = fit_logistic_regression(features, labels, 2, groups=labels)  # no fold has both classes
     assert few.settings == {"C": 10.0}
