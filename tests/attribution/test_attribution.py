@@ -24,7 +24,7 @@ from attendrop.attribution.gradient import attention_attribution, gradient_attri
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
 from attendrop.attribution.predictions import answer_tokens, best_spans
 from attendrop.attribution.targets import fix_target
-from attendrop.methods.common.divergence import mean_divergence
+from attendrop.methods.common.losses import mean_divergence
 from attendrop.training.labelled_data import ColumnCollator
 
 TARGETS = ["pseudo_label", "gold_label"]

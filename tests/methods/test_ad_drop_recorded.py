@@ -123,7 +123,7 @@ def test_layers_handled_together_as_on_a_gpu_give_what_each_gives_alone(
     """Records, and then the samples of what is dropped."""
     rows, found = zoo.rows(name, (8, 5, 3)), []
     for together in (0, 150, 1 << 23):
-        for module in ("methods.ad_drop_records", "methods.common.random_mask", "randomness.candidates"):
+        for module in ("methods.ad_drop_records", "methods.common.plans", "randomness.candidates"):
             monkeypatch.setattr(f"attendrop.{module}.at_once", lambda _, together=together: together)
         with regularize(zoo.build(name, dtype=torch.float64), ADDrop(p=0.4, q=0.5, **(ON | options))) as reg:
             reg.loss(zoo.on_device(zoo.collate(rows, left=name == "llama-class")), rows=[7, 8, 9]).backward()

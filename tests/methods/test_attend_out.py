@@ -20,13 +20,12 @@ from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.methods.attend_out.actions import Course, Micro, replayed
-from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players, _confidence
-from attendrop.methods.attend_out.scoring import scores
+from attendrop.methods.attend_out import generator
+from attendrop.methods.attend_out.generator import Generator, Micro, Players
+from attendrop.methods.attend_out.method import GeneratorState, scores
 from attendrop.methods.attend_out.second_model import seed_device
+from attendrop.methods.core.base import LayerRanking
 from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import LayerRanking
 from attendrop.randomness.keyed_random import SampleKey
 
 
@@ -45,7 +44,7 @@ def generator_of(model: Any, batch: Mapping[str, Tensor], **options: Any) -> Gen
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     model, batch = zoo.build(name).eval(), zoo.batch_of(name)
-    generator = generator_of(model, batch)
+    embeddings = generator_of(model, batch).embeddings
     adapter = ModelAdapter(model)
     first = model.get_submodule(adapter.trace(batch)[0].name.partition("#")[0])
     seen: list[Tensor] = []
@@ -59,7 +58,7 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     )
     model(**batch)
     hook.remove()
-    torch.testing.assert_close(generator.embeddings(batch), seen[0])
+    torch.testing.assert_close(embeddings(batch), seen[0])
 
 
 # --- Actions
@@ -69,7 +68,7 @@ def test_units_are_dropped_as_often_as_the_scores_say() -> None:
     players, step = players_of(lengths=(4,), init_drop_prob=0.8)
     with torch.no_grad():
         players.generator.query.weight.mul_(40)
-        draft = players.generator.begin(step.inputs)
+        draft = players.begin(step.inputs)
         expected = [draft.logits(layer, None).sigmoid()[0, 0] for layer in range(2)]
     rounds = 60
     counts = [torch.zeros(4, 4, dtype=torch.float64) for _ in players.attention_layers]
@@ -111,7 +110,7 @@ def enumerated(
     micro = act(players, context)
 
     def probability() -> Tensor:
-        p = players.generator.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
+        p = players.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
         return torch.stack([torch.where(action_of(number), p, 1 - p).prod() for number in range(16)])
 
     def action_of(number: int) -> Tensor:
@@ -122,7 +121,7 @@ def enumerated(
     mean = [torch.zeros_like(p) for p in learned]
     for number in range(16):
         action = action_of(number).view(1, 1, 2, 2)
-        monkeypatch.setattr(Course, "_sample", lambda self, *_, action=action: action)
+        monkeypatch.setattr(generator, "sample_mask", lambda *_, action=action: action)
         likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
         for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
             if found is not None:
@@ -148,7 +147,7 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
         found = players.log_likelihood(micro)
         for row, length in enumerate((6, 4, 3)):
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
-            draft = players.generator.begin(inputs)
+            draft = players.begin(inputs)
             total = 0.0
             for layer, sampled in enumerate(dropped_in(players, micro).values()):
                 p = draft.logits(layer, None).sigmoid()[0, 0]
@@ -164,7 +163,7 @@ def test_what_heads_and_layers_have_in_common_does_not_depend_on_padding(granula
     for extra in (0, 3):
         players, step = players_of(granularity=granularity)
         micro = act(players, replace(step, batch=zoo.batch_of("bert", (6, 4), extra=extra)))
-        found.append([outcome.logits for outcome in replayed(players, micro)])
+        found.append([outcome.logits for outcome in players.replayed(micro)])
     torch.testing.assert_close(*found)
 
 
@@ -274,15 +273,16 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         baseline = 0.9 * baseline + 0.1 * metrics["attendout/reward"]
 
 
+class Nothing:
+    """A second model without weights."""
+
+    @staticmethod
+    def merge(*, first_survives: bool) -> None: ...
+
+
 def test_the_survivor_is_drawn_with_the_stated_probability() -> None:
     method_state = GeneratorState.__new__(GeneratorState)
     method_state.method = AttendOut(temperature=0.1)
-
-    class Nothing:
-        @staticmethod
-        def take_from_first() -> None: ...
-        @staticmethod
-        def give_to_first() -> None: ...
 
     expected = math.exp(0.05 / 0.1) / (math.exp(0.05 / 0.1) + 1)
     gaps = torch.tensor([0.05], dtype=torch.float64)
@@ -376,7 +376,11 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
     ("gaps", "expected"), [([1.0, 1.0], 1.0), ([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)]
 )
 def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], expected: float) -> None:
-    assert _confidence(torch.tensor(gaps, dtype=torch.float64)) == pytest.approx(expected, abs=1e-6)
+    method_state = GeneratorState.__new__(GeneratorState)
+    method_state.method = AttendOut(merge="confidence")
+    for chance in (expected - 1e-6, expected + 1e-6):
+        found = method_state._merge(Nothing, torch.tensor(gaps, dtype=torch.float64), chance)  # type: ignore[arg-type]
+        assert found == (chance < expected)
 
 
 def test_defaults_depend_on_the_variant() -> None:
@@ -397,7 +401,7 @@ def test_drop_shares_count_the_units_above_one_half() -> None:
         counts = torch.zeros(2, 2)
         for row, length in enumerate((6, 4)):
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
-            draft = players.generator.begin(inputs)
+            draft = players.begin(inputs)
             for layer in range(2):
                 above = draft.logits(layer, None)[0, 0] > 0
                 counts[layer] += torch.tensor([above.sum(), above.numel()])

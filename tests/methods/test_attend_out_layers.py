@@ -19,10 +19,9 @@ from torch.nn import functional
 from attendrop import AttendOut, AttendropError, Compose, LayerDrop, regularize
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan
-from attendrop.methods.attend_out.actions import Attack, Micro, replayed
-from attendrop.methods.attend_out.policy_gradient import Players
+from attendrop.methods.attend_out.generator import Attack, Micro, Players
 from attendrop.methods.core.context import StepContext
-from attendrop.methods.layers import Skipping
+from attendrop.methods.random_dropout import Skipping
 
 
 def strong(players: Players) -> Players:
@@ -39,7 +38,7 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
     for layers in ("all", [1]):
         players, step = players_of(name, (6, 4), model=zoo.build(name, **DOUBLE), layers=layers)
         micro = act(strong(players), step)
-        found.append([outcome.logits for outcome in replayed(players, micro)])
+        found.append([outcome.logits for outcome in players.replayed(micro)])
     assert [len(logits) for logits in found] == [2, 1]
     assert torch.equal(found[0][1], found[1][0])
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
@@ -47,7 +46,7 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
 
 def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
     """A pass in which the blocks of ``keys`` are skipped."""
-    micro = Micro.of(context)
+    micro = Micro(dict(context.batch), dict(context.inputs), context.key)
     plan = CombinedPlan([Attack(players, context, micro), Skipping(keys)])
     context.adapter.forward(context.batch, plan)
     return micro
@@ -62,7 +61,7 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
     found = dropped_in(players, micro)
     assert list(found) == [f"encoder.{layer}" for layer in left]
     with torch.no_grad():
-        draft = players.generator.begin(step.inputs)
+        draft = players.begin(step.inputs)
         terms = []
         for layer in range(3):
             logits = draft.logits(layer, None)

@@ -11,10 +11,10 @@ from helpers.training import take_step
 from torch import Tensor
 
 from attendrop import AttendOut, ChildTuning, Compose, regularize
-from attendrop.methods import child_tuning
-from attendrop.methods.child_tuning import fisher_information, largest
+from attendrop.methods import weights as weight_methods
 from attendrop.methods.common.parameters import layer_parameters
 from attendrop.methods.core.context import Processes
+from attendrop.methods.weights import fisher_information
 from attendrop.training.labelled_data import LabelledBatches
 
 
@@ -39,7 +39,7 @@ def masked(method: ChildTuning, steps: int = 1, **options: Any) -> list[tuple[di
 @pytest.mark.parametrize("small", [0, 1 << 14])
 def test_f_draws_every_element_by_itself(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a parameter is drawn alone, with other small ones, or row by row, as word embeddings are."""
-    monkeypatch.setattr(child_tuning, "_SMALL", small)
+    monkeypatch.setattr(weight_methods, "_SMALL", small)
     (before, after), (_, next_step) = masked(ChildTuning(p=0.3), steps=2)
     words = "bert.embeddings.word_embeddings.weight"
     for name in (words, "bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
@@ -112,17 +112,6 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_
     assert set(found) == set(layer_parameters(model))
     for name in found:
         torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize(("share", "kept"), [(0.0001, 1), (0.0019, 1), (1 - 0.9, 100)])
-def test_the_largest(share: float, kept: int) -> None:
-    torch.manual_seed(0)
-    values = {"a": torch.rand(30, 20), "b": torch.rand(400)}
-    masks = largest(values, share)
-    flat = sorted([*values["a"].flatten().tolist(), *values["b"].tolist()], reverse=True)
-    assert sum(int(mask.sum()) for mask in masks.values()) == kept
-    for name in values:
-        assert torch.equal(masks[name], values[name] >= flat[kept - 1])
 
 
 def test_gradients_are_masked_after_accumulation_and_clipping() -> None:

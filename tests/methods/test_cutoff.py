@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, HiddenCut, regularize
-from attendrop.methods.common.divergence import spread
+from attendrop.methods.common.losses import spread
 from attendrop.randomness.keyed_random import SampleKey, uniform
 
 SHORT = (8, 5, 3)

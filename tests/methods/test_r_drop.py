@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, Compose, RDrop, regularize
-from attendrop.methods.common.divergence import divergence, divergences
+from attendrop.methods.common.losses import predictions
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import number_of_rows
 
@@ -156,21 +156,18 @@ def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()
-    kind, found = divergences(nn.Linear(1, 1), outputs, {})
-    ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
+    kind, found = predictions(nn.Linear(1, 1), outputs, {}, copies=2)
     assert kind == "classes"
-    torch.testing.assert_close(found, ends)
+    for views, each in zip(found, (outputs.start_logits, outputs.end_logits), strict=True):
+        torch.testing.assert_close(views, torch.stack([each[0::2], each[1::2]]))
 
 
-def test_a_number_is_compared_as_such_whatever_the_configuration_of_an_encoder_says() -> None:
+def test_the_kind_of_what_is_compared_does_not_follow_from_the_configuration_of_an_encoder() -> None:
     model, batch = zoo.build("bert", num_labels=1), repeat_rows(zoo.batch_of("bert"), 2)
     model.config.num_labels = 2
     outputs = model(batch["input_ids"], batch["attention_mask"])
-    assert divergences(model, outputs, batch | {"labels": batch["labels"].float()})[0] == "number"
-
-
-def test_tokens_are_compared_as_classes_whatever_else_the_configuration_says() -> None:
+    assert predictions(model, outputs, batch | {"labels": batch["labels"].float()}, 2)[0] == "number"
     model = zoo.from_class("BertForMaskedLM", {**zoo.ZOO["bert"].options, "num_labels": 1})
     batch = repeat_rows(zoo.batch_of("bert-tokens"), 2)
-    kind, (values,) = divergences(model, model(**batch), batch)
-    assert kind == "classes" and len(values) == int((batch["labels"] != -100).sum()) // 2
+    kind, (views,) = predictions(model, model(**batch), batch, 2)
+    assert kind == "classes" and views.shape[1] == int((batch["labels"] != -100).sum()) // 2

@@ -15,7 +15,6 @@ from attendrop.cli.console import continued_by, messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, names
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
@@ -65,9 +64,6 @@ def compare(
     points = _points(settings or [], named[-1] if named else "METHOD")
     if named:
         _check_compared(points, named)
-    for name in dict.fromkeys([*named, *points]):
-        for options in points.get(name, [{}]):
-            check_declared(name, options)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
     check_evaluation(run | {"train_file": train_file})
     config = RunConfig(**run | {"train_file": train_file}, on_data=partial(announce_files, quiet=quiet))

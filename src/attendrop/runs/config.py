@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
 from attendrop.methods.core.options import choice, read_options
 from attendrop.runs.declared_options import FRACTION, PATH, at_least, check_fields, number, option
 from attendrop.tasks.class_names import AUTO, check_label_names, why_no_names
@@ -273,7 +272,6 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        check_declared(self.method, self.options)
         if on_data is not None:
             on_data(self)
         object.__setattr__(self, "options", self.regularizer.options())

@@ -35,7 +35,7 @@ class TrainerLoss:
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
         self._is_stock = is_stock_loss(trainer, self.compute_loss)
         # If the loss depends on what the model returned, the outputs must come from a single call.
-        self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
+        self._reads_outputs = method.defines("loss") or method.defines("penalty")
         self._ignores_num_items: bool | None = None
 
     @whole_graphs_refused()

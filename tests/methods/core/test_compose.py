@@ -31,9 +31,8 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.plan import CombinedPlan
-from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import DECIDES_PASSES, SKIPS_BLOCKS, MethodInfo, rules_among
+from attendrop.methods.core.base import DECIDES_PASSES, SKIPS_BLOCKS, MethodInfo, rules_among
+from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop_methods import AlphaDropout, ConcreteDropout, DropConnect, HeadMask, UniDrop
 
@@ -83,7 +82,7 @@ def test_each_follows_its_own_epochs() -> None:
 def test_penalties_add_up_and_the_batch_is_made_once() -> None:
     @dataclasses.dataclass(frozen=True)
     class Penalty(Method):
-        info = MethodInfo("penalty", adds_penalty=True, uses_attention=False)
+        info = MethodInfo("penalty", uses_attention=False)
 
         def penalty(self, context: StepContext, outputs: Any) -> Tensor:
             assert len(context.batch["labels"]) == len(outputs.logits) == 6
@@ -149,12 +148,8 @@ def test_a_head_that_is_dropped_puts_out_zeros_whatever_acts_beside() -> None:
 def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None:
     @dataclasses.dataclass(frozen=True)
     class Twice(Method):
-        info = MethodInfo("twice", traits={DECIDES_PASSES: ""}, uses_attention=False)
+        info = MethodInfo("twice", uses_attention=False)
 
-        def start(self, training: TrainingContext) -> MethodState:
-            return _Twice(self)
-
-    class _Twice(MethodState):
         def loss(self, context: StepContext, compute_loss: Any) -> tuple[Tensor, Any]:
             first, outputs = compute_loss(context.batch)
             return first + compute_loss(context.batch)[0], outputs
@@ -281,7 +276,7 @@ def test_options_may_take_the_reason_away(other: Method) -> None:
 
 def test_a_rule_names_methods_that_there_are() -> None:
     classes = [get_method(name) for name in method_names()]
-    known = {trait for method in classes for trait in (method.info.name, *method.info.traits)}
+    known = {trait for method in classes for trait in (method.info.name, *method.info.traits)} | {DECIDES_PASSES}
     for method in classes:
         for rule in method.info.rules:
             assert rule in rules_among(cls.info.rules for cls in classes)

@@ -13,7 +13,7 @@ import pytest
 
 from attendrop import ADDrop, AttendropError, Compose, FineTune, Method, RDrop
 from attendrop.methods.core import registry
-from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.base import MethodInfo
 from attendrop.methods.core.options import count, described, option, positive, read_option
 from attendrop.methods.core.registry import build_method, get_method, is_of_this_program, method_names, register_method
 
