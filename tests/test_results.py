@@ -63,7 +63,7 @@ def test_decision_and_intervals_follow_from_the_kept_runs(folder: Path) -> None:
 
 
 def test_the_table_of_all_methods_follows_from_the_kept_runs() -> None:
-    assert "\n".join(alike_table.lines()) in (ROOT / "docs" / "does-it-help.md").read_text(encoding="utf-8")
+    assert "\n".join(alike_table.lines()) in (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
 def _figures(text: str) -> str:
