@@ -28,7 +28,6 @@ from attendrop import (
     regularize,
 )
 from attendrop.extend import Batch, Method, MethodInfo, StepContext
-from attendrop.methods.ad_drop import RecordedState
 from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
 from attendrop.methods.core.context import Processes
 from attendrop.methods.r_drop import repeat_rows
@@ -47,7 +46,7 @@ def records_of(reg: Any) -> Masks:
     recorder = recorder_of(reg)
     recorder.flush()
     return {
-        row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.records._rows.items()
+        row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.records.rows.items()
     }
 
 
@@ -347,7 +346,7 @@ def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
     trainer.train()
     records: RowRecords = trainer.method_state.recorder.records  # type: ignore[attr-defined]
     lengths = {row: len(each["input_ids"]) for row, each in enumerate(examples())}
-    assert {row: next(iter(masks.values())).keys for row, masks in records._rows.items()} == lengths
+    assert {row: next(iter(masks.values())).keys for row, masks in records.rows.items()} == lengths
     assert [entry["ad_drop/recorded"] for entry in trainer.state.log_history if "ad_drop/recorded" in entry] == [0, 1]
     dropped = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
     assert dropped[-1] > 0.05
@@ -393,11 +392,11 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         for row in (1, 2, 3, 1, 4):
             records.put(row, {"self.0": mask})
-    assert [row in records for row in (1, 2, 3, 4)] == [True, False, True, True]
+    assert [row in records.rows for row in (1, 2, 3, 4)] == [True, False, True, True]
     assert (records.bytes, records.forgotten, len(caplog.records)) == (3 * mask.size, 1, 1)
     restored = RowRecords(limit)
     restored.load_state_dict(records.state_dict())
-    assert (restored.bytes, list(restored._rows)) == (3 * mask.size, [3, 1, 4])
+    assert (restored.bytes, list(restored.rows)) == (3 * mask.size, [3, 1, 4])
 
 
 def test_a_checkpoint_of_records_needs_memory_for_their_bits_once() -> None:
@@ -452,9 +451,9 @@ def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) 
         recorder.records.put(row, {"self.0": mask})
     state, recorder = recorder.state_dict(), Recorder(1 << 20, Processes(0, 2, gather=gather))
     recorder.load_state_dict(state)
-    last = RecordedState(ADDrop(attribution="recorded"), zoo.training(zoo.build("bert")))
+    last: Any = ADDrop(attribution="recorded").start(zoo.training(zoo.build("bert")))
     last.recorder = recorder
     assert last.final_report([])["records"]["rows"] == 6  # also those of the last epoch
     assert [len(each) for each in sent[1:]] == [2, 1, 0]
-    assert list(recorder.records._rows) == [3, 1, 2, 10, 11, 12]
-    assert recorder.records.take_new() == []
+    assert list(recorder.records.rows) == [3, 1, 2, 10, 11, 12]
+    assert recorder.records.new == set()

@@ -68,14 +68,15 @@ def compare(
     check_evaluation(run | {"train_file": train_file})
     config = RunConfig(**run | {"train_file": train_file}, on_data=partial(announce_files, quiet=quiet))
 
-    from attendrop.cli.progress import StudyProgress
-    from attendrop.studies.compare import run_comparison
-    from attendrop.studies.executor import LOCAL
-
     named = named or tuple(default_methods())
     _check_compared(points, named)
     methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
     comparison = Comparison(config=config, methods=methods, **search, **output)
+
+    from attendrop.cli.progress import StudyProgress
+    from attendrop.studies.compare import run_comparison
+    from attendrop.studies.executor import LOCAL
+
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, quiet=quiet)) as progress,
