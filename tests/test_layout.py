@@ -26,7 +26,7 @@ ORDER = [
     ["files"],
     ["attention"],
     ["attribution"],
-    ["methods.core.base", "methods.core.options", "methods.core.context"],
+    ["methods.core.options"],
     ["methods.core.context"],
     ["methods.core.base"],
     ["methods.common", "methods.core"],

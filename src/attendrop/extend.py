@@ -25,8 +25,8 @@ from attendrop.attention.tracing import example_inputs as example_inputs
 from attendrop.attribution.finite_gradients import wide as wide
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
 from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
-from attendrop.attribution.head_importance import head_importance as head_importance
-from attendrop.attribution.integrated_gradients import (
+from attendrop.attribution.gradient import head_importance as head_importance
+from attendrop.attribution.gradient import (
     integrated_gradient_attribution as integrated_gradient_attribution,
 )
 from attendrop.attribution.predictions import declare_output as declare_output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ import torch
 import transformers as hf
 from helpers import zoo
 from helpers.attend_out import DOUBLE, act, dropped_in, optimizer_of, players_of, run
-from helpers.training import examples, trainer_of, weights
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, Compose, LayerDrop, regularize
+from attendrop import AttendOut, AttendropError, regularize
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.methods.attend_out.generator import Attack, Micro, Players
@@ -70,24 +67,6 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
                 dropped = found[f"encoder.{layer}"].double()
                 terms.append(-functional.binary_cross_entropy_with_logits(logits, dropped))
         torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
-
-
-def test_it_trains_beside_what_skips_all_layers() -> None:
-    metrics: list[dict[str, float]] = []
-    method = Compose(AttendOut(variant="pruning", dropout_step=2), LayerDrop(p=1.0))
-    model = run(method, 6, watch=lambda reg: metrics.append(reg.metrics()))
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-    told = [found for found in metrics if found]
-    assert len(told) == 3
-    assert all("attendout/reward" in found for found in told)
-
-
-def test_heads_are_those_of_the_part_of_the_model_that_reads_images() -> None:
-    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    vision = text | {"num_attention_heads": 4, "image_size": 12, "patch_size": 4}
-    model = hf.CLIPForImageClassification(hf.CLIPConfig(text_config=text, vision_config=vision))
-    players, step = players_of("vit", model=model, granularity="head")
-    assert dropped_in(players, act(players, step))["encoder.0"].shape == (2, 4, 1, 1)
 
 
 def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
@@ -150,45 +129,3 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     assert len(micro["layers"]) == layers
     assert sum(bits.numel() for bits, _ in micro["masks"]) <= rows * length * length / 8
     assert not [name for name, value in micro.items() if isinstance(value, Tensor)]
-
-
-def test_a_period_is_completed_when_training_ends_early(tmp_path: Path) -> None:
-    """Early stopping after the second epoch of four steps; the best model is then loaded."""
-    method = AttendOut(variant="pruning", dropout_step=5, merge="sample")
-    choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
-    stopping = hf.EarlyStoppingCallback(1, 1e9)
-    trainer = trainer_of(
-        tmp_path, method, num_train_epochs=9, eval_dataset=examples(), eval_strategy="epoch", callbacks=[stopping],
-        **choice,
-    )  # fmt: skip
-    trainer.train()
-    steps = [entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry]
-    assert [(entry["step"], entry["attendout/period_share"]) for entry in steps] == [(5, 1.0), (8, 0.6)]
-    saved = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
-    zoo.assert_same(weights(trainer), saved)
-
-
-class Defending(hf.TrainerCallback):
-    """Keeps the defender's weights when it last took a step of its own."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.found: dict[str, Tensor] = {}
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        method_state = self.trainer.method_state
-        self.found = {name: p.detach().clone() for name, p in method_state.players.defender.model.named_parameters()}
-
-
-def test_the_defender_is_plain_fine_tuning_under_unequal_micro_batches(tmp_path: Path) -> None:
-    rows = zoo.rows("bert", [5, 7, 4, 6, 8, 3])
-    options: dict[str, Any] = {
-        "train_dataset": rows, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3,
-    }  # fmt: skip
-    plain = trainer_of(tmp_path, None, model=zoo.build("bert", **DOUBLE), **options)
-    plain.train()
-    keep = Defending()
-    method = AttendOut(variant="pruning", dropout_step=9)
-    keep.trainer = trainer_of(tmp_path, method, model=zoo.build("bert", **DOUBLE), callbacks=[keep], **options)
-    keep.trainer.train()
-    zoo.assert_same(keep.found, dict(plain.model.named_parameters()), 1e-6)

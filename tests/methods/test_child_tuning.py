@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import take_step
 from torch import Tensor
 
-from attendrop import AttendOut, ChildTuning, Compose, regularize
+from attendrop import ChildTuning, regularize
 from attendrop.methods import weights as weight_methods
 from attendrop.methods.common.parameters import layer_parameters
-from attendrop.methods.core.context import Processes
 from attendrop.methods.weights import fisher_information
 from attendrop.training.labelled_data import LabelledBatches
 
@@ -68,25 +66,6 @@ def test_d_keeps_the_stated_share_of_the_layers_for_the_whole_run() -> None:
     assert float(masks[0].double().mean()) == pytest.approx(0.25, abs=0.01)
 
 
-def test_d_has_a_mask_for_what_is_unfrozen_later_too() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    first, second = model.bert.encoder.layer
-    first.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with regularize(model, ChildTuning(variant="D", p=0.25), optimizer=optimizer, train_data=[batch]) as reg:
-        for _ in range(2):
-            reg.loss(batch).backward()
-            optimizer.step()
-            kept = [
-                torch.cat([p.grad.flatten() != 0 for p in each.parameters() if p.grad is not None] or [torch.ones(0)])
-                for each in (first, second)
-            ]
-            first.requires_grad_(True)
-            optimizer.zero_grad()
-            reg.step()
-    assert [float(each.double().mean()) for each in kept] == pytest.approx([0.25, 0.25], abs=0.01)
-
-
 @pytest.mark.parametrize("max_norm", [0.0, 0.05])
 def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_norm: float) -> None:
     """Of each parameter; as in the authors' code, its gradient may be clipped before."""
@@ -127,26 +106,3 @@ def test_gradients_are_masked_after_accumulation_and_clipping() -> None:
         for name, p in model.named_parameters():
             kept = p.grad != 0
             torch.testing.assert_close(p.grad[kept], clipped[name][kept] / 0.2)
-
-
-def test_the_defender_is_a_child_too() -> None:
-    """With a generator that drops nothing, attacker and defender take the same steps."""
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    method = Compose(ChildTuning(), AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6))
-    with regularize(model, method, optimizer=optimizer, train_data=[batch], total_steps=9) as reg:
-        for _ in range(3):
-            take_step(reg, batch)
-        defender = reg.method_state.parts[1].players.defender.model  # type: ignore[attr-defined]
-        zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
-
-
-def test_processes_measure_the_fisher_information_together() -> None:
-    model = zoo.build("bert")
-    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
-    data = LabelledBatches(rows, torch.device("cpu"))
-    method = ChildTuning(variant="D")
-    whole = fisher_information(zoo.training(model, train_data=data), method)
-    parts = [fisher_information(zoo.training(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
-    for name in whole:  # two rows and one
-        torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)

@@ -102,14 +102,6 @@ def test_the_spread_of_two_views(kind: str) -> None:
     assert float(spread(kind, views)) == pytest.approx(value, rel=1e-6)
 
 
-def test_an_encoder_alone_is_cut() -> None:
-    model = zoo.build("bart")
-    with regularize(model, HiddenCut()) as reg:
-        reg.loss(zoo.batch_of("bart"))
-        logs = reg.logs()
-    assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
-
-
 def test_layers_without_a_block_of_their_own_are_refused() -> None:
     with pytest.raises(AttendropError, match=r"layers='cross' selects no block of the encoder"):
         loss_of(zoo.build("bart"), HiddenCut(layers="cross"), zoo.batch_of("bart"))

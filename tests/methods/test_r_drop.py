@@ -15,7 +15,6 @@ from torch.nn import functional
 from attendrop import ADDrop, Compose, RDrop, regularize
 from attendrop.methods.common.losses import predictions
 from attendrop.methods.r_drop import repeat_rows
-from attendrop.model_support.batches import number_of_rows
 
 
 def two_passes(name: str, model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Any, Any]:
@@ -94,21 +93,6 @@ def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float, factor: 
     torch.testing.assert_close(factor * found, authors_loss(code, first, second, batch["labels"]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bart", "gpt2"])
-def test_a_sum_of_tokens_has_the_weight_of_rows(name: str) -> None:
-    batch, penalties = zoo.batch_of(name), {}
-    for reduction in ("mean", "sum"):
-        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
-        losses = []
-        for alpha in (1.0, 2.0):
-            torch.manual_seed(7)
-            with regularize(model, RDrop(alpha=alpha, reduction=reduction)) as reg:
-                losses.append(reg.loss(batch).detach())
-        penalties[reduction] = losses[1] - losses[0]
-    assert penalties["mean"] > 0
-    torch.testing.assert_close(penalties["sum"], number_of_rows(batch) * penalties["mean"])
-
-
 @pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
 def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
     """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
@@ -137,13 +121,6 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
         not dropout
     )
     assert all("of T5, dropout_rate; of GPT-2, resid_pdrop" in record.message for record in caplog.records)
-
-
-def test_texts_are_repeated_as_their_rows_are() -> None:
-    batch = {"input_ids": torch.tensor([[1], [2]]), "texts": ["a", "b"], "names": ("x", "y", "z")}
-    found = repeat_rows(batch, 2)
-    assert (found["texts"], found["names"]) == (["a", "a", "b", "b"], ("x", "y", "z"))
-    assert found["input_ids"].tolist() == [[1], [1], [2], [2]]
 
 
 def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:

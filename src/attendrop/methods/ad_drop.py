@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.edits import DropoutDraws, merge_edits
-from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
+from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (
     LAYERS,
@@ -215,13 +215,13 @@ class ADDrop(Method):
         return self.attribution == "recorded"
 
     def start(self, training: TrainingContext) -> MethodState:
-        return (_RecordedState if self.needs_rows else _State)(self, training)
+        return (RecordedState if self.needs_rows else ADDropState)(self, training)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         return select_layers(attention_layers, self.setting().layers)
 
 
-class _State(MethodState):
+class ADDropState(MethodState):
     """AD-DROP in a run, in which no option is open any more: where the data are known, they have decided before."""
 
     method: ADDrop
@@ -313,7 +313,7 @@ class _State(MethodState):
         return plan.without_units(call, sample, scaled_up, rows)
 
 
-class _RecordedState(_State):
+class RecordedState(ADDropState):
     """AD-DROP with recorded attributions: the records of the rows."""
 
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:

@@ -260,7 +260,7 @@ class DropHead(Method):
         p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            drop = plan.sample_heads(p, call)
+            drop = plan.uniform_heads(call) < p
             kept = (~drop).sum(1, keepdim=True).double()
             return plan.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
-from attendrop.attribution.head_importance import GatePlan
+from attendrop.attribution.gradient import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
     SWITCH,

@@ -13,8 +13,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.module_hooks import whole_graphs_refused
 from attendrop.attention.plan import Plan
-from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.attribution.predictions import is_regression
+from attendrop.attribution.predictions import is_regression, refuse_misplaced_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.valid_keys import real_tokens
-from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import IGNORED
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
     LAYERS,

@@ -13,8 +13,18 @@ from torch.nn import functional
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
-from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
-from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS, answer_logits, output_kind
+from attendrop.attribution.predictions import (
+    CLASSES,
+    IGNORED,
+    LABELS,
+    NUMBER,
+    SPAN,
+    TOKENS,
+    aligned_labels,
+    answer_logits,
+    answer_positions,
+    output_kind,
+)
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext
 from attendrop.model_support.batches import Batch

@@ -94,10 +94,6 @@ class RandomMaskPlan(Plan):
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
         return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
-    def sample_heads(self, p: float | Tensor, call: AttentionCall) -> Tensor:
-        """Sample each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
-        return self.uniform_heads(call) < p
-
     def uniform_heads(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
         batch, heads = call.shape[:2]

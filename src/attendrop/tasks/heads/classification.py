@@ -22,8 +22,7 @@ from sklearn.metrics import (
 )
 from transformers import PreTrainedConfig
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import CLASSES
+from attendrop.attribution.predictions import CLASSES, IGNORED
 from attendrop.tasks.class_names import check_classes
 from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import LinearFit, fit_logistic_regression

@@ -15,8 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, PreTrainedModel
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import TOKENS
+from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
 from attendrop.model_support.models import position_limit
