@@ -60,12 +60,13 @@ class Groups:
         self.declared = declared(of)
         self.parameters: list[inspect.Parameter] = []
         for name in (name for group in groups for name, about in self.declared.items() if about["group"] == group):
-            about, kind = self.declared[name], list[str]
+            about = self.declared[name]
+            kind: Any = list[str]
             if not about["example"]:
                 (of_value,) = option_types(of)[name] - {NoneType}
                 kind = of_value if of_value in (int, float, bool) and not about["listed"] else str
             # All are optional, since files and presets may set them.
-            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]
+            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]  # type: ignore[valid-type]
             place = inspect.Parameter.KEYWORD_ONLY
             self.parameters.append(inspect.Parameter(name, place, default=None, annotation=annotation))
 

@@ -483,8 +483,8 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        texts, label = default_columns(file)
-        self._set(text_columns=self.text_columns or texts)
+        usual, label = default_columns(file)
+        self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
             self._set(label_type=default_label_type(file))

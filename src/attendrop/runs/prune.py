@@ -17,7 +17,7 @@ from attendrop.argument_checks import check_choice, check_least
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
-from attendrop.methods.core.info import LayerRanking
+from attendrop.methods.core.base import LayerRanking
 from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.pruning.comparison import CONFIDENCE, Array, paired_difference

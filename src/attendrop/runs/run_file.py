@@ -21,7 +21,7 @@ _DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*_DATA, "data_dir", "model")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loader that refuses a key that is given twice, with dashes or underscores, and aliases, which may be endless."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:

@@ -495,10 +495,10 @@ def train_seeds(
         if read_run(folder) is not None:
             raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
         if folder.is_dir() and (held := [path.name for path in folder.iterdir()]):
-            found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
+            earlier = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
             if not any(name.startswith("seed") for name in held):
                 raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
-            if found is not None and not (resume or overwrite):
+            if earlier is not None and not (resume or overwrite):
                 raise AttendropError(
                     f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
                 )

@@ -15,8 +15,7 @@ from scipy.special import expit, logit, softmax
 from scipy.stats import pearsonr, spearmanr
 from transformers import PreTrainedConfig
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER
+from attendrop.attribution.predictions import CLASSES, IGNORED, LABELS, NUMBER
 from attendrop.errors import AttendropError
 from attendrop.tasks.class_names import check_classes
 from attendrop.tasks.heads.base import Array, Head, Metric, NamedLabels, Tokenizer

@@ -19,8 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Sequence as Sequential
 from transformers import BatchEncoding, DataCollatorForTokenClassification
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import TOKENS
+from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Columns, Metric, NamedLabels, Tokenizer, row_array, truncation
 from attendrop.tasks.table import Table

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedModel
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import TOKENS
+from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
 from attendrop.model_support.models import position_limit
