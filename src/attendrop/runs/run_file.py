@@ -178,5 +178,5 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     for each in methods:
         published = each.preset(name, task)
         training |= published.training
-        options |= {each.name: dict(published.options)} if published.options else {}
-    return training | {"options": options if len(methods) > 1 else options.get(methods[0].name, {})}
+        options |= {each.info.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].info.name, {})}
