@@ -125,7 +125,7 @@ class RunConfig:
         flags=["--shift"],
     )
     """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
-    :func:`attendrop.tasks.likeness.hold_out_like`."""
+    :func:`attendrop.tasks.splits.hold_out_like`."""
     shift_column: str | None = option(
         None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
     )

@@ -125,7 +125,6 @@ logits = model(**inputs).logits"""
     # labels, if there are any, and methods are rewarded by the loss, because a score takes several passes.
     generates: ClassVar[bool] = False
     linear_model: ClassVar[Callable[..., LinearFit | None] | None] = None  # fits one, see `linear_models`
-
     collator_class: ClassVar[Callable[[Any], Any]] = DataCollatorWithPadding
 
     # Outputs and scores
@@ -239,10 +238,8 @@ logits = model(**inputs).logits"""
         """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
         return list(texts)
 
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        """Describe what is wrong with a label, independent of the classes, or return None."""
-        return value_problem(value)
+    # Describes what is wrong with a label, independent of the classes, or returns None.
+    value_problem: ClassVar[Callable[[Any], str | None]] = staticmethod(value_problem)
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
