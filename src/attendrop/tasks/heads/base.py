@@ -238,8 +238,10 @@ logits = model(**inputs).logits"""
         """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
         return list(texts)
 
-    # Describes what is wrong with a label, independent of the classes, or returns None.
-    value_problem: ClassVar[Callable[[Any], str | None]] = staticmethod(value_problem)
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Describe what is wrong with a label, independent of the classes, or return None."""
+        return value_problem(value)
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
