@@ -13,7 +13,7 @@ import sklearn.metrics as skm
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.metrics import compute_scores, constant_scores, group_scores, reading_of, with_metric
+from attendrop.tasks.metrics import compute_scores, constant_scores, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.table_files import read_table
@@ -224,11 +224,3 @@ def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, 
 def test_models_with_other_classes_are_refused(task: str, trained_on: str) -> None:
     with pytest.raises(AttendropError, match=f"{task} scores models with the classes .* This model's are: "):
         reading_of(get_task(task), get_task(trained_on).head)
-
-
-def test_groups_are_scored_for_themselves() -> None:
-    outputs, labels = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]]), np.array([0, 1, 1, 1])
-    found = group_scores(get_task("hans"), outputs, labels, {"heuristic": ["a", "a", "b", "a"]})
-    assert found == {
-        "heuristic": {"a": {"rows": 3, "accuracy": pytest.approx(2 / 3)}, "b": {"rows": 1, "accuracy": 1.0}}
-    }

@@ -61,14 +61,6 @@ class TestFewShot:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
 
 
-def test_subset() -> None:
-    data = rows([0, 1] * 20)
-    sample = subset(data, 10, seed=0)["index"]
-    assert len(sample) == 10 and sample == sorted(sample) == subset(data, 10, seed=0)["index"]
-    assert set(sample) < set(subset(data, 11, seed=0)["index"]) and sample != subset(data, 10, seed=1)["index"]
-    assert subset(data, 41, seed=0)["index"] == data["index"]
-
-
 class TestHoldOut:
     @pytest.mark.parametrize(
         ("labels", "fraction", "held"),

@@ -327,7 +327,8 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
             if math.isfinite(number := float(value)):
                 numbers[value] = number
     dates = {value: [*map(int, re.findall(r"\d+", value))] for value in values if _YEAR_FIRST.match(value)}
-    for form, found in {"numbers": numbers, "dates": dates}.items():
+    forms: dict[str, dict[str, Any]] = {"numbers": numbers, "dates": dates}
+    for form, found in forms.items():
         if found and 2 * len(found) >= len(values):
             if other := next((value for value in values if value not in found), None):
                 raise AttendropError(

@@ -105,21 +105,6 @@ def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "options"),
-    [
-        ("a.csv", 'tokens,tags\n"[""a"", ""cat""]","[""O"", ""B-X""]"\n', {}),
-        ("b.csv", "tokens,tags\na cat,O B-X\n", {"label_type": "tags"}),
-        ("a.conllu", "1\ta\t_\tO\t_\t_\t2\t_\t_\t_\n2\tcat\t_\tB-X\t_\t_\t0\t_\t_\t_\n", {"label_column": "upos"}),
-    ],
-)
-def test_one_s_own_tags_come_in_many_formats(tmp_path: Path, name: str, text: str, options: dict[str, str]) -> None:
-    (tmp_path / name).write_text(text)
-    data = load(tmp_path / name, **options)
-    assert data.task.head == TokenClassification(("O", "B-X")) and data.task.metric == "entity_f1"
-    assert data.splits["train"][0] == {"tokens": ["a", "cat"], "label": [0, 1], "index": 0}
-
-
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 

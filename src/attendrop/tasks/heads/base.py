@@ -125,8 +125,7 @@ logits = model(**inputs).logits"""
     # labels, if there are any, and methods are rewarded by the loss, because a score takes several passes.
     generates: ClassVar[bool] = False
     linear_model: ClassVar[Callable[..., LinearFit | None] | None] = None  # fits one, see `linear_models`
-
-    collator_class: ClassVar[Callable[[Any], Any]] = DataCollatorWithPadding
+    collator_class: ClassVar[Any] = DataCollatorWithPadding
 
     # Outputs and scores
     padding: ClassVar[float] = 0  # value with which raw outputs of batches are padded to one size
@@ -413,7 +412,7 @@ logits = model(**inputs).logits"""
             scores = (getattr(row, "log_likelihood", row) for row in outputs)
             good = np.array([np.isfinite(row).all() for row in scores], dtype=bool)
         else:
-            good = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+            good = np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
         if not good.all():
             raise AttendropError(
                 f"the model's output is NaN or infinite for {int(np.sum(~good))} of {len(good)} rows: training "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -125,14 +125,15 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def load_tokenizer(self, place: str) -> Any:
         """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
         tokenizer = super().load_tokenizer(place)
-        backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-        divide: Any = backend and backend.pre_tokenizer
+        backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+        divide = backend and backend.pre_tokenizer
         if isinstance(divide, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
             divide.add_prefix_space = True
             return tokenizer
         # Llama 3's, and others that divide words before: the option would put a space before each part of a word, and
         # does where a class reads it, as that of Qwen.
-        parts = [part for part in (divide if isinstance(divide, Sequential) else ()) if isinstance(part, ByteLevel)]
+        all_parts: Any = divide if isinstance(divide, Sequential) else ()
+        parts = [part for part in all_parts if isinstance(part, ByteLevel)]
         if parts := [part for part in parts if not (part.add_prefix_space and part.use_regex)]:
             for part in parts:
                 part.add_prefix_space = False
@@ -237,18 +238,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             pairs = [(entities_of(tags), entities_of(row)) for tags, row in zip(gold, found(outputs), strict=True)]
             return np.array([(len(own & other), len(own), len(other)) for own, other in pairs])
 
+        def of_entities(score: Callable[..., float]) -> Metric:
+            return Metric(of_sums=(counts, lambda sums: score(*sums.tolist())))
+
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
         # A score over all types that is undefined is 0.
-        of_entities = {
+        scores: dict[str, Callable[..., float]] = {
             "entity_precision": lambda found, gold, predicted: found / predicted if predicted else 0.0,
             "entity_recall": lambda found, gold, predicted: found / gold if gold else 0.0,
             "entity_f1": lambda found, gold, predicted: 2 * found / (gold + predicted) if found else 0.0,
         }
-        named = of_entities.items() if self._entity_types else ()
+        named = scores.items() if self._entity_types else ()
         return {
             "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
             "f1_macro": Metric(f1_macro),
-            **{name: Metric(of_sums=(counts, lambda sums, of=of: of(*sums.tolist()))) for name, of in named},
+            **{name: of_entities(score) for name, score in named},
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,7 +88,6 @@ class Translation(Head):
     inputs = ("text",)
     most_inputs = 1
     auto_class = "AutoModelForSeq2SeqLM"
-    collator_class = DataCollatorForSeq2Seq  # which pads labels with -100
     generates = True
     output_kind = TOKENS
     padding = IGNORED
@@ -184,6 +183,11 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         known = encoded.get("target_ids")
         return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
+
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
+        """Pad labels with -100; without labels, the collator of transformers says that they are None."""
+        collate: Any = DataCollatorForSeq2Seq(tokenizer)
+        return lambda rows: {name: values for name, values in collate(rows).items() if values is not None}
 
     # Outputs ----------------------------------------------------------------------------------------------------------
 
