@@ -142,7 +142,7 @@ def test_the_card_says_how_to_load_the_model(folder: Path) -> None:
 
 
 def test_evaluated_and_pruned_from_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     metrics = tiny.read_metrics(folder / "run")
     assert evaluate(str(folder / "run"), Source(device="cpu"))["score"] == metrics["score"]
     light = prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")

@@ -386,11 +386,8 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     first, second = run_units(units, tmp_path, workers=0)
     written = (first.folder / "metrics.json").read_text()
     (first.folder / "metrics.json").write_text("")
-    for name in ("checkpoint-3", ".deleted"):
-        (second.folder / name).mkdir()
     again = run_units(units, tmp_path, workers=0)
     assert again[1].metrics == second.metrics
-    assert sorted(path.name for path in second.folder.iterdir() if path.is_dir()) == []
     assert "Or delete it, and start again." in str(again[0].error)
     (first.folder / "metrics.json").unlink()
     assert run_units(units, tmp_path, workers=0)[0].error is None

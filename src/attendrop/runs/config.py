@@ -280,7 +280,7 @@ class RunConfig:
         if self.adapter is not None:
             from attendrop.methods.core.base import refuse_with_adapter
 
-            object.__setattr__(self, "lora", self.adapter.as_dict())
+            object.__setattr__(self, "lora", asdict(self.adapter))
             refuse_with_adapter(self.regularizer)
         self._check_rows_of_method(self.regularizer)
 

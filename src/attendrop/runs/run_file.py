@@ -22,17 +22,19 @@ from attendrop.tasks.file_formats import files_of
 _MOST_CHARACTERS = 10**6
 
 
+RUN_FILE = "run.yaml"
+DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*DATA, "data_dir", "model")
+
+
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
     try:
         loader = _Loader(Path(path).read_text(encoding="utf-8"))
-        try:
-            node = loader.get_single_node()
-            if node is not None and _characters(node, {}) > _MOST_CHARACTERS:
-                raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
-            return None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is not None and _characters(node, {}) > _MOST_CHARACTERS:
+            raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
+        return None if node is None else loader.construct_document(node)
     except FileNotFoundError:
         raise AttendropError(f"There is no {what} '{path}'.") from None
     except yaml.MarkedYAMLError as error:
@@ -55,31 +57,36 @@ def _characters(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
-    known = set()
-    for key, _ in node.value:
-        name = (key.tag, str(key.value).replace("-", "_"))  # options may be written with either
-        if name in known:
-            problem = f"the key {key.value!r} is given twice; delete one"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-        known.add(name)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep)
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses a key that is given twice; options may be written with dashes or underscores."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value).replace("-", "_"))
+            if name in known:
+                problem = f"the key {key.value!r} is given twice; delete one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            known.add(name)
+        return super().construct_mapping(node, deep)
 
 
-_Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _construct_mapping})
-
-
-RUN_FILE = "run.yaml"
-_DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
-PATHS = (*_DATA, "data_dir", "model")
+def partial_of(folder: Path) -> Path:
+    """Return the folder in which a run is made whose output folder is ``folder``."""
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
+    return folder.with_name(f".{folder.name}.partial")
 
 
 def read_run_file(path: str) -> dict[str, Any]:
     """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
 
-    Names may have dashes, as on the command line; lists may be written as there, with commas.
+    Names may have dashes, as on the command line; lists may be written as there, with commas. ``RUN/run.yaml`` of a
+    run that is not finished is where the run is made.
     """
-    found = read_yaml(path, "config file")
+    file = Path(path)
+    if not file.exists() and file.name == RUN_FILE and (unfinished := partial_of(file.parent) / RUN_FILE).exists():
+        file = unfinished
+    found = read_yaml(file, "config file")
     if not isinstance(found, dict):
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}
@@ -112,28 +119,32 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too."""
-    return {name: _absolute(options[name]) for name in PATHS if options.get(name) is not None}
+    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too.
+
+    A hub id, and words for no file, stay as they are.
+    """
+
+    def absolute(value: str) -> str:
+        files = [] if value in (MINILM, AUTO) else files_of(value)
+        return ",".join(map(os.path.abspath, files)) if files and all(file.exists() for file in files) else value
+
+    return {name: absolute(options[name]) for name in PATHS if options.get(name) is not None}
 
 
 def folder_of_run(config: str) -> str | None:
-    """Return the folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
     folder = Path(config).parent
-    return str(folder) if any((folder / name).is_file() for name in ("run.json", "seeds.json")) else None
+    if folder.name.endswith(".partial"):
+        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
+    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
+    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
+    return str(folder) if of_one or of_seeds else None
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    names = {name: ",".join(file.name for file in files_of(value)) for name in _DATA if (value := options.get(name))}
+    names = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | names
-
-
-def _absolute(value: str) -> str:
-    """Make the paths of files and folders that exist absolute; a hub id, and words for no file, stay as they are."""
-    if value in (MINILM, AUTO):
-        return value
-    files = files_of(value)
-    return ",".join(map(os.path.abspath, files)) if all(file.exists() for file in files) else value
 
 
 def convert_option(where: str, name: str, value: Any) -> Any:

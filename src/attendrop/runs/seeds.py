@@ -1,12 +1,8 @@
-"""Runs with several seeds: a folder for each, and a summary of their scores.
-
-``seeds.json`` exists from the first step on, and lists the other files beside these folders with their SHA-256.
-"""
+"""Runs with several seeds: a folder for each, and a summary of their scores."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import statistics
 from collections.abc import Sequence
@@ -19,13 +15,11 @@ from transformers import TrainerCallback
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
-from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, read_run, refuse_foreign
+from attendrop.runs.run_folder import check_folder, is_main_process, locked, name_aside, read_json, read_run
 from attendrop.runs.run_trainer import AfterFirstStep
 from attendrop.runs.train import train
 
-SEEDS = "seeds.json"
 SUMMARY = "summary.json"
 logger = logging.getLogger(__name__)
 
@@ -57,18 +51,17 @@ def train_seeds(
         if writes:
             _check_summary(folder, replaces=resume or overwrite)
             for each in configs:
-                exists = Path(each.output_dir).exists()
-                check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
-        begin = [_AtTheStart(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if writes else []
+                check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
+        begin = [_AtTheStart(lambda: _write_options(folder / RUN_FILE, run_file(config, seeds)))] if writes else []
         found = []
         for number, each in enumerate(configs, start=1):
             logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
             found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
         summary = summarise(found)
         if writes and not (folder / RUN_FILE).exists():  # no run has taken a step
-            _write(folder, RUN_FILE, run_file(config, seeds))
+            _write_options(folder / RUN_FILE, run_file(config, seeds))
         if writes:
-            _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
+            write_json(folder / SUMMARY, summary)
     return summary
 
 
@@ -105,25 +98,19 @@ def _moments(values: list[float]) -> dict[str, Any]:
     return {"mean": statistics.fmean(values), "std": std, "values": values}
 
 
-def _write(folder: Path, name: str, content: str) -> None:
-    """Write a file beside the folders of the runs, and record it."""
-    files = _files(folder)
-    refuse_foreign(folder, {"files": files}, [name])
-    (folder / name).unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
-    write_json(folder / SEEDS, {"files": files | {name: digest(content)}})
-    write_text(folder / name, content)
-
-
-def _files(folder: Path) -> dict[str, str]:
-    files: dict[str, str] = (read_json(folder / SEEDS, {"files": dict}) or {"files": {}})["files"]
-    return files
+def _write_options(file: Path, content: str) -> None:
+    if file.exists() and file.read_text(encoding="utf-8") != content:
+        file.replace(name_aside(file))
+    write_text(file, content)
 
 
 def _check_summary(folder: Path, *, replaces: bool) -> None:
     if read_run(folder) is not None:
         raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
     found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
-    refuse_foreign(folder, {"files": _files(folder)}, [RUN_FILE, SUMMARY])
+    begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
+    if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
+        raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
     if found is not None and not replaces:
         raise AttendropError(
             f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
-from attendrop.files.output_files import write_json, write_text
+from attendrop.files.output_files import disk_errors, write_json
 from attendrop.methods.core.registry import decided_by_data
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.models import has_adapter, transformers_model
@@ -29,24 +29,20 @@ from attendrop.runs.fitting import fit, load_model
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
-    METRICS,
     SAMPLED_ROWS,
     SELECTION,
     begin_run,
-    check_processes,
     check_unchanged,
-    clear_unfinished,
-    delete_checkpoints,
+    finish_run,
     is_main_process,
     note_in_run,
     number_of_processes,
+    put_in_place,
     read_metrics,
     read_run,
-    replace_run,
-    results,
     run_folder,
+    set_aside,
 )
 from attendrop.runs.run_metrics import (
     SetScores,
@@ -89,7 +85,7 @@ def train(
         config: Options of the run.
         resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
             training rows and its model are the same.
-        overwrite: Replace the run in the folder; it is deleted when this one is complete.
+        overwrite: Replace the run in the folder; it is moved aside when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
         checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch.
@@ -126,10 +122,9 @@ def _train(
     finished = read_metrics(place) if resume else None
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
-        if is_main_process():
-            delete_checkpoints(place)
+        if is_main_process():  # which may have died before this
+            put_in_place(place, Path(config.output_dir))
         return finished
-    check_processes(place, begun)
     # Load the model.
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
@@ -137,7 +132,7 @@ def _train(
     report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
     announce_data(report, run.task.head)
     if not begun and is_main_process():
-        clear_unfinished(place)
+        set_aside(place)
     # Fit it; if held-out rows are to be trained on, too, once without and once with them.
     found = decided(run.config) | {"options": run.config.options}
     begin = partial(begin_run, place, config, rows, decided=found, processes=number_of_processes())
@@ -235,22 +230,18 @@ def _write(
     *,
     model: bool,
 ) -> None:
-    """Write the files of a finished run, ``metrics.json`` and its options at least, and put it in its folder."""
+    """Write the files of a finished run, ``metrics.json`` at least, and put it in its folder."""
     config = run.given
-    with results(place) as files:
+    with disk_errors(place):
         if model:
-            _save(trainer, run, metrics, files)
-        write_json(files / METRICS, metrics)
+            _save(trainer, run, metrics, place)
         if predictions is not None:
-            write_predictions(files / PREDICTIONS, predictions)
-        if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
-            write_text(files / RUN_FILE, run_file(config))
+            write_predictions(place / PREDICTIONS, predictions)
         if config.shots is not None or config.max_train_samples is not None:
-            write_json(files / SAMPLED_ROWS, sampled_rows(run.parts))
+            write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
         if run.data.skipped:
-            write_skipped(files / SKIPPED, run.data.skipped)
-    delete_checkpoints(place)  # a run with metrics.json is never resumed
-    replace_run(Path(config.output_dir))
+            write_skipped(place / SKIPPED, run.data.skipped)
+        finish_run(place, Path(config.output_dir), metrics)
 
 
 def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
