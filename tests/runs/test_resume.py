@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import sha256, write_json
 from attendrop.runs.config import RunConfig
-from attendrop.runs.run_folder import partial_of
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.run_trainer import Meter
 from attendrop.runs.train import train
 from attendrop.training.checkpoints import MANIFEST, last_checkpoint, mark_unfinished

@@ -25,6 +25,7 @@ from attendrop import ADDrop, AttendropError, cli
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.inference import evaluate, load_finished_run
 from attendrop.runs.model_source import Source, check_keeps_model
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.run_folder import (
     check_folder,
     holds_run,
@@ -32,7 +33,6 @@ from attendrop.runs.run_folder import (
     is_main_process,
     locked,
     new_folder,
-    partial_of,
     put_in_place,
     read_run,
 )

@@ -22,7 +22,7 @@ from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf
 from attendrop.runs.prune import prune_run
-from attendrop.runs.run_folder import partial_of
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer

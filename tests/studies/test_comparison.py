@@ -18,7 +18,7 @@ from helpers import tiny
 import attendrop
 from attendrop import ADDrop, AttendropError
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import partial_of
+from attendrop.runs.run_file import partial_of
 from attendrop.studies import compare as compare_module
 from attendrop.studies.best_model import best_model
 from attendrop.studies.compare import Steps, run_comparison

@@ -72,6 +72,7 @@ def export_run(
         raise AttendropError(f"'{run_dir}' is a baseline without attention, which has no form for other programs.")
     run = load_run(run_dir)
     run.head.refuse("export")
+    model: Any = run.model
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     with disk_errors(target), tempfile.TemporaryDirectory(dir=above, prefix=".export-") as name:
         file = Path(name) / target.name
@@ -79,16 +80,16 @@ def export_run(
             if is_pruned(target.parent) or read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
             run.tokenizer.save_pretrained(name)
-            stock_config(run.model.config).save_pretrained(name)
+            stock_config(model.config).save_pretrained(name)
         if format == "torch":
-            export_torch(run.model, file)
+            export_torch(model, file)
         else:
             length = run.options.get("max_length") or DEFAULT_MAX_LENGTH
             # A model has no positions for more tokens than this.
             length = min(length, getattr(run.tokenizer, "model_max_length", length))
             read = {"max_length": length, "long_texts": run.options.get("long_texts")}
             metadata = {name: str(value) for name, value in read.items() if value is not None}
-            found["difference"] = export_onnx(run.model, file, quantize=quantize, metadata=metadata)
+            found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
         if quantize is not None:
             found["loss"] = _loss(run_dir, data_dir, file)
         share_permissions(Path(name))

@@ -64,7 +64,12 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
     alone = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if is_adapter:
         alone = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
-    refit = ""
+    with_peft, refit = "", ""
+    if is_adapter and head.peft_task_type is not None:
+        name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
+        classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
+        code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"
+        with_peft = f"\n\nPEFT alone:\n\n```python\n{code}\n```"
     if (selected := metrics["selection"]) is not None:
         refit = (
             f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
@@ -84,8 +89,7 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
         f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```"
-        + (_with_peft(head) if is_adapter and head.peft_task_type is not None else ""),
+        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```" + with_peft,
         "## Citation\n\n" + "\n".join(papers) if papers else "",
     ]
     return "\n\n".join([front, *filter(None, sections)]) + "\n"
@@ -136,15 +140,6 @@ def _predicting(metrics: Mapping[str, Any], head: Head) -> str:
     return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"
 
 
-def _with_peft(head: Head) -> str:
-    """Describe how PEFT alone loads an adapter."""
-    classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
-    name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
-    return (
-        f"\n\nPEFT alone:\n\n```python\nfrom peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})\n```"
-    )
-
-
 def _scores(metrics: Mapping[str, Any]) -> str:
     scores = {
         f"{part}: {in_markdown(name)}": score_text(value)
@@ -184,6 +179,10 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
     chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"
+    speed = ""
+    if (found := pruned["speed"]) is not None:
+        spread = f"({found['low']:.2f} to {found['high']:.2f} in {found['rounds']} rounds)"
+        speed = f"\nMeasured speed where it was pruned: {found['median']:.2f} times that of the whole model {spread}.\n"
     return f"""{_front_matter("attendrop", head, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
@@ -195,7 +194,7 @@ Layers were {chosen}.{unknown}
 |---|---|---|---|
 {scores}
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
-{_speed(pruned["speed"])}
+{speed}
 {_predicting(metrics, head)}
 """
 
@@ -222,10 +221,3 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 {_predicting(metrics, head)}
 """
-
-
-def _speed(speed: Mapping[str, Any] | None) -> str:
-    if speed is None:
-        return ""
-    spread = f"({speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds)"
-    return f"\nMeasured speed where it was pruned: {speed['median']:.2f} times that of the whole model {spread}.\n"

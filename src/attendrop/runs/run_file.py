@@ -57,7 +57,7 @@ def _characters(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loader that refuses a key that is given twice; options may be written with dashes or underscores."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -229,7 +229,7 @@ def _check_place(folder: Path) -> None:
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder)
     check_writable(folder.absolute().parent)
-    if folder.name in ("", "..") or (folder.exists() and (folder.is_mount() or folder.samefile(Path.cwd()))):
+    if folder.name in ("", "..") or (folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd()))):
         raise AttendropError(
             f"The output folder '{folder}' is the current directory or a mount, in whose place no folder can be put; "
             "name one within it."

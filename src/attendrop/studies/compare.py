@@ -19,7 +19,8 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.model_loading import load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import holds_run, partial_of, read_metrics
+from attendrop.runs.run_file import partial_of
+from attendrop.runs.run_folder import holds_run, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
