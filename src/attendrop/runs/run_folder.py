@@ -238,12 +238,12 @@ def _check_place(folder: Path) -> None:
 
 def _put(source: Path, folder: Path) -> None:
     """Move a complete folder to its place; what is there is moved aside."""
-    if not _is_empty(folder):
+    if folder.exists() and any(folder.iterdir()):
         aside = name_aside(folder)
         os.replace(folder, aside)
         logger.info("What was in %s is in %s now; delete it if you need it no longer.", folder, aside)
-    else:  # on Windows, even an empty folder is not replaced
-        shutil.rmtree(folder, ignore_errors=True)
+    elif folder.exists():
+        folder.rmdir()  # on Windows, even an empty one is not replaced
     os.replace(source, folder)
 
 
