@@ -307,9 +307,8 @@ def test_wrong_situations(
 
 
 def test_checkpoint_of_another_method_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shutil.copytree(folder / "run", tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    for state in (tmp_path / "run").glob("checkpoint-*/attendrop_state.json"):
+    place = tiny.unfinished(Path(shutil.copytree(folder / "run", tmp_path / "run")))
+    for state in place.glob("checkpoint-*/attendrop_state.json"):
         state.write_text(state.read_text().replace("ad-drop ", "xx").replace('"ad-drop"', '"finetune"'))
         manifest = state.with_name("attendrop_manifest.json")
         files = json.loads(manifest.read_text())

@@ -133,7 +133,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
 
 
 def test_evaluated_and_pruned_from_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     metrics = tiny.read_metrics(folder / "run")
     assert evaluate(str(folder / "run"), Source(device="cpu"))["score"] == metrics["score"]
     light = prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")

@@ -16,7 +16,7 @@ from helpers import tiny
 from attendrop import ADDrop, Compose, FineTune, Method, RDrop
 from attendrop.reports.attention_stages import load_stages
 from attendrop.runs import run_metrics
-from attendrop.runs.finished_run import load_finished_run
+from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
@@ -201,10 +201,10 @@ def test_interrupted_in_either_training_it_ends_the_same(
     config = tiny.config(folder, f"stopped-{step}", **HELD_OUT, save_steps=4)
     with pytest.raises(KeyboardInterrupt):
         train(config, callbacks=[stop_at(step)])
-    begun = read_run(folder / f"stopped-{step}")
+    begun = read_run(folder / f".stopped-{step}.partial")
     assert begun is not None and ("selected" in begun) is (step > 10)
     if "selected" in begun:
-        note_in_run(folder / f"stopped-{step}", selected=begun["selected"] | {"seconds": 1000.0})
+        note_in_run(folder / f".stopped-{step}.partial", selected=begun["selected"] | {"seconds": 1000.0})
     metrics = train(config, resume=True)
     assert all((metrics[name] > 1000) is ("selected" in begun) for name in ("train_seconds", "total_seconds"))
     expected = tiny.read_metrics(folder / "run")

@@ -374,11 +374,8 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     first, second = run_units(units, tmp_path, workers=0)
     written = (first.folder / "metrics.json").read_text()
     (first.folder / "metrics.json").write_text("")
-    for name in ("checkpoint-3", ".deleted"):
-        (second.folder / name).mkdir()
     again = run_units(units, tmp_path, workers=0)
     assert again[1].metrics == second.metrics
-    assert sorted(path.name for path in second.folder.iterdir() if path.is_dir()) == []
     assert "Or delete it, and start again." in str(again[0].error)
     (first.folder / "metrics.json").unlink()
     assert run_units(units, tmp_path, workers=0)[0].error is None
@@ -389,7 +386,7 @@ def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) ->
     second.folder.mkdir()
     write(second.folder / ".failed.json.0a1b2c3d.partial", {})  # of a unit that failed at once
     assert run_units(units, tmp_path, workers=0)[1].error is None
-    assert [path.name for path in tmp_path.glob("runs/*/*failed.json*")] == []
+    assert [path.name for path in tmp_path.glob("runs/[!.]*/*failed.json*")] == []
 
 
 def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(

@@ -440,7 +440,7 @@ class RunConfig:
         if self.adapter is not None:
             from attendrop.methods.core.base import refuse_with_adapter
 
-            self._set(lora=self.adapter.as_dict())
+            self._set(lora=asdict(self.adapter))
             refuse_with_adapter(method)
         if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
             raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")

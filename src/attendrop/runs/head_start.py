@@ -62,7 +62,8 @@ def _started(
         raise _NoStart(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
     linear = _new_linear_layer(model, new, strict=config.head_start == "auto")
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
-    balanced, columns = config.class_weights is not None, encoded.train.to_dict()
+    balanced = config.class_weights is not None
+    columns = encoded.train.to_dict()
     unlabelled = None if encoded.unlabelled is None else encoded.unlabelled.to_dict()
 
     def key() -> list[Any]:

@@ -40,6 +40,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
+RUN_FILE = "run.yaml"
+DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*DATA, "data_dir", "model")
+
+
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
     try:
@@ -53,12 +58,22 @@ def read_yaml(path: str | Path, what: str) -> Any:
         raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
 
 
+def partial_of(folder: Path) -> Path:
+    """Return the folder in which a run is made whose output folder is ``folder``."""
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def read_run_file(path: str) -> dict[str, Any]:
     """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
 
-    Names may have dashes, as on the command line; lists may be written as there, with commas.
+    Names may have dashes, as on the command line; lists may be written as there, with commas. ``RUN/run.yaml`` of a
+    run that is not finished is where the run is made.
     """
-    found = read_yaml(path, "config file")
+    file = Path(path)
+    if not file.exists() and file.name == RUN_FILE and (unfinished := partial_of(file.parent) / RUN_FILE).exists():
+        file = unfinished
+    found = read_yaml(file, "config file")
     if not isinstance(found, dict):
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}
@@ -104,14 +119,18 @@ def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def folder_of_run(config: str) -> str | None:
-    """Return the folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
     folder = Path(config).parent
-    return str(folder) if any((folder / name).is_file() for name in ("run.json", "summary.json")) else None
+    if folder.name.endswith(".partial"):
+        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
+    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
+    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
+    return str(folder) if of_one or of_seeds else None
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    names = {name: ",".join(file.name for file in files_of(value)) for name in _DATA if (value := options.get(name))}
+    names = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | names
 
 

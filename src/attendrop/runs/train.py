@@ -9,12 +9,12 @@ that is resumed goes on with the second.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalPrediction
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
-from attendrop.files.output_files import write_json, write_text
+from attendrop.files.output_files import disk_errors, write_json, write_text
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.models import has_adapter, transformers_model
@@ -44,24 +44,23 @@ from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
-    METRICS,
     SAMPLED_ROWS,
     SELECTION,
     begin_run,
     check_folder,
-    check_processes,
     check_unchanged,
-    clear_unfinished,
-    delete_checkpoints,
+    finish_run,
     is_main_process,
+    locked,
+    name_aside,
     note_in_run,
     number_of_processes,
+    put_in_place,
     read_json,
     read_metrics,
     read_run,
-    replace_run,
-    results,
     run_folder,
+    set_aside,
 )
 from attendrop.runs.run_metrics import (
     SetScores,
@@ -119,7 +118,7 @@ def train(
         config: Options of the run.
         resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
             training rows and its model are the same.
-        overwrite: Replace the run in the folder; it is deleted when this one is complete.
+        overwrite: Replace the run in the folder; it is moved aside when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
         checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; if the epoch is
@@ -156,17 +155,16 @@ def _train(
         check_unchanged(place, config, rows)
     if resume and (finished := read_metrics(place)) is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
-        if is_main_process():
-            delete_checkpoints(place)
+        if is_main_process():  # which may have died before this
+            put_in_place(place, Path(config.output_dir))
         return finished
-    check_processes(place, begun)
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
     report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
     announce_data(report, run.task.head)
     if not begun and is_main_process():
-        clear_unfinished(place)
+        set_aside(place)
     found = decided(run.config) | {"options": run.config.options}
     fit_here = partial(
         fit,
@@ -355,22 +353,18 @@ def _write(
     *,
     model: bool,
 ) -> None:
-    """Write the files of a finished run, ``metrics.json`` and its options at least, and put it in its folder."""
+    """Write the files of a finished run, ``metrics.json`` at least, and put it in its folder."""
     config = run.given
-    with results(place) as files:
+    with disk_errors(place):
         if model:
-            _save(trainer, run, metrics, files)
-        write_json(files / METRICS, metrics)
+            _save(trainer, run, metrics, place)
         if predictions is not None:
-            write_predictions(files / PREDICTIONS, predictions)
-        if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
-            write_text(files / RUN_FILE, run_file(config))
+            write_predictions(place / PREDICTIONS, predictions)
         if config.shots is not None or config.max_train_samples is not None:
-            write_json(files / SAMPLED_ROWS, sampled_rows(run.parts))
+            write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
         if run.data.skipped:
-            write_skipped(files / SKIPPED, run.data.skipped)
-    delete_checkpoints(place)  # a run with metrics.json is never resumed
-    replace_run(Path(config.output_dir))
+            write_skipped(place / SKIPPED, run.data.skipped)
+        finish_run(place, Path(config.output_dir), metrics)
 
 
 def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
@@ -491,30 +485,38 @@ def train_seeds(
         raise AttendropError(f"seed {next(seed for seed in seeds if seeds.count(seed) > 1)} is given twice.")
     folder, writes = Path(config.output_dir), is_main_process()
     configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
-    if writes:
-        if read_run(folder) is not None:
-            raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
-        if folder.is_dir() and (held := [path.name for path in folder.iterdir()]):
-            earlier = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
-            if not any(name.startswith("seed") for name in held):
-                raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
-            if earlier is not None and not (resume or overwrite):
-                raise AttendropError(
-                    f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
-                )
-        for each in configs:
-            exists = Path(each.output_dir).exists()
-            check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
-    found = []
-    for number, each in enumerate(configs, start=1):
-        logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
-        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=callbacks))
-        if writes and (overwrite or not (folder / RUN_FILE).exists()):
-            write_text(folder / RUN_FILE, run_file(config, seeds))
-    summary = summarise(found)
-    if writes:
-        write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    with locked(folder) if writes else nullcontext():
+        if writes:
+            _check_summary(folder, replaces=resume or overwrite)
+            for each in configs:
+                check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
+        found = []
+        for number, each in enumerate(configs, start=1):
+            logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
+            found.append(train(each, resume=resume, overwrite=overwrite, callbacks=callbacks))
+            file, content = folder / RUN_FILE, run_file(config, seeds)
+            if writes and number == 1:
+                if file.exists() and file.read_text(encoding="utf-8") != content:
+                    file.replace(name_aside(file))
+                write_text(file, content)
+        summary = summarise(found)
+        if writes:
+            write_json(folder / SUMMARY, summary)
     return summary
+
+
+def _check_summary(folder: Path, *, replaces: bool) -> None:
+    """Refuse a folder that holds a run of one seed, files of others, or a summary that nothing ``replaces``."""
+    if read_run(folder) is not None:
+        raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
+    found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
+    begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
+    if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
+        raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
+    if found is not None and not replaces:
+        raise AttendropError(
+            f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
+        )
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
