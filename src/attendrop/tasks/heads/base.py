@@ -39,6 +39,8 @@ Columns = Mapping[str, list[Any]]
 Tokenizer = PreTrainedTokenizerBase
 # Number of names that a message lists.
 _SHOWN = 10
+# What an unknown name may stand for: remembered, for many rows have the same, and names may be many.
+_meant = lru_cache(maxsize=1000)(did_you_mean)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,9 @@ class Head(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
     least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
     most_inputs: ClassVar[int] = 2
+    # Where labels are made of `label_names`: what a value in a file is called, a name, and several names.
+    label_noun: ClassVar[tuple[str, str, str]] = ("", "", "")
+    separator: ClassVar[str] = ", "  # of names that are shown
     prediction: ClassVar[str]  # what the model predicts, such as "{} classes"
     label_words: ClassVar[str] = ""  # what labels are, if they are called otherwise
     has_classes: ClassVar[bool] = False  # whether each row has one of `label_names`
@@ -257,13 +262,36 @@ logits = model(**inputs).logits"""
         """
         return cls()
 
+    @classmethod
+    def of_names(cls, names: Sequence[str], where: object) -> Self:
+        """Make the head with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
+        if len(names) < 2:
+            found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
+            raise AttendropError(f"{where} has {found}; training needs at least two.")
+        return cls(tuple(names))
+
+    @cached_property
+    def label_ids(self) -> dict[str, int]:
+        """The ids of names; those of classes that are whole numbers also without ``.0``."""
+        ids = {name: number for number, name in enumerate(self.all_names)}
+        return {class_name(name): number for name, number in ids.items() if self.has_classes} | ids
+
+    def names_in(self, value: Any) -> list[str]:
+        """Return the names in a label of a file; empty where labels have no names."""
+        return []
+
     def unknown_labels(self, value: Any) -> list[str]:
         """List the names in a label without a :meth:`value_problem` that the head does not know."""
-        return []
+        return [name for name in self.names_in(value) if name not in self.label_ids]
 
     def label_problem(self, value: Any) -> str | None:
         """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
-        return None
+        unknown, (noun, _, several) = self.unknown_labels(value), self.label_noun
+        if not unknown:
+            return None
+        counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
+        hint = _meant(unknown[0], self.label_names) or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
+        return f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         """Describe why a row's inputs, as :meth:`read_texts` returns them, and its label do not fit, or return None."""
@@ -439,9 +467,23 @@ logits = model(**inputs).logits"""
         """Return the best constant prediction, given the references of training, and outputs that make it; or None."""
         return None
 
+    def ids_in(self, label: Any) -> Iterable[int]:
+        """Return the ids of the names in a label."""
+        return np.atleast_1d(label)
+
+    def counted(self, labels: Iterable[Any]) -> dict[str, int]:
+        """Count each of ``label_names`` in labels."""
+        counts = Counter(map(int, chain.from_iterable(map(self.ids_in, labels))))
+        return {name: counts[number] for number, name in enumerate(self.label_names)}
+
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """Count the predictions of each class, for classes with any; empty if there are no classes."""
-        return {}
+        """Count the predictions of each name, for names with any; empty if labels have no names."""
+        counts = self.counted(self.decode(outputs)) if any(self.label_noun) else {}
+        return {name: count for name, count in counts.items() if count}
+
+    def named_probabilities(self, row: Array) -> dict[str, float]:
+        """Return the columns of the probabilities of all classes, or labels, of a row."""
+        return {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
 
     # Reports on data --------------------------------------------------------------------------------------------------
 
@@ -460,75 +502,12 @@ logits = model(**inputs).logits"""
 
     def shown_label(self, label: Any) -> Any:
         """Return a label for display."""
-        return label
+        named = any(self.label_noun)
+        return self.separator.join(self.all_names[number] for number in self.ids_in(label)) if named else label
 
-    @abstractmethod
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         """Summarize the labels of some rows as JSON values, see :func:`attendrop.runs.data_report.label_lines`."""
-
-
-class NamedLabels(Head):
-    """Head whose labels are made of names, ``label_names``: one or several for each row."""
-
-    label_noun: ClassVar[tuple[str, str, str]]  # what a value in a file is called, a name, and several names
-    separator: ClassVar[str] = ", "  # of names that are shown
-
-    @classmethod
-    def of_names(cls, names: Sequence[str], where: object) -> Self:
-        """Make the head with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
-        if len(names) < 2:
-            found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
-            raise AttendropError(f"{where} has {found}; training needs at least two.")
-        return cls(tuple(names))
-
-    @cached_property
-    def label_ids(self) -> dict[str, int]:
-        """The ids of names; those of classes that are whole numbers also without ``.0``."""
-        ids = {name: number for number, name in enumerate(self.all_names)}
-        return {class_name(name): number for name, number in ids.items() if self.has_classes} | ids
-
-    @abstractmethod
-    def names_in(self, value: Any) -> list[str]:
-        """Return the names in a label of a file."""
-
-    def ids_in(self, label: Any) -> Iterable[int]:
-        """Return the ids of the names in a label."""
-        return np.atleast_1d(label)
-
-    def unknown_labels(self, value: Any) -> list[str]:
-        return [name for name in self.names_in(value) if name not in self.label_ids]
-
-    def label_problem(self, value: Any) -> str | None:
-        unknown, (noun, _, several) = self.unknown_labels(value), self.label_noun
-        if not unknown:
-            return None
-        counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
-        hint = _meant(unknown[0], self.label_names) or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
-        return f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
-
-    def counted(self, labels: Iterable[Any]) -> dict[str, int]:
-        """Count each of ``label_names`` in labels."""
-        counts = Counter(map(int, chain.from_iterable(map(self.ids_in, labels))))
-        return {name: counts[number] for number, name in enumerate(self.label_names)}
-
-    def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        return {name: count for name, count in self.counted(self.decode(outputs)).items() if count}
-
-    def shown_label(self, label: Any) -> str:
-        return self.separator.join(self.all_names[number] for number in self.ids_in(label))
-
-    def named_probabilities(self, row: Array) -> dict[str, float]:
-        """Return the columns of the probabilities of all classes, or labels, of a row."""
-        return {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
-
-    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         return {self.label_noun[-1]: self.counted(rows["label"][:])}
-
-
-@lru_cache(maxsize=1000)
-def _meant(name: str, known: tuple[str, ...]) -> str:
-    """Suggest what an unknown name may stand for; remembered, for many rows have the same, and names may be many."""
-    return did_you_mean(name, known)
 
 
 def truncation(max_length: int | None) -> dict[str, Any]:

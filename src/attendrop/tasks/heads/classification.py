@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from attendrop.attribution.predictions import CLASSES, IGNORED, LABELS, NUMBER
 from attendrop.errors import AttendropError
 from attendrop.tasks.class_names import check_classes
-from attendrop.tasks.heads.base import Array, Head, Metric, NamedLabels, Tokenizer
+from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
 from attendrop.tasks.heads.linear_models import (
     fit_logistic_regression,
     fit_logistic_regressions,
@@ -113,7 +113,7 @@ _OF_TWO_CLASSES = {
 }
 
 
-class Classification(NamedLabels, SequenceHead):
+class Classification(SequenceHead):
     """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
@@ -194,7 +194,7 @@ class Classification(NamedLabels, SequenceHead):
 # Several labels -------------------------------------------------------------------------------------------------------
 
 
-class MultiLabel(NamedLabels, SequenceHead):
+class MultiLabel(SequenceHead):
     """Head that predicts labels independently of each other, each if its probability is above one half.
 
     Labels and targets are rows of zeros and ones, one for each label, outputs logits ``(rows, labels)``.
