@@ -19,6 +19,7 @@ from helpers import tiny
 from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import units, workers
 from attendrop.studies.executor import open_runner
@@ -34,7 +35,7 @@ def unit(folder: Path, **options: Any) -> Unit:
 
 def process_of(event: Event) -> int:
     """The process that runs a unit, which the lock of its folder names."""
-    return int(json.loads((event.folder / ".lock").read_text())["pid"])
+    return int(json.loads((partial_of(event.folder) / ".lock").read_text())["pid"])
 
 
 def test_units_run_once_each_and_keep_their_scores_only(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
-from attendrop.cli.console import continued_by, messages
+from attendrop.cli.console import messages
 from attendrop.cli.run_options import path_argument
 
 
@@ -54,7 +54,6 @@ def study(
     with (
         messages(quiet=quiet) as console,
         closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
-        continued_by(lambda: f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
     ):
         backend = LOCAL if ray is None else f"ray:{ray}"
         report = run_study(found, folder, file=file, workers=workers, backend=backend, on_event=progress)

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
+from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, declared, takes_options
 from attendrop.runs.data import fingerprint
-from attendrop.runs.declared_options import declared, takes_options
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import holds_run, read_metrics, read_run, rewrite
+from attendrop.runs.run_file import partial_of
+from attendrop.runs.run_folder import holds_run, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
@@ -382,17 +382,19 @@ def keep_best(
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
-        same = holds_run(place, wanted.config, fingerprint(resolve_run(wanted.config).parts), wanted.baseline)
-        finished = same and read_metrics(place) is not None
-        overwrite = not same and read_run(place) is not None
-        if wanted.baseline is None:
-            metrics = train(wanted.config, resume=same, overwrite=overwrite)
+        rows = fingerprint(resolve_run(wanted.config).parts)
+        finished = read_metrics(place) if holds_run(place, wanted.config, rows, wanted.baseline) else None
+        same = holds_run(partial_of(place), wanted.config, rows, wanted.baseline)
+        if finished is not None:
+            metrics = finished
+        elif wanted.baseline is None:
+            metrics = train(wanted.config, resume=same, overwrite=not same)
         else:
-            metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
+            metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=not same)
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error
-    on_event(Event("kept" if finished else "finished", wanted, place, metrics=metrics))
+    on_event(Event("finished" if finished is None else "kept", wanted, place, metrics=metrics))
     add_scores(found, kept, place)
     return kept, place
 
@@ -402,7 +404,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
 
     It is trained on all rows, but for those that the method or the protocol needs held out. A linear model on the
     frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other baselines are
-    models of :mod:`attendrop.runs.baseline_models`.
+    models of :mod:`attendrop.runs.prediction_passes`.
     """
     found = {method_label(each.run): (each.unit, each.metrics) for each in results if each.metrics is not None}
     unit, metrics = found[answer.use or REFERENCE]
@@ -417,7 +419,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
-    if baseline == FROZEN and head.has_pooling and is_encoder(load_config(own.model)):
+    if baseline == FROZEN and head.one_vector and is_encoder(load_config(own.model)):
         changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
@@ -444,4 +446,4 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
         f"`{label}`: {scores} These are scores of the comparison's models, which were trained without these rows, and "
         "not of this one, which was trained in the end."
     )
-    rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
+    write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import model_sha256
 from attendrop.methods.core.options import Range
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import PATH, check_fields, names, option
+from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
 from attendrop.runs.run_file import by_content
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
@@ -234,7 +233,6 @@ class _Reader:
                 raise self.error(f"has a label that is not text: {label!r}; quote it.")
             label = " ".join(label.split())  # tables have a line for each method
             for options, varied in self.grid(self.mapping("options", given.get("options") or {})):
-                check_declared(name, options)
                 found.append(_Method(name, options, " ".join([label, *varied.values()]) if label else ""))
         return found
 
