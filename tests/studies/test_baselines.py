@@ -193,7 +193,7 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
         lambda: load_stages(place, None, build_method("ad-drop"), seed=0, device="cpu"),
     ):
-        with pytest.raises(AttendropError, match=r"is a baseline without attention, not a transformer"):
+        with pytest.raises(AttendropError, match=r"is a baseline without attention, "):
             refused()
     weights = tmp_path / "kept" / "baseline.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import FineTune
 from attendrop.methods.core.registry import decided_by_data
 from attendrop.studies.method_rows import (
     HOLDS_FOR_SHIFTED,
@@ -20,7 +19,7 @@ from attendrop.studies.method_rows import (
     scored_on,
     scored_unlike,
 )
-from attendrop.studies.units import BASELINES, CHEAP
+from attendrop.studies.units import BASELINES, CHEAP, REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, decide, opening, sentences
 from attendrop.studies.words import cost, decimals_of, ends, interval, name, number, p_text
 from attendrop.tasks.class_names import names_told
@@ -275,7 +274,7 @@ def _notes(
     # What was not compared. A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:
-        if has_score(run) and run.get("history") and run["method"] != FineTune.name:
+        if has_score(run) and run.get("history") and run["method"] != REFERENCE:
             acted.setdefault(method_label(run), []).append(any(entry["regularized"] for entry in run["history"]))
     for label, each in acted.items():
         if idle := each.count(False):
