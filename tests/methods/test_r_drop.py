@@ -15,7 +15,7 @@ from torch.nn import functional
 from attendrop import ADDrop, Compose, RDrop, regularize
 from attendrop.methods.common.divergence import divergence, divergences
 from attendrop.methods.r_drop import repeat_rows
-from attendrop.model_support.batches import number_of_rows
+from attendrop.support.models import number_of_rows
 
 
 def two_passes(name: str, model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Any, Any]:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, DropoutDraws
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, first_finite, is_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import Forward, fix_target
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 
 def gradient_attribution(

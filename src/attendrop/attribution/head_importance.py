@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
-from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.layers import AttentionLayer, Block
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.recording import isolated_pass
 from attendrop.attribution.targets import Forward
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 
 class GatePlan(Plan):

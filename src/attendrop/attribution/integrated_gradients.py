@@ -13,12 +13,12 @@ from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.isolation import evaluating
+from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import Forward, fix_target
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")

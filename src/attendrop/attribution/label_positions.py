@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.errors import AttendropError
-from attendrop.model_support.models import transformers_model
+from attendrop.support.models import named_outputs, transformers_model
 
 IGNORED = -100
 # Whether each model shifts its labels, once known.

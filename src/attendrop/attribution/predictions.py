@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.argument_checks import check_choice
-from attendrop.errors import AttendropError
-from attendrop.model_support.batches import ANSWER_MASK, Batch, number_of_rows
+from attendrop.errors import AttendropError, check_choice
+from attendrop.support.models import ANSWER_MASK, Batch, number_of_rows
 
 # Maximum number of tokens of an answer, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30

@@ -22,7 +22,7 @@ from attendrop.attribution.predictions import (
     predicted_tokens,
 )
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 # From the outputs of a pass to the attributed score of each sequence, (batch,), or of all.
 Target = Callable[[Any], Tensor]

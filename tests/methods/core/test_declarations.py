@@ -17,7 +17,7 @@ from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingCon
 from attendrop.methods.core.info import DECIDES_PASSES, REPLACES_DROPOUT, MethodInfo
 from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.r_drop import repeat_rows
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 # --- What is not true is refused in words
 

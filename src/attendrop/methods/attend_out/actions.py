@@ -26,8 +26,8 @@ from attendrop.extend import (
 )
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.model_support.batches import to_device
 from attendrop.randomness.candidates import pack, unpack
+from attendrop.support.models import to_device
 
 
 class Policy:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.blocks import block_of
-from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.hooks import ModuleHooks
+from attendrop.attention.layers import block_of
 from attendrop.extend import AttendropError
-from attendrop.model_support.models import transformers_model
+from attendrop.support.models import transformers_model
 
 
 class Generator(nn.Module):

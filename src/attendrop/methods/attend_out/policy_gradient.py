@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.valid_keys import real_tokens
+from attendrop.attention.edits import real_tokens
 from attendrop.extend import (
     AttendropError,
     AttentionLayer,
@@ -28,8 +28,7 @@ from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.scoring import check, rewards_of, scores, shared
 from attendrop.methods.attend_out.second_model import SecondModel
 from attendrop.methods.common.perturbations import token_uniform
-from attendrop.model_support.batches import refuse_graph, to_device
-from attendrop.model_support.devices import before_step
+from attendrop.support.models import before_step, refuse_graph, to_device
 
 _NOISE = 0.15
 

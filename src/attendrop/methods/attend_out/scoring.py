@@ -20,7 +20,7 @@ from attendrop.extend import (
     number_of_rows,
 )
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.model_support.batches import to_device
+from attendrop.support.models import to_device
 from attendrop.wording import counted
 
 

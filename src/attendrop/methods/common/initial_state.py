@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import TrainingContext
-from attendrop.model_support.models import trained_tensors
+from attendrop.support.models import trained_tensors
 
 
 class InitialState:

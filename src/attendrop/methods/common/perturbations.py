@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from attendrop.attention.edits import real_tokens
 from attendrop.attention.plan import Plan
-from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.context import StepContext
 from attendrop.randomness.keyed_random import SampleKey, uniform

@@ -12,7 +12,7 @@ from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
 from attendrop.attribution.predictions import CLASSES, LABELS, SPAN, TOKENS, output_kind
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 
 def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:

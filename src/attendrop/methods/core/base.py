@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attendrop.argument_checks import check_declared, defines
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_declared, defines
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import (
     ANY,
@@ -28,7 +27,7 @@ from attendrop.methods.core.info import (
     Preset,
 )
 from attendrop.methods.core.options import check_options, read_option
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 
 @dataclass(frozen=True)

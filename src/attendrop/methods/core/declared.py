@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attendrop
-from attendrop.argument_checks import suggestion
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, suggestion
 from attendrop.methods.core import options as declarations
 from attendrop.methods.core.options import Range, build_from_options, check_options, option, split_options
 

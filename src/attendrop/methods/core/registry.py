@@ -13,8 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from attendrop.argument_checks import suggestion
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, suggestion
 from attendrop.methods.core import builtin
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
