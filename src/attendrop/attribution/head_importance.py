@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
-from attendrop.attention.layers import AttentionLayer, Block
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.recording import isolated_pass

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
-from attendrop.attention.layers import block_of
 from attendrop.extend import AttendropError
 from attendrop.support.models import transformers_model
 
