@@ -122,17 +122,6 @@ def step_of(kind: type[RegularizedTrainer], folder: Path, method: Method | None,
     return kept.steps[0]
 
 
-def test_a_method_acts_on_the_model_that_a_loss_of_ones_own_calls(tmp_path: Path) -> None:
-    """The gradient is not what it would be without the method; the model has no dropout, so other passes are alike."""
-    kept = Gradients()
-    trainer = made(ClassWeights, tmp_path, ALWAYS, callbacks=[kept], model=zoo.build("bert"))
-    trainer.train()
-    assert history(trainer, "ad_drop/active") == [1]
-    assert history(trainer, "ad_drop/dropped")[0] > 0
-    plain = step_of(ClassWeights, tmp_path, None, model=zoo.build("bert"))
-    assert max(float((plain[key] - value).norm() / value.norm()) for key, value in kept.steps[0].items()) > 1e-3
-
-
 @pytest.mark.parametrize("method", [ADDrop(target="gold_label"), RDrop(), SCAL(), LearnableBernoulli()])
 def test_labels_that_may_be_classes_or_not_are_asked_for(method: Method, tmp_path: Path) -> None:
     rows = [row | {"labels": torch.eye(3)[row["labels"]]} for row in examples()]
