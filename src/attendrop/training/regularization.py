@@ -19,11 +19,17 @@ from attendrop.attention.hooks import in_precision_of, is_compiled, whole_graphs
 from attendrop.attention.interface import refuse_unsavable
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
+from attendrop.methods.core.base import Method, MethodState, check_state, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.compose import refuse_conflicts
-from attendrop.methods.core.context import ComputeLoss, Processes, StepContext, TrainingContext, tokens_of
+from attendrop.methods.core.context import (
+    ComputeLoss,
+    Processes,
+    RunningStatistics,
+    StepContext,
+    TrainingContext,
+    tokens_of,
+)
 from attendrop.methods.core.registry import check_method
-from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.support.models import (
     ROW_INDEX,
@@ -145,11 +151,13 @@ class Regularization:
         """Update the method; call after each ``optimizer.step()``."""
         self._stepped = True
         self.begin_step(self.steps_taken + 1)
-        self._metrics |= self.method_state.with_log_names(self.method_state.after_step(self.steps_taken))
+        for state in self.method_state.parts:
+            self._note(state, state.after_step(self.steps_taken))
 
     def finish(self) -> None:
         """Complete the period of a method that works in periods; call after the last step."""
-        self._metrics |= self.method_state.with_log_names(self.method_state.finish())
+        for state in self.method_state.parts:
+            self._note(state, state.finish())
 
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
         """Warn before training of methods that act in none of the epochs, or if ``sys.maxsize``, may act in none."""
@@ -285,7 +293,7 @@ class Regularization:
         self._statistics.begin([method.source for method in taking_part if method.active(epoch)])
         if not taking_part:
             return run(batch, None)
-        if self.adapter is not None or self.method.info.adds_penalty or self.method.decides_passes:
+        if self.adapter is not None or self.method.defines("penalty") or self.method.defines("loss"):
             for name, value in batch.items():
                 if isinstance(value, Cache):
                     raise AttendropError(
@@ -405,15 +413,8 @@ class Regularization:
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
             refuse_unsavable(self.model, self.adapter.configs)
-        state = self.method.start(self.training)
-        if not isinstance(state, MethodState) or not hasattr(state, "method"):
-            raise AttendropError(
-                f"Method '{self.method.name}' must return a MethodState from start, made by super().__init__(method)."
-            )
-        self.method_state = state
-        for part in self.method_state.parts:
-            check_declarations(part)
-        if editing := [part for part in self.method.parts if part.info.edits_gradients]:
+        self.method_state = check_state(self.method, self.method.start(self.training))
+        if editing := [part for part in self.method.parts if part.defines("edit_gradients")]:
             if self.training.optimizer is None:
                 raise AttendropError(
                     f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
@@ -436,6 +437,10 @@ class Regularization:
             name = type(self.model).__name__
             raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
         _OPEN.add(self)
+
+    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step, by their names in the log."""
+        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""

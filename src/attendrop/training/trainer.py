@@ -35,11 +35,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 
 from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
+from attendrop.methods.core.base import FineTune, Method, MethodState
+from attendrop.methods.core.context import Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
-from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.finetune import FineTune
 from attendrop.support.files import disk_errors
 from attendrop.support.models import (
     ANSWER_MASK,

@@ -18,8 +18,7 @@ from transformers import Trainer
 
 from attendrop.attention.hooks import evaluating, forked_rng, whole_graphs_refused
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.attribution.predictions import is_regression
+from attendrop.attribution.predictions import is_regression, refuse_misplaced_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.support.models import Batch, model_inputs, named_outputs, number_of_rows
@@ -125,7 +124,7 @@ class TrainerLoss:
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
         self._is_stock = is_stock_loss(trainer, self.compute_loss)
         # If the loss depends on what the model returned, the outputs must come from a single call.
-        self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
+        self._reads_outputs = method.defines("loss") or method.defines("penalty")
         self._ignores_num_items: bool | None = None
 
     @whole_graphs_refused()
