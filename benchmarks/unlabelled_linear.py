@@ -49,7 +49,7 @@ def rows_of(data: str, draw: int) -> tuple[Rows, Rows]:
         return train + others[:4000], others[4000:]
     folder = Path(os.environ["ATTENDROP_DATA"]) / data
     if data == "imdb":
-        splits = [(folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("train", "test")]
+        splits = [(folder / f"{name}.jsonl").open(encoding="utf-8") for name in ("train", "test")]
         train, test = ([(row["text"], row["label"]) for row in map(json.loads, lines)] for lines in splits)
         return train, test
     train, test = (

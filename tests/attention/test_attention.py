@@ -11,7 +11,7 @@ from helpers.plans import Everywhere, Weights, attached, passed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AttentionInterface, modeling_utils
+from transformers import AttentionInterface
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal
 
 from attendrop import ADDrop, AttendropError, regularize
@@ -46,20 +46,6 @@ def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None
 def test_sites_come_in_the_order_of_execution() -> None:
     keys = [layer.key for layer in find_attention_layers(zoo.build("bart"))]
     assert keys == ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
-
-
-@pytest.mark.parametrize("end", [50256, -1])
-def test_sites_are_found_if_the_vocabulary_lacks_the_end(end: int) -> None:
-    """As in GPT-2 with a vocabulary of its own, whose configuration names the end of the first one."""
-    assert find_attention_layers(zoo.build("gpt2-class", eos_token_id=end))
-
-
-@pytest.mark.parametrize("name", ["gpt2-class", "deberta-v3"])
-def test_finding_sites_warns_of_no_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(modeling_utils.logger, "warning_once", lambda text, *_: told.append(text))
-    find_attention_layers(zoo.build(name))
-    assert not told
 
 
 def test_finding_sites_leaves_no_trace() -> None:
@@ -340,15 +326,6 @@ def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
 
 
 # --- Attaching and detaching
-
-
-def test_two_regularisers_on_one_model_are_refused() -> None:
-    model = zoo.build("bert")
-    with regularize(model, METHOD):
-        with pytest.raises(AttendropError, match=r"already regularised"), regularize(model, METHOD):
-            pass
-        assert model.config._attn_implementation == "attendrop"
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_models_made_from_one_config_object_are_told_apart() -> None:

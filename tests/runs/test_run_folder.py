@@ -24,7 +24,6 @@ from transformers import TrainerCallback
 import attendrop
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
-from attendrop.files.output_files import write_text
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_keeps_model, load_finished_run
@@ -46,6 +45,7 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
 from attendrop.studies.executor import open_runner
+from attendrop.support.files import write_text
 from attendrop.training.checkpoints import last_checkpoint
 
 PLAIN = {"method": "finetune", "epochs": 1}

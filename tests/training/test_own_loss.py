@@ -19,14 +19,12 @@ from attendrop import (
     AttendOut,
     AttendropError,
     ChildTuning,
-    LayerDrop,
     Method,
     RDrop,
     RegularizedTrainer,
-    Vanilla,
 )
 from attendrop.extend import declare_output
-from attendrop_methods import R3F, HeadMask, LearnableBernoulli
+from attendrop_methods import R3F, LearnableBernoulli
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -202,13 +200,9 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
 
 @pytest.mark.parametrize(
     "method",
-    [
-        Vanilla(p=0.4), LayerDrop(p=0.9), R3F(), HeadMask(select_by="importance"),
-        ADDrop(target="loss", layers="all"), ADDrop(target="loss", attribution="integrated_gradient"),
-        AttendOut(dropout_step=1),
-    ],
+    [R3F(), ADDrop(target="loss", layers="all", attribution="integrated_gradient"), AttendOut(dropout_step=1)],
     ids=lambda method: method.name,
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

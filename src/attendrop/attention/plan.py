@@ -8,11 +8,9 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from attendrop.argument_checks import check_choice, check_declared, defines
-from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, merge_edits
-from attendrop.attention.layers import AttentionLayer
-from attendrop.errors import AttendropError
+from attendrop.attention.layers import AttentionLayer, Block, ModelStructure
+from attendrop.errors import AttendropError, check_choice, check_declared, defines
 
 PLAN_KEYWORD = "attendrop_plan"
 # Values of a plan's ``acts_on``, each with the function that the plan must then define.

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.hooks import evaluating, forked_rng
+from attendrop.attention.layers import AttentionLayer, Block
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import (
     NOT_FINITE,
@@ -30,7 +29,7 @@ from attendrop.attribution.finite_gradients import (
 from attendrop.attribution.predictions import Forward, fix_target
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")

@@ -44,7 +44,7 @@ def _run(arguments: list[str]) -> int:
     from attendrop.cli.app import command
     from attendrop.cli.console import Interrupted
     from attendrop.errors import AttendropError, machine_failure
-    from attendrop.files.output_files import broken_link
+    from attendrop.support.files import broken_link
 
     arguments = [_at_home(argument) for argument in arguments]
     # UsageError of click, or of the copy of click in newer versions of typer

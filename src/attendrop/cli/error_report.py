@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attendrop.tasks.error_analysis import remarks, worst_classes
-from attendrop.text_tables import aligned
+from attendrop.wording import aligned
 
 # Classes, confusions and errors that are printed; JSON has all.
 _CLASSES, _CONFUSIONS, _ERRORS = 30, 10, 5

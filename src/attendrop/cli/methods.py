@@ -9,7 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from attendrop.cli.app import Json, app, show
-from attendrop.text_tables import aligned
+from attendrop.wording import aligned
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
+from attendrop.attention.layers import base_layer, inputs_of_heads, refuse_quantized
 from attendrop.attribution.gradient import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -31,7 +31,7 @@ from attendrop.extend import (
     option,
     unit_interval,
 )
-from attendrop.model_support.batches import to_device
+from attendrop.support.models import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionCall
-from attendrop.attention.isolation import evaluating
-from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.hooks import ModuleHooks, evaluating
+from attendrop.attention.layers import AttentionLayer, query_key_parameters, select_self_attention
 from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention
-from attendrop.attention.projections import query_key_parameters
 from attendrop.attention.tracing import example_inputs, forget_traces
 from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
-from attendrop.model_support.models import refuse_adapter
+from attendrop.support.models import has_adapter
 
 
 class HeldAttention:
@@ -63,7 +61,11 @@ def held_attention(model: Any) -> HeldAttention | None:
 
 def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
     """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model."""
-    refuse_adapter(model, "pruned")
+    if has_adapter(model):
+        raise AttendropError(
+            f"{type(model).__name__} has an adapter of PEFT and cannot be pruned; merge it first: "
+            "model.merge_and_unload()."
+        )
     held = held_attention(model)
     return select_self_attention(find_attention_layers(model), "all") if held is None else held.attention_layers
 
@@ -112,7 +114,12 @@ def check_numbers(layers: Collection[int], count: int) -> None:
 
 
 def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
-    """Set the queries and keys of some layers to zero; returns whether that only makes their attention constant."""
+    """Set the queries and keys of some layers to zero; returns whether that only makes their attention constant.
+
+    That is measured in a pass, since some models add other terms to their scores, and the output is compared with that
+    of constant attention, since in some models the projections also make gates (Qwen3-Next), values (Gemma 4), or the
+    keys of other layers (Gemma 3n).
+    """
     if not attention_layers:
         return True
     if any("#" in layer.name for layer in attention_layers):
@@ -129,7 +136,19 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
                 parameter[rows] = 0
             if rows == (slice(None),):
                 parameter.requires_grad_(False)
-    return _is_constant(model, attention_layers, expected)
+    found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
+
+    def measure(call: AttentionCall, weights: Tensor) -> None:
+        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
+        found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
+
+    batch = example_inputs(model)
+    with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
+        adapter.trace(batch)
+        adapter.forward(batch, RecordPlan(attention_layers, measure))
+    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 1e-2
+    output = _with_constant_attention(model, attention_layers)  # of the same operations as expected, in any precision
+    return torch.allclose(output, expected, equal_nan=True) and all(unevenness < tolerance for unevenness in found)
 
 
 def _with_constant_attention(model: Any, attention_layers: Sequence[AttentionLayer]) -> Tensor:
@@ -139,24 +158,3 @@ def _with_constant_attention(model: Any, attention_layers: Sequence[AttentionLay
         adapter.trace(batch)
         output: Tensor = adapter.forward(batch, ConstantAttention(layer.key for layer in attention_layers))[0]
         return output
-
-
-def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer], expected: Tensor) -> bool:
-    """Check the attention weights of a pass, since some models add other terms to their scores.
-
-    Also check that constant attention has the output that it had, ``expected``, since in some models the projections
-    also make gates (Qwen3-Next), values (Gemma 4), or the keys of other layers (Gemma 3n).
-    """
-    batch = example_inputs(masked)
-    found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
-
-    def measure(call: AttentionCall, weights: Tensor) -> None:
-        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
-        found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
-
-    with ModelAdapter(masked) as adapter, torch.no_grad(), evaluating(masked):
-        adapter.trace(batch)
-        adapter.forward(batch, RecordPlan(attention_layers, measure))
-    tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
-    output = _with_constant_attention(masked, attention_layers)  # of the same operations as expected, in any precision
-    return torch.allclose(output, expected, equal_nan=True) and all(unevenness < tolerance for unevenness in found)

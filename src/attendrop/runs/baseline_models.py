@@ -21,10 +21,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import BASELINE_CONFIG
-from attendrop.files.output_files import write_json
 from attendrop.runs.prediction_passes import frozen_features
 from attendrop.runs.run_folder import check_whole
+from attendrop.support.files import BASELINE_CONFIG, write_json
 from attendrop.tasks.heads.base import Array, Head, row_array
 from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model

@@ -18,8 +18,7 @@ from attendrop.tasks.likeness import class_likeness
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of
-from attendrop.text_tables import NAMES_LEFT, aligned
-from attendrop.wording import counted, counts_of
+from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of
 
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"

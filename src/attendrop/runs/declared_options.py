@@ -16,8 +16,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_origin
 
-from attendrop.argument_checks import check_least
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_least
 from attendrop.methods.core.options import SWITCH, Range, option_types, read_option
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from attendrop.argument_checks import check_choice
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, disk_errors, share_permissions
-from attendrop.pruning.comparison import Array, paired_difference
+from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
-from attendrop.pruning.serialization import is_pruned, stock_config
+from attendrop.pruning.pruned_model import is_pruned, stock_config
+from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
 from attendrop.runs.run_folder import input_files, read_run, run_options
+from attendrop.support.files import check_output, disk_errors, share_permissions
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.pruning.comparison import Array, Predictions
+from attendrop.pruning.selection import Array, Predictions
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import broken_link, disk_errors, refuse_links, share_permissions
+from attendrop.support.files import broken_link, disk_errors, refuse_links, share_permissions
 
 LOCK = ".lock"
 _UNFINISHED = ".unfinished"

@@ -17,13 +17,12 @@ from huggingface_hub.errors import (
 from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
-from attendrop.files.output_files import refuse_links
-from attendrop.pruning.serialization import MODEL_CONFIG
+from attendrop.pruning.pruned_model import MODEL_CONFIG
 from attendrop.runs.baseline_models import is_baseline
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_card import CARD
 from attendrop.runs.run_folder import check_whole, keeps_model
+from attendrop.support.files import ADAPTER_CONFIG, PRUNED_CONFIG, refuse_links
 from attendrop.tasks.heads.model_classes import MODELING_FILE
 
 # All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.

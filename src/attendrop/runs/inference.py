@@ -16,7 +16,6 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output
 from attendrop.runs.baseline_models import BaselineModel, is_baseline, load_baseline
 from attendrop.runs.config import RunConfig, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
@@ -26,6 +25,7 @@ from attendrop.runs.model_source import CHUNK_ROWS, Source, file_columns, names_
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import hold_run_folders, input_files, read_run, run_options
+from attendrop.support.files import check_output
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.devices import compute_device
+from attendrop.support.models import compute_device
 from attendrop.tasks.heads.base import Array, Head
 
 

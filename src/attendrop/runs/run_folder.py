@@ -19,21 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG, model_sha256
-from attendrop.files.output_files import (
+from attendrop.runs.config import RunConfig
+from attendrop.runs.folder_lock import LOCK, check_held, check_writable, locked, refuse_if_locked
+from attendrop.runs.run_file import PATHS, RUN_FILE, absolute_paths, by_content, located, run_file
+from attendrop.support.files import (
+    ADAPTER_CONFIG,
     PARTIAL,
+    PRUNED_CONFIG,
     check_output,
     disk_errors,
     known_sha256,
+    model_sha256,
     refuse_links,
     sha256,
     share_permissions,
     write_json,
     write_text,
 )
-from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import LOCK, check_held, check_writable, locked, refuse_if_locked
-from attendrop.runs.run_file import PATHS, RUN_FILE, absolute_paths, by_content, located, run_file
 from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"

@@ -26,15 +26,13 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.hooks import replaced_attribute
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.models import trained_tensors
 from attendrop.runs.run_folder import TENSORBOARD
+from attendrop.support.models import named_outputs, to_device, trained_tensors
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import reading
-from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 

@@ -17,13 +17,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, read_run, refuse_foreign
 from attendrop.runs.run_trainer import AfterFirstStep
 from attendrop.runs.train import train
+from attendrop.support.files import write_json, write_text
 
 SEEDS = "seeds.json"
 SUMMARY = "summary.json"

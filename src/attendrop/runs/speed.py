@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attendrop.attention.model_outputs import logits_of
+from attendrop.support.models import logits_of
 
 # Minimum duration of a measurement, and its number of rounds, which have the same work.
 SECONDS, ROUNDS = 2.0, 5

@@ -16,12 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import lasting_name
-from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.registry import decided_by_data
-from attendrop.model_support.devices import compute_device
-from attendrop.model_support.models import has_adapter, transformers_model
-from attendrop.pruning.serialization import save_adapter
+from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
@@ -59,6 +55,8 @@ from attendrop.runs.run_metrics import (
 from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.training_args import num_epochs
+from attendrop.support.files import lasting_name, write_json, write_text
+from attendrop.support.models import compute_device, has_adapter, transformers_model
 from attendrop.tasks.class_names import names_told
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean

@@ -10,10 +10,10 @@ import torch
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import number_of_processes
+from attendrop.support.models import compute_device
 from attendrop.training.checkpoints import trainer_state
 
 

@@ -17,8 +17,7 @@ from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.units import FROZEN, REFERENCE, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.text_tables import in_markdown
-from attendrop.wording import score_text
+from attendrop.wording import in_markdown, score_text
 
 # Options with which no row is set aside to score on.
 _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attendrop.argument_checks import check_known
+from attendrop.errors import check_known
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
 from attendrop.tasks.glue import GLUE

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.models import position_limit
+from attendrop.support.models import position_limit
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128

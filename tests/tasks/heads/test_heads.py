@@ -17,10 +17,11 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
+from attendrop.tasks.heads.registry import HEADS, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation, WrittenText

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.blocks import block_of
-from attendrop.attention.layers import select_self_attention
-from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.hooks import ModuleHooks
+from attendrop.attention.layers import block_of, select_self_attention
 from attendrop.extend import (
     AttendropError,
     AttentionCall,
@@ -31,9 +30,8 @@ from attendrop.extend import (
     sample_mask,
 )
 from attendrop.methods.attend_out.second_model import SecondModel, plain_copy
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.models import transformers_model
 from attendrop.randomness.candidates import pack, unpack
+from attendrop.support.models import to_device, transformers_model
 
 
 class Generator(nn.Module):

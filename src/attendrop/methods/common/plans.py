@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_tokens
 from attendrop.attention.plan import Plan
-from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
@@ -110,9 +109,7 @@ class RandomMaskPlan(Plan):
 
     def drop_scores(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> AttentionEdit:
         """Drop scores at valid keys where ``drop``, broadcastable to ``call.shape``; ``rows`` as in :meth:`report`."""
-        drop = self._at_valid_keys(call, drop)
-        self._report(call, drop, call.valid, rows)
-        return AttentionEdit(drop=drop)
+        return AttentionEdit(drop=self.report(call, drop, rows))
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
         """Drop whole heads, ``(batch, heads, 1, 1)``, and multiply the others by ``scale``, broadcastable to these."""
@@ -148,16 +145,15 @@ class RandomMaskPlan(Plan):
 
         return AttentionEdit(output=output)
 
-    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> None:
-        """Count the valid positions where ``drop``, broadcastable to ``call.shape``.
+    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Count the valid positions where ``drop``, broadcastable to ``call.shape``, and return their mask.
 
         The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
         query, 1)``; None: those that are not padding.
         """
-        self._report(call, self._at_valid_keys(call, drop), call.valid, rows)
-
-    def _at_valid_keys(self, call: AttentionCall, drop: Tensor) -> Tensor:
-        return (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        self._report(call, drop, call.valid, rows)
+        return drop
 
     def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> None:
         columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)

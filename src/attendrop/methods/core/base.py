@@ -16,7 +16,7 @@ from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.options import check_options, read_option
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 # Traits, to which rules refer.
 ANY = "any method"

@@ -16,7 +16,7 @@ from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodInfo, MethodState, rules_among, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.model_support.batches import Batch, number_of_rows
+from attendrop.support.models import Batch, number_of_rows
 
 
 def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = lambda _: None) -> Any:

@@ -10,9 +10,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from attendrop.argument_checks import check_choice, check_count, check_switch, suggestion
-from attendrop.attention.layers import checked_layers
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_choice, check_count, check_switch, suggestion
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,14 @@ def _checked(text: str, check: Callable[[str, Any], None]) -> Range:
     return Range(text, kept)
 
 
+def _layers(name: str, value: Any) -> Any:
+    from attendrop.attention.layers import checked_layers  # imports PyTorch, without which options are declared
+
+    return checked_layers(value)
+
+
 SWITCH = _checked("true or false", check_switch)
-LAYERS = Range(
-    "all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)",
-    lambda name, value: checked_layers(value),
-)
+LAYERS = Range("all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)", _layers)
 
 
 def check_options(method: Any) -> None:

@@ -22,10 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
+from attendrop.support.models import logits_of
 from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, document_means, of_documents
 from attendrop.tasks.table import Table

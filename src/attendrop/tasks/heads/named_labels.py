@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 
 from datasets import Dataset
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.table import COUNT_AS_WRONG
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import check_known
+from attendrop.errors import check_known
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import LABEL_TYPES

@@ -18,7 +18,7 @@ from transformers import BatchEncoding, PreTrainedModel
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
-from attendrop.model_support.models import position_limit
+from attendrop.support.models import position_limit
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.values import count_words, text_problem
 
