@@ -65,6 +65,7 @@ class Compose(Method):
         }
         info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
         object.__setattr__(self, "info", info)
+        object.__setattr__(self, "name", info.name)
         refuse_conflicts(flat)
 
     @property
