@@ -123,6 +123,21 @@ def of_inputs(found: Any) -> dict[str, float]:
     return of_labels(found)
 
 
+def rewards_of(folder: Path, **options: Any) -> list[float]:
+    """The rewards of a run whose models are scored by a metric."""
+    method = AttendOut(score="metric", dropout_step=1, reward_batch_size=3)
+    trainer = trainer_of(folder, method, max_steps=4, **{"metric_for_best_model": "eval_logit"} | options)
+    trainer.train()
+    return history(trainer, "attendout/reward")
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    found = rewards_of(tmp_path_factory.mktemp("usual"), compute_metrics=of_labels)
+    assert any(found)
+    return found
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -145,15 +160,10 @@ def of_inputs(found: Any) -> dict[str, float]:
     ],
     ids=["preprocessed", "by batch", "of which less is better", "with inputs", "of one of several sets"],
 )
-def test_the_metric_is_computed_as_the_trainer_does(options: dict[str, Any], tmp_path: Path) -> None:
-    rewards = []
-    for given in ({"compute_metrics": of_labels}, options):
-        method = AttendOut(score="metric", dropout_step=1, reward_batch_size=3)
-        trainer = trainer_of(tmp_path, method, max_steps=4, **{"metric_for_best_model": "eval_logit"} | given)
-        trainer.train()
-        rewards.append(history(trainer, "attendout/reward"))
-    assert any(rewards[0])
-    assert rewards[1] == pytest.approx(rewards[0])
+def test_the_metric_is_computed_as_the_trainer_does(
+    options: dict[str, Any], usual: list[float], tmp_path: Path
+) -> None:
+    assert rewards_of(tmp_path, **options) == pytest.approx(usual)
 
 
 @pytest.mark.parametrize(

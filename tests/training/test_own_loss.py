@@ -24,7 +24,7 @@ from attendrop import (
     RegularizedTrainer,
 )
 from attendrop.extend import declare_output
-from attendrop_methods import R3F, LearnableBernoulli
+from attendrop_methods import R3F, SAM, LearnableBernoulli
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -94,13 +94,6 @@ class SeveralLabels(RegularizedTrainer):
 class NotAtAll(RegularizedTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         return next(model.parameters()).square().sum()
-
-
-class OnItsOwn(RegularizedTrainer):
-    """Calls the model that is trained, whichever model it was given."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
-        return self.model(**inputs).loss
 
 
 class OwnStep(RegularizedTrainer):
@@ -240,7 +233,8 @@ def test_a_loss_with_a_reference_is_attributed(attribution: str, tmp_path: Path)
     zoo.assert_same(*found, 1e-6)
 
 
-def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [ADDrop(target="loss"), SAM()], ids=lambda method: method.name)
+def test_passes_of_a_method_are_not_recorded_by_the_trainer(method: Method, tmp_path: Path) -> None:
     class Recording(RegularizedTrainer):
         """As trainers of trl do."""
 
@@ -249,7 +243,7 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
             self._metrics = [*getattr(self, "_metrics", []), loss.item()]
             return loss
 
-    trainer = made(Recording, tmp_path, ADDrop(target="loss"), max_steps=2)
+    trainer = made(Recording, tmp_path, method, max_steps=2)
     trainer._metrics = []
     trainer.train()
     assert trainer._metrics == pytest.approx(history(trainer, "loss"), abs=1e-4)
@@ -260,7 +254,6 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
     [
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
-        (OnItsOwn, AttendOut(dropout_step=5), "without a call of the model"),
         (FromEmbedded, R3F(), "embeds no words here"),
         (OwnLabels, ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         (OwnLabels, ADDrop(target="gold_label"), "target='gold_label' has none to read: set target='loss'"),

@@ -23,7 +23,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 from attendrop.attention.tracing import example_pixels
 from attendrop.errors import AttendropError, check_choice
-from attendrop.pruning.constant_attention import held_attention
 from attendrop.pruning.packed import GatheredLayout, PackedLayer, PaddedLayout, has_fast_form
 from attendrop.pruning.pruned_model import PrunedModel, unpadded
 from attendrop.pruning.selection import Array
@@ -160,10 +159,6 @@ class _Logits(nn.Module):
 def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Prepare the model with its tokens in a layout, example inputs, and their dynamic sizes by dimension."""
     given = model.model if isinstance(model, PrunedModel) else model
-    if held_attention(given) is not None:
-        raise AttendropError(
-            f"{type(given).__name__} has constant attention only under this library; it cannot be exported."
-        )
     packed = any(isinstance(module, PackedLayer) for module in given.modules())
     if isinstance(given, PreTrainedModel) and not packed and has_fast_form(given):
         given = unpadded(given).model

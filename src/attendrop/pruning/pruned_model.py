@@ -20,13 +20,7 @@ from transformers import PreTrainedConfig
 from attendrop.attention.hooks import in_full_precision
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
-from attendrop.pruning.constant_attention import (
-    HeldAttention,
-    held_attention,
-    mask_layers,
-    masked_layers,
-    prunable_layers,
-)
+from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
 from attendrop.pruning.packed import encoder_layers, encoder_layers_path, family_of, has_fast_form, pack_layers
 from attendrop.support.files import (
     ADAPTER_CONFIG,
@@ -64,21 +58,16 @@ class PrunedModel(nn.Module):
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
-        held: Whether this library keeps the attention constant, because zero queries would not, or would change more:
-            such a model has no stock form, and cannot be exported.
     """
 
     def __init__(self, masked: Any) -> None:
         super().__init__()
         self.layers = tuple(masked_layers(masked))
         self.num_layers = len(prunable_layers(masked))
-        self.held = held_attention(masked) is not None
-        self.fast = has_fast_form(masked) and not self.held
+        self.fast = has_fast_form(masked)
         with in_full_precision(masked):  # also if a trainer has prepared it for autocast
             self.model: Any = copy.deepcopy(masked)
         vars(self.model).pop("_original_forward", None)
-        if self.held:
-            HeldAttention(self.model, self.layers)
         if self.fast:
             family = family_of(masked)
             for number in self.layers:  # four matrices become one, W_V W_O, computed in float64
@@ -115,19 +104,9 @@ class PrunedModel(nn.Module):
     def train(self, mode: bool = True) -> PrunedModel:
         """Raise AttendropError for ``mode=True``: a pruned model does not train."""
         if mode:
-            raise AttendropError(f"A pruned model does not train; {self.train_instead}.")
+            raise AttendropError("A pruned model does not train; train its to_stock(), and prune that.")
         super().train(False)
         return self
-
-    @property
-    def train_instead(self) -> str:
-        """Alternative to training it, as the end of a sentence."""
-        return "train the model that it came from" if self.held else "train its to_stock(), and prune that"
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.held:  # copies of the model inside have its own attention
-            HeldAttention(self.model, self.layers)
 
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
@@ -136,14 +115,8 @@ class PrunedModel(nn.Module):
         folded, one becomes their product and the other an identity.
 
         Raises:
-            AttendropError: No weights make the attention constant, or parts were replaced.
+            AttendropError: Parts were replaced.
         """
-        if self.held:
-            raise AttendropError(
-                f"The attention of {type(self.model).__name__} is constant only under this library, since zero queries "
-                "would not make it so, or would change more: layers share weights, add to their scores, or project to "
-                "gates or values with their queries and keys. It has no stock form."
-            )
         if not self.fast:
             return copy.deepcopy(self.model)
         found = self._own_weights("call to_stock()", "that returns")
@@ -167,23 +140,22 @@ class PrunedModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Save to a folder that ``load`` reads. The queries and keys of pruned layers are not in it.
 
-        transformers alone refuses to load the folder of a fast model, because it lacks weights, and of one whose
-        attention is held constant. Other models are saved as ordinary models.
+        transformers alone refuses to load the folder of a fast model, because it lacks weights. Other models are saved
+        as ordinary models.
 
         Raises:
             AttendropError: The folder holds another model, or parts were replaced, which ``load`` would not know.
         """
-        folder, stock = Path(folder), not self.fast and not self.held
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / (PRUNED_CONFIG if stock else "config.json")).exists():
+        if (folder / ("config.json" if self.fast else PRUNED_CONFIG)).exists():
             raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
-        if stock:
+        if not self.fast:
             self.model.save_pretrained(folder)
             return
         found = self._own_weights("save it", "load() returns")
         config = {
             "architecture": type(self.model).__name__,
-            "form": "fast" if self.fast else "held",
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
@@ -231,16 +203,12 @@ def load_model(folder: str | Path) -> Any:
     config = read_json(folder / PRUNED_CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))
-    layers, held = tuple(config["pruned_layers"]), config.get("form") == "held"
-    for number in () if held else layers:
-        _drop_attention(model, number)
-    _load_weights(model, folder)
-    if held:
-        HeldAttention(model, layers)
-        return PrunedModel(model)
     pruned = PrunedModel.__new__(PrunedModel)  # without folding the matrices, which are folded already
     nn.Module.__init__(pruned)
-    pruned.layers, pruned.num_layers, pruned.fast, pruned.held = layers, len(encoder_layers(model)), True, False
+    pruned.layers, pruned.num_layers, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
+    for number in pruned.layers:
+        _drop_attention(model, number)
+    _load_weights(model, folder)
     pack_layers(model)
     pruned.model = model
     return pruned.eval()

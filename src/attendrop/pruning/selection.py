@@ -182,7 +182,7 @@ def prune(
     """
     selection, model = parse_selection(layers), getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, PrunedModel):
-        raise AttendropError(f"The model is pruned already; {model.train_instead}.")
+        raise AttendropError("The model is pruned already; train its to_stock(), and prune that.")
     attention_layers = prunable_layers(model)
     batches = None if batches is None else list(batches)
     if selection.auto and score is None:

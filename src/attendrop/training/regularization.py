@@ -84,6 +84,15 @@ class Regularization:
         as_inputs: Returns what the model receives for a batch; None: all its columns. See :class:`StepContext`.
     """
 
+    # One optimizer step, in a loop of one's own or in the trainer:
+    #
+    # - begin_step (the trainer) or the last step(): `steps_taken`, which keys the random numbers, and no `sequences` yet.
+    # - loss() or compute(), for each micro-batch: a StepContext with the key of its rows; the method state runs its
+    #   passes, each with a plan that is bound to the model, and reports what it did to `_statistics`.
+    # - The backward pass; methods may read gradients in hooks, and the loss is refused if its scale is not known.
+    # - The optimizer's step, before which methods edit the unscaled gradients, unless the scaler skips it.
+    # - step(): the method state is updated, and its metrics wait in `_metrics` until metrics() or logs() takes them.
+
     def __init__(
         self,
         training: TrainingContext,

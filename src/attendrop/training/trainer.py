@@ -7,7 +7,6 @@ them with the installed one.
 
 from __future__ import annotations
 
-import inspect
 import math
 import shutil
 import sys
@@ -115,11 +114,6 @@ class RegularizedTrainer(Trainer):
         compute_reward_metrics: Callable[..., dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        # What `regularized` made a subclass take whose __init__ does not hand these on.
-        own = vars(self).pop("_own_arguments", {})
-        regularizer = own.get("regularizer", regularizer)
-        reward_dataset = own.get("reward_dataset", reward_dataset)
-        compute_reward_metrics = own.get("compute_reward_metrics", compute_reward_metrics)
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
         self.reward_dataset = reward_dataset
@@ -608,7 +602,7 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
     with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
     once for each text of a row, so that only methods on weights and gradients work. A subclass of
-    :class:`RegularizedTrainer` is returned as it is, unless its ``__init__`` takes no ``regularizer``.
+    :class:`RegularizedTrainer` is returned as it is.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
@@ -622,20 +616,9 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         )
     if issubclass(RegularizedTrainer, trainer):
         return RegularizedTrainer
-    name, members = f"Regularized{trainer.__name__}", {"__doc__": trainer.__doc__}
-    if not issubclass(trainer, RegularizedTrainer):
-        return type(name, (RegularizedTrainer, trainer), members)
-    own = {"regularizer", "reward_dataset", "compute_reward_metrics"}
-    parameters = inspect.signature(trainer.__init__).parameters.values()
-    left = own - {each.name for each in parameters}
-    if not left or any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if issubclass(trainer, RegularizedTrainer):
         return trainer
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._own_arguments = {name: kwargs.pop(name) for name in left & kwargs.keys()}
-        trainer.__init__(self, *args, **kwargs)
-
-    return type(name, (trainer,), members | {"__init__": __init__})
+    return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
 
 
 class TrainingClock(TrainerCallback):
