@@ -160,16 +160,12 @@ class _Perturbed(Plan):
 class _PerturbedWords(_Perturbed):
     """Plan that perturbs the word embeddings, named ``"words"``."""
 
-    acts_on = frozenset({"embeddings", "features"})
-
     def embed(self, embedded: Tensor) -> Tensor:
         return embedded if "words" in self.units else self._unit("words", embedded)
 
 
 class _PerturbedAttention(_Perturbed):
     """Plan that perturbs attention weights, named by the key of their layer."""
-
-    acts_on = frozenset({"attention", "features"})
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         self._valid[call.layer.key] = call.valid

@@ -439,8 +439,6 @@ class GeneratorPlan(Plan):
     The generator is also applied for layers that are not selected: its ``l``-th application belongs to layer ``l``.
     """
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, players: Players, inputs: Batch) -> None:
         super().__init__()
         self.players = players

@@ -31,8 +31,6 @@ class RandomMaskPlan(Plan):
         keys: Keys of the layers to act on; None for the layers that the method selects.
     """
 
-    acts_on = frozenset({"attention"})
-
     def __init__(
         self,
         method: Method,
@@ -172,8 +170,6 @@ class WordPlan(Plan):
     ``change`` gets the word embeddings, ``(batch, n, width)``, and which tokens are not padding, ``(batch, n)``, and
     returns the changed embeddings.
     """
-
-    acts_on = frozenset({"embeddings"})
 
     def __init__(self, context: StepContext, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
