@@ -337,7 +337,10 @@ class Players:
         logits, units = self.logits(draft, call)
         probabilities, score = logits.detach().sigmoid(), self.method.granularity == "score"
         origins = call.origins() if score else torch.zeros(len(logits), 2, dtype=torch.long)
-        dropped = sample_mask(probabilities, key, call.layer.key, tuple(logits.shape), origins, call.device)
+        batch, heads, queries, keys = logits.shape
+        dropped = sample_mask(
+            probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device
+        )
         return Outcome(logits, units, dropped if units is None else dropped & units)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
