@@ -25,8 +25,8 @@ WRONG = [
     ("train --epoch 3", "--epochs"),
     ("trian", "No such command 'trian'"),
     (f"{TRAIN} --epochs two", "Invalid value for '--epochs'"),
-    (f"{TRAIN} --epochs 0", "epochs must be at least 1, not 0."),
-    (f"{TRAIN} --learning-rate nan", "learning-rate must be a number above 0, not nan."),
+    (f"{TRAIN} --epochs 0", "epochs=0 must be a whole number, and at least 1."),
+    (f"{TRAIN} --learning-rate nan", "learning_rate=nan must be above 0, a finite number."),
     (f"{TRAIN} --protocol papers", "Did you mean 'paper'?"),
     (f"{TRAIN} --preset papr", "Did you mean 'paper'?"),
     (f"{TRAIN} --set p", "--set 'p' is not of the form NAME=VALUE"),
@@ -40,12 +40,12 @@ WRONG = [
     ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),
     ("train --train-file broken.csv --text-columns text --label-column label", "line 11: byte 0xf6 is not UTF-8"),
     (f"compare {FILE} --budget soon", "budget 'soon' is not a duration; write 30m, 2h or 90s."),
-    (f"compare {FILE} --seeds 0", "seeds must be at least 1, not 0."),
+    (f"compare {FILE} --seeds 0", "seeds=0 must be a whole number, and at least 1."),
     (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
     (f"compare {FILE} --train-file nowhere.csv", "there is no file nowhere.csv"),
     ("compare --train-file good.csv --text-columns text --label-column same", "has only one class, 'always'"),
     ("study file.yaml", "nowhere.csv"),
-    ("evaluate run --batch-size 0", "batch-size must be at least 1, not 0."),
+    ("evaluate run --batch-size 0", "batch_size=0 must be a whole number, and at least 1."),
     ("evaluate nowhere --eval-file good.csv", "There is no run folder 'nowhere'"),
     ("evaluate run --eval-file nowhere.csv", "there is no file nowhere.csv"),
     ("evaluate run --eval-file good.csv --label-column lable", "did you mean 'label'?"),
@@ -54,9 +54,8 @@ WRONG = [
     ("predict run --output out.csv --predict-file nowhere.csv", "there is no file nowhere.csv"),
     ("predict run --output out.csv --predict-file good.csv --text-columns txt", "did you mean 'text'?"),
     ("export run", "Missing option '--output'"),
-    ("demo --seeds 0", "seeds must be at least 1, not 0."),
+    ("demo --seeds 0", "seeds=0 must be a whole number, and at least 1."),
 ]
-
 # Methods import PyTorch: their options are checked last, by creating them.
 WRONG_METHOD = [
     (f"{TRAIN} --method ad-dorp", "There is no method 'ad-dorp'. Did you mean 'ad-drop'?"),

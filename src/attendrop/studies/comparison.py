@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NewType
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import PATH, check_fields, names, option
+from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.runs.folder_lock import LOCK, check_writable
-from attendrop.runs.run_folder import read_json
+from attendrop.runs.run_folder import LOCK, check_writable, read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.method_rows import MethodRow, method_label

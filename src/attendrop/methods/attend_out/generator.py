@@ -338,9 +338,7 @@ class Players:
         probabilities, score = logits.detach().sigmoid(), self.method.granularity == "score"
         origins = call.origins() if score else torch.zeros(len(logits), 2, dtype=torch.long)
         batch, heads, queries, keys = logits.shape
-        dropped = sample_mask(
-            probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device
-        )
+        dropped = sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
         return Outcome(logits, units, dropped if units is None else dropped & units)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
