@@ -1,6 +1,5 @@
 """Attention: layers, plans, equality with the stock models, attaching and detaching."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,6 @@ def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None
 def test_sites_come_in_the_order_of_execution() -> None:
     keys = [layer.key for layer in find_attention_layers(zoo.build("bart"))]
     assert keys == ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
-
-
-def test_finding_sites_leaves_no_trace() -> None:
-    model = zoo.build("bert", dropout=0.5)
-    model.bert.encoder.layer[0].eval()
-    modes = [module.training for module in model.modules()]
-    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    find_attention_layers(model)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), random)
-    zoo.assert_same(model.state_dict(), state)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", zoo.REFUSED)

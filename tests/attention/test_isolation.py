@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import zoo
-from helpers.device import DEVICE
 from helpers.table import TABLE, given
 from torch import nn
 
@@ -55,19 +54,6 @@ def test_a_step_leaves_the_traces_of_one_pass(method: Method) -> None:
         assert states() == expected
         assert model.classifier[0].num_batches_tracked == 1
         assert all(module.training for module in model.modules())
-
-
-@pytest.mark.gpu
-def test_the_random_state_of_the_device_is_restored() -> None:
-    model = zoo.build("bert")
-
-    def draw() -> list[float]:
-        return [*torch.rand(3, device=DEVICE).tolist(), *torch.rand(3).tolist()]
-
-    with forked_rng(model):
-        expected = draw()
-    assert draw() == expected
-    assert draw() != expected
 
 
 class Grown(nn.Module):

@@ -18,8 +18,8 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, BlockEdit
-from attendrop.attention.layers import Block
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization

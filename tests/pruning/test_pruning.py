@@ -550,20 +550,6 @@ def test_saved_and_loaded_and_turned_to_stock_it_computes_the_same(case: str, tm
         near(output(other, batch), output(light, batch))
 
 
-@pytest.mark.parametrize("name", ["bert", "vit"])  # fast and plain
-def test_a_base_model_without_pooler_is_loaded_without(name: str, tmp_path: Path) -> None:
-    model = zoo.build(name)
-    base = type(model.base_model)(model.config, add_pooling_layer=False).to(DEVICE).eval()
-    light, batch = prune(base, [1]), zoo.batch_of(name, labels=False)
-    light.save_pretrained(tmp_path)
-    for other in (load(tmp_path).to(DEVICE), *([light.to_stock()] if light.fast else [])):
-        with torch.no_grad():
-            found, expected = other(**batch), light(**batch)
-        assert found.pooler_output is None
-        rows = batch["attention_mask"].bool() if "attention_mask" in batch else ...
-        near(found.last_hidden_state[rows], expected.last_hidden_state[rows])
-
-
 def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
     light = prune(stock("bert"), [1]).to(torch.bfloat16)
     light.model.classifier.double()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -533,17 +532,6 @@ def test_a_second_training_in_a_folder_keeps_its_own_checkpoints(tmp_path: Path)
     trained(tmp_path, max_steps=3, save_total_limit=1, **EVERY_STEP)
     trained(tmp_path, max_steps=2, save_total_limit=1, callbacks=[Look()], **EVERY_STEP)
     assert found == [["checkpoint-1"], ["checkpoint-2"]]
-
-
-def test_the_checkpoint_loads_with_stock_code_and_names_the_method(tmp_path: Path) -> None:
-    final = trained(tmp_path, max_steps=2, **EVERY_STEP)
-    loaded = type(zoo.build("bert")).from_pretrained(tmp_path / "checkpoint-2")
-    zoo.assert_same(loaded.state_dict(), final)
-    assert "attendrop" not in (tmp_path / "checkpoint-2/config.json").read_text()
-    assert not list((tmp_path / "checkpoint-2").glob("*model*.bin"))
-    state = json.loads((tmp_path / "checkpoint-2/attendrop_state.json").read_text())
-    assert state["method"] == "ad-drop"
-    assert state["options"] == ALWAYS.options()
 
 
 def test_the_noise_of_transformers_own_neftune_acts_beside_a_method(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from attendrop.attention.blocks import Block
 from attendrop.attention.hooks import PlanHooks, evaluating, forked_rng
 from attendrop.attention.interface import (
     attention_configs,
@@ -22,7 +23,7 @@ from attendrop.attention.interface import (
     restore,
     route,
 )
-from attendrop.attention.layers import AttentionLayer, Block
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.own_softmax import computes_softmax, follow
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attendrop.attention.blocks import ModelStructure, hidden_states
 from attendrop.attention.edits import BlockEdit
-from attendrop.attention.layers import ModelStructure, hidden_states
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from attendrop.attention.blocks import separate_projections
 from attendrop.attention.edits import AttentionCall, AttentionEdit, after_drop, hidden_keys, visible_keys
-from attendrop.attention.layers import separate_projections
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, merge_edits
-from attendrop.attention.layers import AttentionLayer, Block, ModelStructure
+from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 
 PLAN_KEYWORD = "attendrop_plan"

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
 from attendrop.attention.hooks import evaluating, forked_rng
-from attendrop.attention.layers import AttentionLayer, Block
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import (
     NOT_FINITE,

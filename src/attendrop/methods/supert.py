@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.layers import base_layer, inputs_of_heads, refuse_quantized
+from attendrop.attention.blocks import base_layer, inputs_of_heads, refuse_quantized
 from attendrop.attribution.gradient import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,

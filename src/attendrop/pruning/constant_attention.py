@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.blocks import query_key_parameters
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.hooks import evaluating
-from attendrop.attention.layers import AttentionLayer, query_key_parameters, select_self_attention
+from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import ConstantAttention
 from attendrop.attention.tracing import example_inputs
 from attendrop.attribution.recording import RecordPlan

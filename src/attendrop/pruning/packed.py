@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.blocks import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
+
 # Also registers the function for masks, without which transformers runs an unpickled model with none.
 from attendrop.attention.interface import leave_masks_unchanged
-from attendrop.attention.layers import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.model_classes import pooling_of
 

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.hooks import evaluating, forked_rng
-from attendrop.attention.layers import AttentionLayer, Block
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose

@@ -86,7 +86,7 @@ class Regularization:
 
     # One optimizer step, in a loop of one's own or in the trainer:
     #
-    # - begin_step (the trainer) or the last step(): `steps_taken`, which keys the random numbers, and no `sequences` yet.
+    # - begin_step() of the trainer, or the last step(): `steps_taken` keys the random numbers; no `sequences` yet.
     # - loss() or compute(), for each micro-batch: a StepContext with the key of its rows; the method state runs its
     #   passes, each with a plan that is bound to the model, and reports what it did to `_statistics`.
     # - The backward pass; methods may read gradients in hooks, and the loss is refused if its scale is not known.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
-from attendrop.attention.layers import block_of, select_self_attention
+from attendrop.attention.layers import select_self_attention
 from attendrop.extend import (
     AttendropError,
     AttentionCall,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from attendrop.attention.blocks import input_dim, is_projection
 from attendrop.attention.hooks import ModuleHooks
-from attendrop.attention.layers import input_dim, is_projection
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext

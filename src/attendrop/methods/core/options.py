@@ -10,6 +10,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from attendrop.attention.layers import checked_layers
 from attendrop.errors import AttendropError, check_choice, check_count, check_switch, suggestion
 
 
@@ -79,14 +80,11 @@ def _checked(text: str, check: Callable[[str, Any], None]) -> Range:
     return Range(text, kept)
 
 
-def _layers(name: str, value: Any) -> Any:
-    from attendrop.attention.layers import checked_layers  # imports PyTorch, without which options are declared
-
-    return checked_layers(value)
-
-
 SWITCH = _checked("true or false", check_switch)
-LAYERS = Range("all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)", _layers)
+LAYERS = Range(
+    "all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)",
+    lambda name, value: checked_layers(value),
+)
 
 
 def check_options(method: Any) -> None:
