@@ -14,9 +14,10 @@ from transformers import BertConfig, MarianConfig, PreTrainedConfig
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
 from attendrop.tasks.heads.base import Head, row_array
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
+from attendrop.tasks.heads.registry import HEADS, get_head, head_of_model
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation, WrittenText
 
