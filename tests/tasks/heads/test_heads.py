@@ -42,7 +42,7 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert get_head(head.kind, head.label_names) == head
     assert kind.label_type in LABEL_TYPES
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
-    assert set(head.metric_aliases.values()) <= set(head.metrics) or head.kind == "token-classification"
+    assert set(head.metric_aliases.values()) <= set(head.metrics)
     assert head.fitted_at is None or head.fitted_at[0] in head.metrics
     auto, config = getattr(transformers, head.auto_class), CONFIGS.get(kind.kind, BertConfig)()
     own = head.model_class(config)
