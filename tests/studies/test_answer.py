@@ -16,7 +16,7 @@ from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.studies.answer import Answer, answer
 from attendrop.tasks.row_scores import RowScores
-from attendrop.text_tables import csv_of_records
+from attendrop.wording import csv_of_records
 
 Run = dict[str, Any]
 PLAIN = (0.762, 0.756, 0.754, 0.781, 0.758)

@@ -17,10 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig, declared, takes_options
@@ -38,11 +36,11 @@ from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.studies.units import FROZEN, REFERENCE, Event, Result, Unit, check_evaluation
+from attendrop.support.files import write_json, write_text
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.text_tables import csv_of_records, in_markdown
-from attendrop.wording import score_text
+from attendrop.wording import csv_of_records, in_markdown, score_text
 
 SELECTION_FRACTION = 0.2
 # How far the learning rate is searched, in both directions.

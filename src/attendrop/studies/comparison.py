@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import model_sha256
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
 from attendrop.runs.run_file import by_content
@@ -23,6 +22,7 @@ from attendrop.studies.units import (
     data_sha256,
     with_evaluation,
 )
+from attendrop.support.files import model_sha256
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import model_sha256
-from attendrop.files.output_files import write_json
 from attendrop.runs.run_folder import locked, number_of_processes, read_json, read_metrics
 from attendrop.studies.units import RUNS, Event, Result, Unit, check_workers, data_sha256
 from attendrop.studies.workers import SECONDS_BETWEEN_REPORTS, LocalWorkers, Outcome, Workers
+from attendrop.support.files import model_sha256, write_json
 
 LOCAL = "local"
 RAY = "ray:"

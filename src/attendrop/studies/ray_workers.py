@@ -15,12 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from attendrop.argument_checks import check_count
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_bytes
+from attendrop.errors import AttendropError, check_count
 from attendrop.runs.run_folder import METRICS
 from attendrop.studies.units import Unit, available_cores
 from attendrop.studies.workers import Outcome, Workers, perform_here, threads_of_worker
+from attendrop.support.files import write_bytes
 
 HERE = "local"
 _ADDRESS = re.compile(r"[^/]+:\d+")

@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import Any, Self
 
 from attendrop.errors import AttendropError, machine_failure, one_line
-from attendrop.files.output_files import write_text
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.units import Unit, available_cores
+from attendrop.support.files import write_text
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SECONDS_BETWEEN_REPORTS = 0.5
