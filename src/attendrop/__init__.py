@@ -10,8 +10,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from typing import Any
 
     from attendrop.errors import AttendropError as AttendropError
+    from attendrop.methods.builtin import *  # noqa: F403 (their names stand there alone)
     from attendrop.methods.core.base import Method as Method
-    from attendrop.methods.core.builtin import *  # noqa: F403 (their names stand there alone)
     from attendrop.methods.core.compose import Compose as Compose
     from attendrop.methods.core.registry import register_method as register_method
     from attendrop.pruning.export import export_onnx as export_onnx
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.pruning.selection import prune as prune
     from attendrop.runs.load import load as load
     from attendrop.studies.compare import compare as compare
-    from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
+    from attendrop.training.regularization import regularize as regularize
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
     from attendrop.training.trainer import regularized as regularized
 
@@ -41,7 +41,7 @@ _MODULES = {
     "load": "runs.load",
     "prune": "pruning.selection",
     "register_method": "methods.core.registry",
-    "regularize": "training.own_loop",
+    "regularize": "training.regularization",
     "regularized": "training.trainer",
 }
 # The one that needs the packages of the command line.
@@ -54,7 +54,12 @@ if not TYPE_CHECKING:
         from importlib.util import find_spec
 
         if name == "__version__":
-            return _version()
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("attendrop")
+            except PackageNotFoundError:  # running from a source tree that was not installed
+                return "0.0.0"
         if name in _MODULES:
             try:
                 return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
@@ -64,7 +69,7 @@ if not TYPE_CHECKING:
                 message = f"attendrop.{name} needs {error.name}; run `pip install 'attendrop[cli]'`."
                 raise __getattr__("AttendropError")(message) from None
         if name == "__all__" or name[0].isupper():  # every method is a class
-            builtin = import_module("attendrop.methods.core.builtin")
+            builtin = import_module("attendrop.methods.builtin")
             methods = {known: value for known, value in vars(builtin).items() if isinstance(value, type)}
             if name == "__all__":
                 absent = {_OF_COMMAND_LINE} if find_spec("datasets") is None else set()
@@ -75,12 +80,3 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("attendrop")
-    except PackageNotFoundError:  # running from a source tree that was not installed
-        return "0.0.0"

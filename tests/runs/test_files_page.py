@@ -16,8 +16,7 @@ from helpers import tiny
 from attendrop import cli
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.seeds import train_seeds
-from attendrop.runs.train import train
+from attendrop.runs.train import train, train_seeds
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.compare import compare
 

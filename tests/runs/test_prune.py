@@ -16,10 +16,10 @@ from helpers.command_line import Captured
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.prune import change_of_score, prune_run
 from attendrop.runs.run_folder import locked
+from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -38,7 +38,7 @@ def folder(own: Path, shared: Path) -> Path:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure for moments only: what it is that is measured has tests of its own."""
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
 
 
 def pruned(folder: Path, output: Path, run: str = "run", **options: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.run_trainer.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)]
     assert found["pruned"]["recover_epochs"] == 1

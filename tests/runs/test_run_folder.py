@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 import attendrop
 from attendrop import ADDrop, AttendropError, cli
+from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.inference import evaluate, load_finished_run
 from attendrop.runs.model_source import Source, check_keeps_model
@@ -36,8 +37,7 @@ from attendrop.runs.run_folder import (
     put_in_place,
     read_run,
 )
-from attendrop.runs.seeds import train_seeds
-from attendrop.runs.train import train
+from attendrop.runs.train import train, train_seeds
 
 PLAIN = {"method": "finetune", "epochs": 1}
 
@@ -369,35 +369,6 @@ def test_a_run_that_was_killed_at_any_point_of_its_end_is_put_in_its_place(
     assert calls > 3
 
 
-def test_the_command_line_says_how_to_go_on_with_a_replacement(
-    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the new run is begun, --resume would mean the old one; of several seeds, until all are begun."""
-    shutil.copytree(run, run / "seed0")
-    shutil.copytree(run, run / "seed1")
-    begins: list[Path] = []
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        for place in begins:
-            partial_of(place).mkdir(exist_ok=True)
-            shutil.copyfile(place / "run.json", partial_of(place) / "run.json")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
-    monkeypatch.setattr("attendrop.runs.seeds.train_seeds", interrupted)
-    arguments = ["train", "--task", "rte", "--output-dir", str(run)]
-    for seeds, places in (("0", [run]), ("0,1", [run / "seed0", run / "seed1"])):
-        begins[:] = places[:-1]
-        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
-        assert "Run the same command again to replace what is in" in capsys.readouterr().err
-        begins[:] = places
-        assert cli.main([*arguments, "--overwrite", "--seed", seeds]) == 130
-        assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
-    begins.clear()
-    assert cli.main(arguments) == 130
-    assert "with --resume to continue" in capsys.readouterr().err
-
-
 # Repeating a run ------------------------------------------------------------------------------------------------------
 
 
@@ -428,11 +399,11 @@ def test_runs_of_several_seeds(folder: Path, run: Path, tmp_path: Path, stop_at:
     config, place = tiny.config(folder, str(tmp_path / "runs"), **PLAIN), tmp_path / "runs"
     with pytest.raises(KeyboardInterrupt):
         train_seeds(config, [2, 0], callbacks=[stop_at(2)])
-    assert (place / "run.yaml").exists() and not (place / "summary.json").exists()
     (place / "run.yaml").write_text("mine: 1")
     summary = train_seeds(config, [2, 0], resume=True)
     assert json.loads((place / "summary.json").read_text()) == summary
     assert (place / ".run.yaml.replaced-1").read_text() == "mine: 1"
+    assert _read_run({"output_dir": "x"}, [], None, str(place / "run.yaml"), None)[1] == [2, 0]
     with pytest.raises(AttendropError, match="holds a summary of runs already"):
         train_seeds(config, [2, 0])
     with locked(place), pytest.raises(AttendropError, match="is in use by process"):

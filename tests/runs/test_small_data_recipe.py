@@ -17,9 +17,8 @@ from attendrop import ADDrop, Compose, FineTune, Method, RDrop
 from attendrop.reports.attention_stages import load_stages
 from attendrop.runs import run_metrics
 from attendrop.runs.inference import load_finished_run
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
-from attendrop.runs.small_data_recipe import learning_rate, steps
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.custom_files import files_task

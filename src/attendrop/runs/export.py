@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.argument_checks import check_choice
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, disk_errors, share_permissions
-from attendrop.pruning.comparison import Array, paired_difference
+from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
-from attendrop.pruning.serialization import is_pruned, stock_config
+from attendrop.pruning.pruned_model import is_pruned, stock_config
+from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
 from attendrop.runs.run_folder import input_files, is_baseline, read_run
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.support.files import check_output, disk_errors, share_permissions
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output
-from attendrop.pruning.comparison import Array, Predictions
+from attendrop.pruning.selection import Array, Predictions
 from attendrop.runs.config import RunConfig, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.model_loading import load_model_and_tokenizer
@@ -34,6 +33,7 @@ from attendrop.runs.model_source import (
 from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import input_files, is_baseline, read_run, run_options
+from attendrop.support.files import check_output
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.dialect import STDIN
@@ -45,8 +45,14 @@ from attendrop.tasks.metrics import compute_scores, group_scores, read_as, readi
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import BadRows, skipped_places, write_skipped
-from attendrop.tasks.tokenization import columns_of, encode, encode_columns
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import (
+    DEFAULT_MAX_LENGTH,
+    columns_of,
+    encode,
+    encode_columns,
+    fit_tokenizer,
+    unknown_rows,
+)
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).
@@ -143,7 +149,7 @@ def load_run(
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
         tokenizer = head_of_model(model.config).load_tokenizer(run_dir)
-        head_of_model(model.config).fit_tokenizer(run_dir, model, tokenizer)
+        fit_tokenizer(run_dir, model, tokenizer)
     head = head_of_model(model.config).with_options(task_options)
     head.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, head, options)
@@ -408,7 +414,7 @@ class _Rows:
             if not len(outputs):
                 continue
             self.done = before + len(outputs)  # a row may be encoded as several
-            unknown += model.head.unknown_rows(encoded, model.tokenizer)
+            unknown += unknown_rows(encoded, model.tokenizer)
             yield chunk, encoded, read_as(outputs, self.reading, self.task.num_labels)
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")

@@ -58,16 +58,16 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
-    from attendrop.pruning.serialization import import_peft, quiet_peft
+    from attendrop.pruning.pruned_model import import_peft, quiet_peft
 
     peft, targets = import_peft(), options.targets
     modules = {name.rpartition(".")[0] for name in new}
-    if head.pretrained and any(key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules):
+    if head.generates and any(key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules):
         raise AttendropError(
             f"The model has no trained head for {head.predicts}, and a new one, which shares weights with the "
             "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
         )
-    children = [] if head.pretrained or model.base_model is model else list(model.named_children())
+    children = [] if head.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
     config = peft.LoraConfig(
         task_type=head.peft_task_type,

@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from attendrop.files.model_files import lasting_name
 from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.support.files import lasting_name
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
-from attendrop.text_tables import in_markdown
-from attendrop.wording import counted, interval_of, score_text
+from attendrop.wording import counted, in_markdown, interval_of, score_text
 
 CARD = "README.md"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
@@ -58,9 +58,8 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
     training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     trusted = "" if stock else ", trust_remote_code=True"
-    usage = head.usage(
-        len(metrics["data"]["text_columns"]), config["max_length"], stock=not is_adapter, options=trusted
-    )
+    texts = len(metrics["data"]["text_columns"])
+    usage = usage_of(head, texts, config["max_length"], stock=not is_adapter, options=trusted)
     alone = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if is_adapter:
         alone = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
@@ -221,3 +220,15 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 {_predicting(metrics, head)}
 """
+
+
+def usage_of(head: Head, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
+    """Return Python code that loads and calls a model; ``stock``: with transformers alone, and further ``options``."""
+    texts = ", ".join(("text", "second_text")[:num_texts])
+    code = Template(head.example).substitute(texts=texts, max_length=max_length, **head.example_values(stock=stock))
+    imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
+    if stock:
+        imports = f"from transformers import {head.auto_class}, AutoTokenizer"
+        model = f"{head.auto_class}.from_pretrained(folder{options})"
+    first = "import torch\n" if "torch." in code else ""
+    return f"{first}{imports}\n\nmodel = {model}\ntokenizer = AutoTokenizer.from_pretrained(folder{options})\n{code}"

@@ -14,15 +14,15 @@ from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
-from attendrop.model_support.models import freeze_unsaved
-from attendrop.pruning.pruned_model import load_model
-from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
+from attendrop.pruning.pruned_model import adapted_class_and_config, is_adapter, is_pruned, load_model, without_report
 from attendrop.runs.run_folder import check_whole, is_baseline
+from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
+from attendrop.support.models import freeze_unsaved
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
 
@@ -54,7 +54,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     """Load a model with the head of a task.
 
     Args:
-        name: As for :func:`attendrop.files.model_files.resolve_model`.
+        name: As for :func:`attendrop.support.files.resolve_model`.
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
@@ -73,7 +73,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             head = head_of_model(model.config)
             tokenizer = head.load_tokenizer(name)
         declare_output(model, head.output_kind)
-        head.fit_tokenizer(name, model, tokenizer)
+        fit_tokenizer(name, model, tokenizer)
         return Loaded(model, tokenizer)
     place = resolve_model(name)
     if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
@@ -90,7 +90,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
             head.configure(config)
-            if head.has_pooling:
+            if head.one_vector:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
         model, found = head.model_class(config).from_pretrained(
             place,
@@ -105,7 +105,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     freeze_unsaved(model)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
-    head.fit_tokenizer(name, model, tokenizer)
+    fit_tokenizer(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
@@ -167,7 +167,7 @@ def load_config(name: str) -> PreTrainedConfig:
     _check_folder(name)
     with _load_errors(name):
         if is_adapter(name):
-            return saved_config(Path(name))
+            return adapted_class_and_config(Path(name))[1]
         return read_config(resolve_model(name))
 
 
@@ -197,7 +197,7 @@ def _report_loading(
             "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
-    if head.pretrained and in_head:
+    if head.generates and in_head:
         logger.warning(
             "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,

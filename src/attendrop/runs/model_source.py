@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import as_in_runs, refuse_options_of_files
-from attendrop.runs.declared_options import PATH, check_fields, option
+from attendrop.runs.config import PATH, as_in_runs, check_fields, option, refuse_options_of_files
 from attendrop.runs.run_file import RUN_FILE, partial_of
 from attendrop.runs.run_folder import (
     METRICS,

@@ -27,14 +27,14 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import BASELINE_CONFIG
-from attendrop.files.output_files import write_json
-from attendrop.model_support.devices import compute_device
 from attendrop.runs.run_folder import check_whole
+from attendrop.support.files import BASELINE_CONFIG, write_json
+from attendrop.support.models import compute_device
 from attendrop.tasks.heads.base import Array, Head, row_array
 from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.tokenization import fit_tokenizer
 
 _WEIGHTS = "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
@@ -83,7 +83,7 @@ def over_rows(
     So batches have little padding. The values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
-    read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
+    read = [*tokenizer.model_input_names, *(["labels"] if head.generates else [])]
     columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
     collate, found = head.collator(tokenizer), []
@@ -232,7 +232,7 @@ def load_baseline(folder: Path) -> BaselineModel:
         if saved["frozen"]:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
             encoder = head.model_class(config).from_pretrained(place, **options)
-            head.fit_tokenizer(place, encoder, tokenizer)
+            fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
         return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
     except (OSError, KeyError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,16 +9,34 @@ from typing import Any
 
 import yaml
 
-from attendrop.argument_checks import check_choice, suggestion
-from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import checked, declared
+from attendrop.errors import AttendropError, check_choice, suggestion
+from attendrop.runs.config import RunConfig, checked, declared
+from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.file_formats import files_of
 
-# Characters that a file may stand for when its aliases, ``*name``, are written out: nested ones double them each time.
-_MOST_CHARACTERS = 10**6
+RUN_FILE = "run.yaml"
+_DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*_DATA, "data_dir", "model")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Loader that refuses a key that is given twice, with dashes or underscores, and aliases, which may be endless."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases, *name, are not read; write the value out"
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known = set()
+        for key, _ in node.value:
+            if (name := str(key.value).replace("-", "_")) in known:
+                problem = f"the key {key.value!r} is given twice; delete one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            known.add(name)
+        return super().construct_mapping(node, deep)
 
 
 RUN_FILE = "run.yaml"
@@ -30,45 +47,14 @@ PATHS = (*DATA, "data_dir", "model")
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
     try:
-        loader = _Loader(Path(path).read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        if node is not None and _characters(node, {}) > _MOST_CHARACTERS:
-            raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
-        return None if node is None else loader.construct_document(node)
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise AttendropError(f"There is no {what} '{path}'.") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
-    except RecursionError:
-        raise AttendropError(f"The {what} '{path}' cannot be read: its values are nested too deeply.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no date, such as 2024-13-45
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # not UTF-8, no date, nested too deeply
         raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
-
-
-def _characters(node: Any, known: dict[int, float]) -> float:
-    """Count the characters of a value with its aliases written out; those of an alias within itself are infinite."""
-    if isinstance(node, yaml.ScalarNode):
-        return len(node.value) + 1
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
-        known[id(node)] = 1 + sum(_characters(part, known) for part in parts)
-    return known[id(node)]
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that refuses a key that is given twice; options may be written with dashes or underscores."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        known = set()
-        for key, _ in node.value:
-            name = (key.tag, str(key.value).replace("-", "_"))
-            if name in known:
-                problem = f"the key {key.value!r} is given twice; delete one"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            known.add(name)
-        return super().construct_mapping(node, deep)
 
 
 def partial_of(folder: Path) -> Path:
@@ -119,16 +105,16 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too.
+    """Return those of a run's options that are paths of files and folders that exist, absolute.
 
-    A hub id, and words for no file, stay as they are.
+    So they are found from other folders, too; a hub id, and words for no file, stay as they are.
     """
-
-    def absolute(value: str) -> str:
-        files = [] if value in (MINILM, AUTO) else files_of(value)
-        return ",".join(map(os.path.abspath, files)) if files and all(file.exists() for file in files) else value
-
-    return {name: absolute(options[name]) for name in PATHS if options.get(name) is not None}
+    found = {name: value for name in PATHS if (value := options.get(name)) is not None}
+    for name, value in found.items():
+        files = files_of(value)
+        if value not in (MINILM, AUTO) and all(file.exists() for file in files):
+            found[name] = ",".join(map(os.path.abspath, files))
+    return found
 
 
 def folder_of_run(config: str) -> str | None:
@@ -210,5 +196,5 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     for each in methods:
         published = each.preset(name, task)
         training |= published.training
-        options |= {each.name: dict(published.options)} if published.options else {}
-    return training | {"options": options if len(methods) > 1 else options.get(methods[0].name, {})}
+        options |= {each.info.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].info.name, {})}

@@ -19,14 +19,13 @@ import torch
 from datasets import Dataset
 
 import attendrop
-from attendrop.attention.isolation import in_full_precision
-from attendrop.files.output_files import finite
+from attendrop.attention.hooks import in_full_precision, replaced_attribute
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
-from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.resolved_run import ResolvedRun, decided
 from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.small_data_recipe import decided
+from attendrop.support.files import finite
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
@@ -34,8 +33,6 @@ from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
-from attendrop.training.labelled_data import LabelledRows
-from attendrop.training.model_call import replaced_attribute
 from attendrop.wording import counted
 
 # Sets whose score is kept by row.
@@ -221,7 +218,7 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.
-    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), task.head.most_fit_rows))
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), 100 if task.head.generates else 1000))
     kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
@@ -262,7 +259,7 @@ def run_metrics(
         "history": history,
         "dropout_steps": method.dropout_steps(state.log_history),
         "training": decided(config)
-        | {"head_start": None if run.task.head.pretrained and started == "random" else started},
+        | {"head_start": None if run.task.head.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": state.global_step,
         "planned_steps": state.max_steps,
@@ -286,7 +283,8 @@ def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
     # All rows in each process: the trainer's own loader would give each a part, filled up with rows of others.
-    data = LabelledRows(*trainer.readable(rows), trainer.args.device)
+    data = trainer.labelled(rows)
+    assert data is not None  # the rows of a run are no stream
     return trainer.method_state.final_report(data.iter_batches(trainer.args.eval_batch_size, Processes()))
 
 

@@ -16,18 +16,15 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.argument_checks import check_choice
-from attendrop.attention.isolation import forked_rng
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_text
-from attendrop.model_support.devices import compute_device
-from attendrop.pruning.serialization import without_report
+from attendrop.attention.hooks import forked_rng
+from attendrop.errors import AttendropError, check_choice
+from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
 from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
 from attendrop.runs.run_folder import (
     begin_run,
     check_unchanged,
@@ -40,14 +37,15 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.runs.small_data_recipe import steps
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
+from attendrop.support.files import write_text
+from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.linear_models import self_trained
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
@@ -180,9 +178,7 @@ class _Fits:
     def targets(self, rows: Dataset) -> list[Any]:
         """Return the target of each row: where rows are read in several windows, that of the first one."""
         columns = self._columns(rows)
-        firsts = {number: place for place, number in reversed(list(enumerate(self.head.row_numbers(columns))))}
-        labels = columns["labels"][:]
-        return [labels[place] for place in sorted(firsts.values())]
+        return list(of_documents(columns["labels"][:], columns))
 
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))
