@@ -89,6 +89,8 @@ def test_what_needs_no_model_is_answered_without_loading_torch(tmp_path: Path) -
     (tmp_path / "run").mkdir()  # as far as it is looked at before its model
     config = {"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
+    metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
+    (tmp_path / "run" / "metrics.json").write_text(json.dumps(metrics))
     cases = [(line, 0, part) for line, part in ANSWERED] + [(line, 2, part) for line, part in WRONG + WRONG_METHOD]
     given = json.dumps([line.split() for line, _, _ in cases])
     done = subprocess.run([sys.executable, "-c", REPORT], input=given, capture_output=True, text=True, cwd=tmp_path)

@@ -67,9 +67,9 @@ def export_run(
     if not above.is_dir() or target.is_dir() or target.parent.is_file():
         raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
+    run = load_run(run_dir)
     if is_baseline(run_dir):
         raise AttendropError(f"The model in '{run_dir}' is a baseline without attention, not a transformer.")
-    run = load_run(run_dir)
     run.head.refuse("export")
     model: Any = run.model
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
