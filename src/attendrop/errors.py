@@ -68,20 +68,6 @@ def machine_failure(error: BaseException, again: str = "start again") -> str | N
     return f"{told}. Free some space, then {again}." if error.errno in DISK_FULL else told
 
 
-def defines(thing: object, base: type, name: str) -> bool:
-    """Return whether ``thing``, or its class, overrides a function of ``base``."""
-    function = getattr(thing, name)
-    return getattr(function, "__func__", function) is not getattr(base, name)
-
-
-def check_declared(owner: str, function: str, declaration: str, *, defined: bool, declared: bool) -> None:
-    """Raise unless a function is defined if and only if it is declared."""
-    if defined and not declared:
-        raise AttendropError(f"{owner} defines {function} but does not declare it; declare {declaration}.")
-    if declared and not defined:
-        raise AttendropError(f"{owner} declares {declaration} but does not define {function}; define it.")
-
-
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:

@@ -17,7 +17,6 @@ from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
-from attendrop.attention.plan import CombinedPlan, Plan
 
 BACKENDS = ["sdpa", "eager"]
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
@@ -337,26 +336,3 @@ def test_the_models_own_dropout_draws_alike(backend: str) -> None:
 
 
 # --- What a plan declares
-
-
-def forwarded(plan: Plan) -> Any:
-    """The logits of a pass with a plan."""
-    batch = zoo.batch_of("bert")
-    return passed(zoo.build("bert", dtype=torch.float64), batch, plan).logits
-
-
-def test_what_is_declared_and_what_is_defined_must_agree() -> None:
-    undeclared = Plan()
-    undeclared.edit = lambda call: None  # type: ignore[method-assign]
-    with pytest.raises(AttendropError, match=r"Plan defines Plan\.edit but does not declare it; declare 'attention'"):
-        forwarded(undeclared)
-    with pytest.raises(AttendropError, match=r"defines Plan\.edit"):
-        forwarded(CombinedPlan([Everywhere(None), undeclared]))
-    undefined = Plan()
-    undefined.acts_on = frozenset({"features"})
-    with pytest.raises(AttendropError, match=r"Plan declares 'features' .* does not define Plan\.features"):
-        forwarded(undefined)
-    unknown = Everywhere(None)
-    unknown.acts_on = frozenset({"attention", "feature"})
-    with pytest.raises(AttendropError, match=r"acts_on='feature' is not known\. Did you mean 'features'"):
-        forwarded(unknown)

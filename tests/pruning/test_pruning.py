@@ -34,7 +34,6 @@ from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.export import onnx_model
 from attendrop.pruning.packed import GatheredLayout, PackedLayer, PaddedLayout
-from attendrop.pruning.pruned_model import WEIGHTS
 from attendrop.pruning.selection import (
     LayerSelection,
     choose_count,
@@ -42,7 +41,7 @@ from attendrop.pruning.selection import (
     loss_score,
     parse_selection,
 )
-from attendrop.support.files import PRUNED_CONFIG
+from attendrop.support.files import PRUNED_CONFIG, WEIGHTS
 from attendrop.tasks.heads.modeling_mean_pooling import mean_of_valid
 
 DEEP = {"num_hidden_layers": 3}

@@ -231,8 +231,6 @@ class GatePlan(Plan):
             By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
     """
 
-    acts_on = frozenset({"attention", "blocks"})
-
     def __init__(
         self,
         rows: int | None = None,

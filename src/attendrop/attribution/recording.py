@@ -39,8 +39,6 @@ class ObservePlan(Plan):
         draws: Draws of dropout that another pass shares.
     """
 
-    acts_on = frozenset({"attention"})
-
     def __init__(
         self,
         attention_layers: Sequence[AttentionLayer],

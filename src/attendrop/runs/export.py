@@ -68,7 +68,7 @@ def export_run(
         raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
     if is_baseline(run_dir):
-        raise AttendropError(f"'{run_dir}' is a baseline without attention, which has no form for other programs.")
+        raise AttendropError(f"The model in '{run_dir}' is a baseline without attention, not a transformer.")
     run = load_run(run_dir)
     run.head.refuse("export")
     model: Any = run.model

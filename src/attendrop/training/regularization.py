@@ -159,6 +159,10 @@ class Regularization:
         for state in self.method_state.parts:
             self._note(state, state.finish())
 
+    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step, by their names in the log."""
+        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
+
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
         """Warn before training of methods that act in none of the epochs, or if ``sys.maxsize``, may act in none."""
         if self.training.processes.rank:
@@ -437,10 +441,6 @@ class Regularization:
             name = type(self.model).__name__
             raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
         _OPEN.add(self)
-
-    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of a step, by their names in the log."""
-        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""

@@ -338,7 +338,8 @@ class Players:
         logits, units = self.logits(draft, call)
         probabilities, score = logits.detach().sigmoid(), self.method.granularity == "score"
         origins = call.origins() if score else torch.zeros(len(logits), 2, dtype=torch.long)
-        dropped = sample_mask(probabilities, key, call.layer.key, tuple(logits.shape), origins, call.device)
+        batch, heads, queries, keys = logits.shape
+        dropped = sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
         return Outcome(logits, units, dropped if units is None else dropped & units)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
@@ -439,8 +440,6 @@ class GeneratorPlan(Plan):
 
     The generator is also applied for layers that are not selected: its ``l``-th application belongs to layer ``l``.
     """
-
-    acts_on = frozenset({"attention"})
 
     def __init__(self, players: Players, inputs: Batch) -> None:
         super().__init__()

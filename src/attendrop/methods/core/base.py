@@ -249,11 +249,17 @@ class Method:
 
     Attributes:
         info: Facts of the method.
+        name: Name on the command line and in checkpoints, that of ``info``.
         state_class: Class of its state.
     """
 
     info: ClassVar[MethodInfo]
+    name: ClassVar[str]
     state_class: ClassVar[type[MethodState]] = MethodState
+
+    def __init_subclass__(cls) -> None:
+        if "info" in vars(cls):
+            cls.name = cls.info.name
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -364,11 +370,6 @@ class Method:
         return None
 
     # What follows from the options and the declared facts.
-
-    @property
-    def name(self) -> str:
-        """Name on the command line and in checkpoints."""
-        return self.info.name
 
     @property
     def source(self) -> str:
