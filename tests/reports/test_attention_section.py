@@ -17,7 +17,6 @@ from helpers.finished_runs import write_comparison, write_runs
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
 from attendrop.reports import page as html_page
 from attendrop.reports import report_page
 from attendrop.reports.attention_section import (
@@ -29,6 +28,7 @@ from attendrop.reports.attention_section import (
 )
 from attendrop.reports.page import Section
 from attendrop.reports.results import read_results
+from attendrop.support.files import write_json
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options, spelled_options
-from attendrop.model_support.devices import compute_device
-from attendrop.pruning.serialization import is_pruned
+from attendrop.pruning.pruned_model import is_pruned
 from attendrop.reports.attention_drops import DropMoment, Learnt, acting_in_attention, active_epochs
 from attendrop.reports.attention_maps import DropSettings
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
 from attendrop.runs.model_source import check_finished, check_keeps_model
 from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head

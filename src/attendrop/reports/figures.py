@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from rich.cells import cell_len
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_bytes
 from attendrop.reports.results import ReportedSetting, Results
+from attendrop.support.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256, write_bytes, write_json
 from attendrop.reports.attention_section import DEFAULT_VIEWER, ViewerOptions, attention_part
 from attendrop.reports.charts import LeftOut, make_charts
 from attendrop.reports.figures import Chart
@@ -19,6 +18,7 @@ from attendrop.reports.report_page import report_page
 from attendrop.reports.results import Results, read_results
 from attendrop.reports.tables import make_result_table
 from attendrop.runs.run_folder import check_writable
+from attendrop.support.files import sha256, write_bytes, write_json
 
 FOLDER = "report"
 PAGE = "report.html"

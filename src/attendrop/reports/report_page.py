@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 import attendrop
-from attendrop.files.output_files import finite
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.attention_section import PartOfSize
 from attendrop.reports.charts import SCORES
@@ -26,6 +25,7 @@ from attendrop.studies.statistics import ALPHA
 from attendrop.studies.units import REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import cost, ends, interval, number, signed
+from attendrop.support.files import finite
 from attendrop.wording import counted, decimals
 
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")

@@ -13,7 +13,7 @@ from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import number
-from attendrop.text_tables import NAMES_LEFT, csv_table, in_latex, in_markdown, latex_table, markdown_table
+from attendrop.wording import NAMES_LEFT, csv_table, in_latex, in_markdown, latex_table, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
 _LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}

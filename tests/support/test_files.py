@@ -10,7 +10,8 @@ import pytest
 from safetensors import SafetensorError
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import (
+from attendrop.reports.figures import picture_file
+from attendrop.support.files import (
     PARTIAL,
     check_output,
     disk_errors,
@@ -20,7 +21,6 @@ from attendrop.files.output_files import (
     write_json,
     write_text,
 )
-from attendrop.reports.figures import picture_file
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.prediction_files import PredictionWriter
