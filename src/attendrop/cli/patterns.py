@@ -40,7 +40,7 @@ def patterns(
         raise AttendropError(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
-    from attendrop.files.output_files import write_json
+    from attendrop.files.output_files import write_bytes, write_json
     from attendrop.reports import learned_patterns
     from attendrop.runs.run_file import RUN_FILE
     from attendrop.runs.run_folder import adding, writable
@@ -53,7 +53,7 @@ def patterns(
         picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
         schedule = writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
         with adding(run, picture):
-            learned_patterns.plot(found, picture, fitted)
+            write_bytes(picture, learned_patterns.figure(found, fitted).files()["png"])
         curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
         values: dict[str, Any] = {
             "run": run,
