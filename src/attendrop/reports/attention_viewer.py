@@ -202,12 +202,12 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
     places = range(len(stages.stages))
     above = [_map(place, stage.name, chosen, **shapes) for place, stage in enumerate(stages.stages)]
     below = [_overview(place, chosen, count, len(layers)) for place in places]
-    chart = alt.vconcat(alt.hconcat(*above), alt.hconcat(*below)).add_params(*params)
     tokens = [{"text": number, "tokens": list(shown.stages[0].tokens)} for number, shown in enumerate(texts)]
     described = "Attention maps of a layer and head for a text, and an overview of all heads; a table has their values."
     config = {"view": {"stroke": None}, "axis": {"grid": False}, "legend": {"labelLimit": 300}}
     with warnings.catch_warnings():  # a click in either overview chooses: they share the selection
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
+        chart = alt.vconcat(alt.hconcat(*above), alt.hconcat(*below)).add_params(*params)
         found: dict[str, Any] = chart.to_dict() | {"description": described, "config": config}
     return found | {"datasets": {"maps": maps, "heads": heads, "texts": tokens}}
 
@@ -354,7 +354,7 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
         tokens = [shown.tokens for shown in texts]
         maps = len(script_json(sections[0].charts["maps-chart"]["datasets"]["maps"]))
         # What a text takes grows with the square of its tokens.
-        room = (0.98 * MOST_BYTES - (size - maps)) / maps * sum(count**2 for count in tokens)
+        room = 0.98 * (MOST_BYTES - (size - maps)) / maps * sum(count**2 for count in tokens)
         lengths = range(max(tokens) - 1, _LEAST_TOKENS - 1, -1)
         fitting = (length for length in lengths if sum(min(length, count) ** 2 for count in tokens) <= room)
         length = next(fitting, None)

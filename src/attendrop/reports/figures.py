@@ -482,7 +482,7 @@ def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str
 
 
 def layer_curves(base: alt.Chart, records: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
-    """Draw a line with points for each attention layer over training steps: Figure 3 of AttendOut."""
+    """Draw a line with points for each attention layer over training steps."""
     layers = list(dict.fromkeys(record["layer"] for record in records))
     colors = {"range": list(SERIES)} if len(layers) <= len(SERIES) else {"scheme": "viridis"}
     # Never so close that noise looks like a pattern.
