@@ -44,7 +44,7 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert out.startswith("Use r-drop. It gets 10 more of 100 right than plain fine-tuning.")
     assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
     names = {path.name for path in (study / "report").iterdir()}
-    kinds = ("scores", "cost_gain", "learning_curves", "convergence", "losses")
+    kinds = ("scores", "cost_gain", "learning_curves", "convergence")
     figures = {f"{kind}.{end}" for kind in kinds for end in ("pdf", "png", "svg")}
     assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
     first = {name: (study / "report" / name).read_bytes() for name in names}
@@ -145,7 +145,7 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
         metrics["history"] = history(0.5, held_out=False)
         (run / "metrics.json").write_text(json.dumps(metrics))
     write_report(study, out)
-    assert not (out / "losses.png").exists()
+    assert not (out / "convergence.png").exists()
     assert (out / "notes.txt").read_text() == "mine"
     for name in ("table.tex", "scores.svg"):
         (out / name).write_text("edited")
@@ -252,7 +252,3 @@ def test_the_report_of_a_run_is_about_this_run(
     assert told in page
 
 
-def test_of_runs_without_a_score_no_seeds_are_counted(study: Path) -> None:
-    write_run(study, "finetune", None, config={"task": "unscored"})
-    write_report(study)
-    assert "standard deviation of 4 seeds" in (study / "report" / "table.md").read_text()

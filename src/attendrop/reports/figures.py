@@ -194,11 +194,10 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         x=alt.X("_x:Q", title=metric, scale=scale, axis=axis),
         color=alt.Color("_color:N", scale=None),
     )
-    line = alt.Chart(alt.Data(values=[{"_x": reference.mean}])).mark_rule(color=MUTED, strokeDash=[2, 2])
     bars = base.mark_rule(strokeWidth=4, opacity=0.5, clip=True)
     bars = bars.encode(x=alt.X("_low:Q", title=metric, scale=scale, axis=axis), x2="_high:Q")
     told = base.mark_text(align="left").encode(x=alt.value(WIDTH - 50), text="_1:N", color=alt.value(MUTED))
-    chart = line.encode(x=alt.X("_x:Q", title=metric, scale=scale, axis=axis)) + bars
+    chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", title=metric, scale=scale, axis=axis)) + bars
     chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
     caption = (
         f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
@@ -244,12 +243,20 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         ),
         color=encodings["color"],
     )
-    zero = alt.Chart(alt.Data(values=[{"_y": 0}])).mark_rule(color=MUTED, strokeDash=[2, 2]).encode(y="_y:Q")
     bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=encodings["shape"])
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
-    return [Figure("cost_gain", setting.name, "Cost against gain", caption, _sized(zero + bars + points), values)]
+    return [
+        Figure(
+            "cost_gain",
+            setting.name,
+            "Cost against gain",
+            caption,
+            _sized(_rule(_y=0).encode(y="_y:Q") + bars + points),
+            values,
+        )
+    ]
 
 
 _BEYOND = " What is beyond the frame stands among the values."
@@ -257,6 +264,17 @@ _BEYOND = " What is beyond the frame stands among the values."
 
 def _sized(chart: alt.LayerChart) -> alt.LayerChart:
     return chart.properties(width=WIDTH, height=HEIGHT)
+
+
+def _lines(base: alt.Chart, encodings: Mapping[str, Any]) -> alt.LayerChart:
+    """Draw a line with markers for each method."""
+    lines = base.mark_line().encode(strokeDash=encodings["strokeDash"])
+    return lines + base.mark_point(filled=True, size=40, opacity=1).encode(shape=encodings["shape"])
+
+
+def _rule(**place: float) -> alt.Chart:
+    """Draw a dotted line at a place of an axis."""
+    return alt.Chart(alt.Data(values=[place])).mark_rule(color=MUTED, strokeDash=[2, 2])
 
 
 def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
@@ -331,10 +349,9 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
             y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),
             color=encodings["color"],
         )
-        lines = base.mark_line().encode(strokeDash=encodings["strokeDash"])
-        bars = base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q")
-        points = base.mark_point(filled=True, size=50, opacity=1).encode(shape=encodings["shape"])
-        chart = _sized(lines + bars + points)
+        chart = _sized(
+            base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q") + _lines(base, encodings)
+        )
         first, *others = (setting.name.split(", ") for setting in group)
         data = ", ".join(part for part in first if all(part in other for other in others))
         data = data or scored_data(group[0].runs[0].metrics)
@@ -345,9 +362,6 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
 
 # Curves over epochs -------------------------------------------------------------------------------------------------
 
-_OWN_ROWS = "rows held out of the training data, which are never those of the final score"
-_REPORTED_ROWS = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
-_HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 # Bands of more methods cover each other.
 _MOST_BANDS = 4
 # Values by epoch of each run, by label.
@@ -355,12 +369,19 @@ Curves = Mapping[str, "list[dict[int, float]]"]
 
 
 def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
-    """Draw the training loss over epochs of each method."""
-    found = _curves(setting, lambda run: run.history, lambda entry: entry["train_loss"])
-    if not found:
+    """Draw the training loss over epochs of each method, and the validation loss where rows were held out."""
+    validation = _curves(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
+    training = _curves(
+        setting, lambda run: run.selection_history if validation else run.history, lambda entry: entry["train_loss"]
+    )
+    if not training:
         return "no run has a training loss of each epoch"
-    caption = "Training loss over epochs, with what the method adds to it or drops. "
-    return _over_epochs("learning_curves", "Learning curves", setting, looks, {"training loss": found}, caption)
+    panels, caption = {"training loss": training}, "Training loss: with what the method adds to it or drops. "
+    if validation:
+        panels["validation loss"] = validation
+        caption += f"Validation loss: on {_scored_rows(setting, validation)}. "
+        caption += "A training loss that falls while the validation loss rises is overfitting. "
+    return _over_epochs("learning_curves", "Learning curves", setting, looks, panels, caption)
 
 
 def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
@@ -368,33 +389,24 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     metric = setting.answer.metric
     found = _curves(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
     if not found:
-        return _HELD_OUT
+        return "no run has scores on held-out rows; train with --selection-fraction 0.1"
     caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
     return _over_epochs("convergence", "Convergence", setting, looks, {metric: found}, caption)
-
-
-def losses(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
-    """Draw training and validation loss over epochs of each method."""
-    training = _curves(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
-    validation = _curves(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
-    if not validation:
-        return _HELD_OUT
-    caption = f"Validation loss: on {_scored_rows(setting, validation)}. "
-    caption += "A training loss that falls while the validation loss rises is overfitting. "
-    training = {label: training[label] for label in validation if label in training}
-    panels = {"training loss": training, "validation loss": validation}
-    return _over_epochs("losses", "Training and validation loss", setting, looks, panels, caption)
 
 
 def _scored_rows(setting: ReportedSetting, labels: Collection[str]) -> str:
     """Describe the rows on which the epochs of these methods are scored."""
     runs = {label: [run.selects_on_reported for run in setting.by_label[label]] for label in labels}
-    reported = [label for label, each in runs.items() if any(each)]
-    if not reported:
-        return _OWN_ROWS
-    if all(map(all, runs.values())):
-        return _REPORTED_ROWS
-    return f"{_OWN_ROWS}; of runs with protocol paper ({', '.join(reported)}), on {_REPORTED_ROWS}"
+    own = "rows held out of the training data, which are never those of the final score"
+    reported = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
+    flattered = [label for label, each in runs.items() if any(each)]
+    if not flattered:
+        return own
+    return (
+        reported
+        if all(map(all, runs.values()))
+        else f"{own}; of runs with protocol paper ({', '.join(flattered)}), on {reported}"
+    )
 
 
 def _curves(
@@ -439,10 +451,10 @@ def _over_epochs(
             y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
             color=encodings["color"],
         )
-        bands = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q")
-        lines = base.mark_line().encode(strokeDash=encodings["strokeDash"])
-        points = base.mark_point(filled=True, size=35, opacity=1).encode(shape=encodings["shape"])
-        charts.append(_sized(alt.layer(*([bands] if len(methods) <= _MOST_BANDS else []), lines, points)))
+        chart = _lines(base, encodings)
+        if len(methods) <= _MOST_BANDS:
+            chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
+        charts.append(_sized(chart))
         tables.append(values)
     bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
     caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
@@ -611,8 +623,7 @@ def grid_spread(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         )
         caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
         if reference is not None:
-            line = alt.Chart(alt.Data(values=[{"_y": reference.mean}])).mark_rule(color=MUTED, strokeDash=[2, 2])
-            chart += line.encode(y="_y:Q")
+            chart += _rule(_y=reference.mean).encode(y="_y:Q")
             caption += f" Dotted line: {reference.label}."
         title = f"Scores over all {first} and {second}, {method}"
         figures.append(Figure("grid", setting.name, title, caption, _sized(chart), values, method))
@@ -626,7 +637,6 @@ _OF_SETTING: dict[str, Callable[..., list[Figure] | str]] = {
     "Cost against gain": cost_against_gain,
     "Learning curves": learning_curves,
     "Convergence": convergence,
-    "Training and validation loss": losses,
     "Drop probability of each layer": drop_probabilities,
     "Scores over a grid, with and without an option": grid_spread,
     "Heat map of a grid": heat_maps,

@@ -73,7 +73,7 @@ def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -
     if charts:
         from vl_convert import javascript_bundle
 
-        scripts = [javascript_bundle(), _DRAW]
+        scripts = [javascript_bundle(), _DRAW]  # type: ignore[call-arg]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     page = _ENVIRONMENT.get_template("page.html").render(
         title=title,
