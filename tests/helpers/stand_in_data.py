@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from attendrop.tasks.glue import GLUE, submitted
+from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.sources import Source
 from helpers.tiny import sentence
 

@@ -18,8 +18,7 @@ import pytest
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.dialect import ENCODINGS, delimiter_of, encoding_of
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_table
 

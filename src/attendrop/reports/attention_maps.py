@@ -23,8 +23,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.plan import Plan
-from attendrop.attribution.gradient import attention_attribution, gradient_attribution
-from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options, spelled_options
@@ -40,8 +39,8 @@ from attendrop.reports.attention_drops import (
     record_drops,
 )
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import check_finished, check_keeps_model, load_run_model
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
+from attendrop.runs.model_source import check_finished, check_keeps_model
 from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
@@ -135,7 +134,7 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
+    :func:`attendrop.attribution.predictions.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
     place; for a predicted number it is that number plus one, so that the attributed score, minus the squared error,
     rises with the prediction.
 
@@ -297,7 +296,7 @@ def _of_run(
     metrics = read_metrics(folder) or {}
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     check_keeps_model(str(folder))
-    model, tokenizer = load_run_model(str(folder))
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
     head = head_of_model(model.config)
     task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)

@@ -34,8 +34,7 @@ from attendrop.studies.words import BASELINES_IN_WORDS
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.long_texts import HEAD, WINDOWS, of_documents
-from attendrop.tasks.tokenization import columns_of, encode, encode_columns
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, encode, encode_columns
 from attendrop.wording import counted
 
 # Texts shorter than this, in tokens, are not advised.

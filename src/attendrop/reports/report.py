@@ -20,7 +20,7 @@ from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.reports.tables import ResultTable, make_result_table
-from attendrop.runs.folder_lock import check_writable
+from attendrop.runs.run_folder import check_writable
 from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.units import REFERENCE
