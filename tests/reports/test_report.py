@@ -250,5 +250,3 @@ def test_the_report_of_a_run_is_about_this_run(
     ):
         assert wrong not in out and wrong not in page
     assert told in page
-
-

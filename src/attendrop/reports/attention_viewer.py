@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options
 from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
-from attendrop.reports.figures import MUTED, SERIES, alt
+from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page, script_json
 from attendrop.reports.results import Results, runs_folder
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
@@ -181,8 +182,8 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
                     seen = np.where(hidden, None, weights[head].ravel()).tolist()
                     maps.append(of | {"a": seen, "r": attributions[head].ravel().tolist(), "d": dropped})
                     of |= {"place": place, "dropped": len(dropped) / layer.possible.sum()}
-                    small = {"a": _pooled(weights[head]), "r": _pooled(attributions[head])}
-                    heads.append(of | {name: values.ravel().tolist() for name, values in small.items()})
+                    small = {"a": _pooled(weights[head]).tolist(), "r": _pooled(attributions[head]).tolist()}
+                    heads.append(of | small)
     names = [f"{place}. {shown.text[:80]}" for place, shown in enumerate(texts, 1)]
     text = alt.binding_select(options=list(range(len(texts))), labels=names, name="Text")
     shows = alt.binding_radio(options=["attention", "attribution"], name="Shown")
@@ -197,28 +198,27 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
         crosses = alt.binding_checkbox(name=f"Cross out what {stages.method.name} drops")
         params.append(alt.param("crosses", value=True, bind=crosses))
     side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(shown.tokens for shown in texts)))
-    shapes = {"heads": count, "layers": len(layers), "side": side, "crosses": stages.method is not None}
-    places = range(len(stages.stages))
-    above = [_map(place, stage.name, chosen, **shapes) for place, stage in enumerate(stages.stages)]
-    below = [_overview(place, chosen, count, len(layers)) for place in places]
+    crossed = stages.method is not None
+    above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
+    below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
     tokens = [{"text": number, "tokens": list(shown.stages[0].tokens)} for number, shown in enumerate(texts)]
     described = "Attention maps of a layer and head for a text, and an overview of all heads; a table has their values."
     config = {"view": {"stroke": None}, "axis": {"grid": False}, "legend": {"labelLimit": 300}}
     with warnings.catch_warnings():  # a click in either overview chooses: they share the selection
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
         chart = alt.vconcat(alt.hconcat(*above), alt.hconcat(*below)).add_params(*params)
-        found: dict[str, Any] = chart.to_dict() | {"description": described, "config": config}
-    return found | {"datasets": {"maps": maps, "heads": heads, "texts": tokens}}
+        spec: dict[str, Any] = chart.to_dict() | {"description": described, "config": config}
+    return spec | {"datasets": {"maps": maps, "heads": heads, "texts": tokens}}
 
 
 def _pooled(values: Numbers) -> Numbers:
-    """Return the value of largest size in each block of a map, ``(at most 8, at most 8)``."""
+    """Return the value of largest size in each block of a map, ``(at most 8 * 8,)``."""
     step = -(-len(values) // _BLOCKS)
     side = -(-len(values) // step)
     padded = np.zeros((side * step, side * step), dtype=values.dtype)
     padded[: len(values), : len(values)] = values
     blocks = padded.reshape(side, step, side, step).swapaxes(1, 2).reshape(side, side, -1)
-    return np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
+    return np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1).ravel()
 
 
 def _shaded(chart: alt.Chart) -> alt.Chart:
@@ -233,7 +233,7 @@ def _shaded(chart: alt.Chart) -> alt.Chart:
     )
 
 
-def _map(stage: int, name: str, chosen: alt.Parameter, *, side: int, crosses: bool, **_: int) -> alt.LayerChart:
+def _map(stage: int, name: str, chosen: alt.Parameter, side: int, *, crosses: bool) -> alt.LayerChart:
     """Draw the map of the chosen head in one model, with tokens of equal texts told apart by their numbers."""
     axis: dict[str, Any] = {"labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)", "labelLimit": 120}
     axis |= {"title": None, "ticks": False, "domain": False}

@@ -174,7 +174,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         return "there are no scores of the reference and of a method"
     reference, best = rows[0], best_of(metric)
     limits = [min(best, reference.mean + end) for end in _gain_limits(rows)]
-    records, moved = [], False
+    records: list[dict[str, Any]] = []
+    moved = False
     for row in rows:
         found = row.difference
         mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
@@ -217,16 +218,16 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
     methods, left_out = _shown_methods(setting, {reference, *(row.label for row in compared)}, looks)
     low, high = _gain_limits([rows[label] for label in methods])
-    records = []
+    records: list[dict[str, Any]] = []
     for row in map(rows.__getitem__, methods):
         found = row.difference
         text = "the reference" if found is None else interval(found, setting.answer.decimals)
-        record = {"method": row.label, "time": cost(row), "difference [95 %]": text}
+        record: dict[str, Any] = {"method": row.label, "time": cost(row), "difference [95 %]": text}
         record["seeds in common"] = "-" if found is None else str(found.n)
         ends = (None, None) if found is None else (found.known.low, found.known.high)
         # A time that is too short to be measured has no place on a logarithmic axis.
-        drawn = {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
-        records.append(record | drawn | dict(zip(("_low", "_high"), ends, strict=True)))
+        record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
+        records.append(record | {"_low": ends[0], "_high": ends[1]})
     base, values = chart_of(records)
     times = [record["_x"] for record in records]
     least, most = 0.8 * min(times), 1.25 * max(times)
@@ -327,7 +328,8 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
             continue
         methods, left_out = _shown_methods(group[-1], common, looks)
         metric, digits = group[0].answer.metric, max(each.answer.decimals for each in group)
-        records, every = [], []
+        records: list[dict[str, Any]] = []
+        every: list[float] = []
         for label in methods:
             for setting in group:
                 row = next(row for row in setting.answer.rows if row.label == label)
@@ -336,7 +338,8 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
                     found = mean_interval(list(row.scores.values()))
                     ends = [found.low, min(best_of(metric), found.high)]
                 every += row.scores.values()
-                record = {"method": label, "training rows": str(size(setting)), metric: number(row.mean, digits)}
+                record: dict[str, Any] = {"method": label, "training rows": str(size(setting))}
+                record[metric] = number(row.mean, digits)
                 for name, end in zip(("low", "high"), ends, strict=True):
                     record |= {name: "-" if end is None else number(end, digits), f"_{name}": end}
                 records.append(record | {"seeds": str(row.n), "_x": size(setting), "_y": row.mean})
@@ -432,13 +435,13 @@ def _over_epochs(
     methods, left_out = _shown_methods(setting, {label for panel in panels.values() for label in panel}, looks)
     encodings, charts, tables = _of_methods(methods), [], []
     for name, curves in panels.items():
-        records = []
+        records: list[dict[str, Any]] = []
         largest = max((abs(value) for each in curves.values() for curve in each for value in curve.values()), default=0)
         digits = decimals(largest / 100, 3)
         for label in (label for label in methods if label in curves):
             for epoch in sorted({epoch for curve in curves[label] for epoch in curve}):
                 each = [curve[epoch] for curve in curves[label] if epoch in curve]
-                record = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
+                record: dict[str, Any] = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
                 drawn = {"mean": statistics.fmean(each), "lowest": min(each), "highest": max(each)}
                 for what, value in drawn.items():
                     record |= {what: number(value, digits), f"_{what}": value}
@@ -540,7 +543,7 @@ def _grids(setting: ReportedSetting) -> list[list[Grid]]:
             others = (f"{other}={found.get(other)}" for other in varied if other not in (first, second))
             point = float(found[first]), float(found[second])
             grids.setdefault(" ".join([method, *others]), {})[point] = row
-        complete = [
+        complete: list[Grid] = [
             (name, first, second, cells)
             for name, cells in sorted(grids.items())
             if all(len(set(side)) > 1 for side in zip(*cells, strict=True))
@@ -550,7 +553,7 @@ def _grids(setting: ReportedSetting) -> list[list[Grid]]:
     return every
 
 
-def heat_maps(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
+def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the difference from the reference at each point of each grid, all with the same colours."""
     grids = [grid for each in _grids(setting) for grid in each]
     if not grids:
@@ -565,13 +568,13 @@ def heat_maps(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         return f"{value:.1f} points" if scale != 1 else number(value, digits)
 
     gains = []
-    for *_of, cells in grids:
+    for *_, cells in grids:
         paired = {point: row.versus(reference) for point, row in cells.items()}
         gains.append({point: scale * found.mean.value for point, found in paired.items() if found is not None})
     limit = max((abs(value) for each in gains for value in each.values()), default=0.0)
     figures = []
     for (name, first, second, cells), own in zip(grids, gains, strict=True):
-        records = []
+        records: list[dict[str, Any]] = []
         for (one, other), value in sorted(own.items()):
             gain, row = f"{value:+z.1f}" if scale != 1 else signed(value, digits), cells[one, other]
             record = {first: f"{one:g}", second: f"{other:g}", metric: number(row.mean, digits)}
@@ -599,7 +602,7 @@ def heat_maps(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     return figures
 
 
-def grid_spread(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
+def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     figures, metric = [], setting.answer.metric
     reference = next((row for row in setting.answer.rows if row.is_reference), None)

@@ -84,7 +84,7 @@ def read(folder: Path) -> Patterns:
         AttendropError: There is no such run, it trained with another method, or it took no dropout step.
     """
     _, metrics = read_finished(str(folder))
-    if AttendOut.name not in metrics["method"].split("+"):
+    if AttendOut.info.name not in metrics["method"].split("+"):
         raise AttendropError(
             f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "
             "method attendout."
@@ -165,7 +165,7 @@ def close_fit(patterns: Patterns, pieces: int) -> Fit:
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     """Make the method that follows the fitted curves, in the layers where AttendOut acted."""
     options = patterns.config["options"]
-    layers = options.get(AttendOut.name, options).get("layers", "all")
+    layers = options.get(AttendOut.info.name, options).get("layers", "all")
     knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
     return Scheduler(progress=knots, probabilities=curves, layers=layers)
 
