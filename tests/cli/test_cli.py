@@ -16,10 +16,10 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused, train_arguments
 
 from attendrop import AttendropError, cli
-from attendrop.files.output_files import sha256
 from attendrop.runs.config import RunConfig, checked
 from attendrop.runs.model_source import Source
 from attendrop.studies.comparison import Comparison
+from attendrop.support.files import sha256
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -19,12 +19,12 @@ from helpers.command_line import Captured
 from attendrop import AttendropError, cli
 from attendrop.cli.console import messages
 from attendrop.cli.progress import StudyProgress
-from attendrop.files.output_files import check_output
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.units import Event, Job, Unit
+from attendrop.support.files import check_output
 from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
 

@@ -20,7 +20,6 @@ from helpers.finished_runs import write_comparison, write_runs
 
 from attendrop import ADDrop, cli
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
 from attendrop.reports.attention_drops import DropMoment
 from attendrop.reports.attention_maps import DropSettings, LayerMaps, Stage, Stages, TextMaps
 from attendrop.reports.attention_viewer import (
@@ -34,6 +33,7 @@ from attendrop.reports.attention_viewer import (
 )
 from attendrop.reports.page import Section
 from attendrop.reports.results import read_results
+from attendrop.support.files import write_json
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 

@@ -12,9 +12,9 @@ import pytest
 from helpers.finished_runs import write_run, write_runs
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
 from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
+from attendrop.support.files import write_json, write_text
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from helpers.finished_runs import write_runs
 
-from attendrop.files.output_files import write_json
 from attendrop.reports.results import read_results
 from attendrop.reports.tables import ResultTable, make_result_table
 from attendrop.studies.answer import cells
+from attendrop.support.files import write_json
 
 PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
 

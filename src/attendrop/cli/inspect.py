@@ -18,8 +18,7 @@ from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SE
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.label_map import write_label_map
 from attendrop.tasks.values import may_be_missing
-from attendrop.text_tables import aligned
-from attendrop.wording import counted, names_of
+from attendrop.wording import aligned, counted, names_of
 
 if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig

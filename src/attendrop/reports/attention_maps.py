@@ -18,18 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from attendrop.argument_checks import check_choice
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.isolation import evaluating
+from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_choice
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options, spelled_options
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.devices import compute_device
-from attendrop.pruning.serialization import is_pruned
+from attendrop.pruning.pruned_model import is_pruned
 from attendrop.reports.attention_drops import (
     DropMoment,
     Learnt,
@@ -42,6 +39,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
 from attendrop.runs.model_source import check_finished, check_keeps_model
 from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.support.models import compute_device, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
@@ -134,7 +132,7 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.predictions.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
+    :func:`attendrop.attribution.targets.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
     place; for a predicted number it is that number plus one, so that the attributed score, minus the squared error,
     rises with the prediction.
 

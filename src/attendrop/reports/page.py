@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from attendrop.files.output_files import finite
+from attendrop.support.files import finite
 
 # Maximum size of an HTML page, in bytes; Vega has 0.9 million of them.
 MOST_BYTES = 6_000_000

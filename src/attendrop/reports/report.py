@@ -14,7 +14,6 @@ from typing import Any
 
 import attendrop
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite, sha256, write_bytes, write_json
 from attendrop.reports.attention_viewer import DEFAULT_VIEWER, ViewerOptions, attention_part
 from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
@@ -26,6 +25,7 @@ from attendrop.studies.statistics import ALPHA
 from attendrop.studies.units import REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import cost, ends, interval, number, signed
+from attendrop.support.files import finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
 

@@ -12,7 +12,7 @@ from attendrop.reports.results import Results
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS
 from attendrop.studies.words import number
-from attendrop.text_tables import NAMES_LEFT, in_latex, in_markdown, markdown_table
+from attendrop.wording import NAMES_LEFT, in_latex, in_markdown, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
 _LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}

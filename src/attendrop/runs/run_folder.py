@@ -29,19 +29,22 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, BASELINE_CONFIG, PRUNED_CONFIG, model_sha256
-from attendrop.files.output_files import (
+from attendrop.runs.config import RunConfig
+from attendrop.runs.run_file import DATA, PATHS, RUN_FILE, absolute_paths, by_content, located, partial_of, run_file
+from attendrop.support.files import (
+    ADAPTER_CONFIG,
+    BASELINE_CONFIG,
     PARTIAL,
+    PRUNED_CONFIG,
     disk_errors,
     known_sha256,
+    model_sha256,
     refuse_links,
     sha256,
     share_permissions,
     write_json,
     write_text,
 )
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import DATA, PATHS, RUN_FILE, absolute_paths, by_content, located, partial_of, run_file
 from attendrop.tasks.file_formats import files_of
 
 RUN = "run.json"

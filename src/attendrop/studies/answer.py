@@ -28,8 +28,7 @@ from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
 from attendrop.tasks.class_names import names_told
 from attendrop.tasks.unlabelled import unlabelled_decisions, unlabelled_told
-from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
-from attendrop.wording import counted
+from attendrop.wording import aligned, counted, csv_of_records, in_markdown, markdown_table
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005

@@ -16,12 +16,9 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.argument_checks import check_choice
-from attendrop.attention.isolation import forked_rng
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_text
-from attendrop.model_support.devices import compute_device
-from attendrop.pruning.serialization import without_report
+from attendrop.attention.hooks import forked_rng
+from attendrop.errors import AttendropError, check_choice
+from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
@@ -41,6 +38,8 @@ from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
+from attendrop.support.files import write_text
+from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.files.output_files import write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config
@@ -15,10 +14,10 @@ from attendrop.studies.answer import Answer
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.units import FROZEN, REFERENCE, Result, Unit
+from attendrop.support.files import write_text
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.text_tables import in_markdown
-from attendrop.wording import score_text
+from attendrop.wording import in_markdown, score_text
 
 # Options with which no row is set aside to score on.
 _ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}

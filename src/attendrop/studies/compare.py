@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.registry import build_method, labelled_method
 from attendrop.runs.config import RunConfig, declared, takes_options
 from attendrop.runs.data import fingerprint
@@ -31,8 +30,7 @@ from attendrop.studies.study import check_study_folder, write_compared, write_re
 from attendrop.studies.units import REFERENCE, Event, Job, Result, Unit, check_evaluation, duration
 from attendrop.studies.worker import StepReports
 from attendrop.tasks.base import Task
-from attendrop.text_tables import in_markdown
-from attendrop.wording import counted
+from attendrop.wording import counted, in_markdown
 
 # How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
 _FINAL_TO_SELECTION = 1.3

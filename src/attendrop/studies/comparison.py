@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import model_sha256
-from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
 from attendrop.runs.run_file import located
@@ -26,6 +24,7 @@ from attendrop.studies.units import (
     data_sha256,
     with_evaluation,
 )
+from attendrop.support.files import model_sha256, write_json
 from attendrop.tasks.file_formats import files_of
 
 if TYPE_CHECKING:

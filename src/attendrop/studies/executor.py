@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import model_sha256
-from attendrop.files.output_files import write_json
 from attendrop.methods.core.registry import is_of_this_program
 from attendrop.runs.run_folder import locked, number_of_processes, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
 from attendrop.studies.units import RUNS, Event, Job, Result, Unit, check_workers, data_sha256
 from attendrop.studies.worker import perform
+from attendrop.support.files import model_sha256, write_json
 
 LOCAL = "local"
 RAY = "ray:"

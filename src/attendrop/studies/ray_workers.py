@@ -16,14 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attendrop.argument_checks import check_count
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_bytes
+from attendrop.errors import AttendropError, check_count
 from attendrop.runs.run_folder import METRICS
 from attendrop.runs.shared_results import share_results
 from attendrop.studies.local_workers import threads_of_worker
 from attendrop.studies.units import Event, Job, available_cores
 from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
+from attendrop.support.files import write_bytes
 
 HERE = "local"
 _ADDRESS = re.compile(r"[^/]+:\d+")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
@@ -21,7 +20,8 @@ from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, c
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import COMPARED, LABEL, REPORTS, RUNS, Result
 from attendrop.studies.words import ends, interval, p_text
-from attendrop.text_tables import csv_of_records, in_markdown, markdown_table
+from attendrop.support.files import write_json, write_text
+from attendrop.wording import csv_of_records, in_markdown, markdown_table
 
 FILE = "study.json"
 

@@ -35,8 +35,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attendrop.argument_checks import check_choice, suggestion
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation

@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from attendrop.argument_checks import check_count
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_count
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import by_content
 from attendrop.wording import counted

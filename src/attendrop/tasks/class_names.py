@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.tasks.heads.builtin import ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import Table
 from attendrop.tasks.table_files import read_table

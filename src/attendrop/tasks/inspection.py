@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM
+from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.dialect import ENCODINGS, SEPARATORS, encoding_of
 from attendrop.tasks.file_formats import default_columns, default_label_type, extension_of, files_of

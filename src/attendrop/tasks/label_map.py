@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, write_text
+from attendrop.support.files import check_output, write_text
 from attendrop.tasks.heads.builtin import NUMBER, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_table

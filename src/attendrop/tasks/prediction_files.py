@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite, new_file
+from attendrop.support.files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.registry import GLUE, submitted

@@ -12,8 +12,7 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
-from attendrop.argument_checks import check_known
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.dialect import text_lines
 from attendrop.wording import counted

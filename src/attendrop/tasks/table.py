@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from attendrop.argument_checks import check_choice, check_known
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite, write_bytes
+from attendrop.errors import AttendropError, check_choice, check_known
+from attendrop.support.files import finite, write_bytes
 from attendrop.wording import names_of
 
 # What is done with labels of evaluation data that training lacks.

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import (
+from attendrop.support.files import (
     PARTIAL,
     check_output,
     disk_errors,
