@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from helpers.finished_runs import write_run, write_runs
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import ReportedRun, _grouped, read_results
+from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
 from attendrop.support.files import write_json, write_text
 
@@ -60,25 +58,6 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
         "others.csv, trained on words.csv",
     ]
     assert [row.label for row in results.overall] == ["r-drop"]
-
-
-def test_naming_settings_takes_time_in_proportion_to_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.reports.results._answer", lambda runs, reference: None)
-
-    def work(settings: int) -> int:
-        metrics = {"model": "m", "metric": "accuracy", "task": "cola", "method": "finetune", "data": {"source": "task"}}
-        options = [{"task": "cola", "learning_rate": rate, "epochs": 3} for rate in range(settings)]
-        first = [ReportedRun(str(number), "finetune", metrics | {"config": own}) for number, own in enumerate(options)]
-        calls = Counter[str]()
-        sys.setprofile(lambda frame, event, _: calls.update([event]))
-        try:
-            names = [each.name for each in _grouped(first, "finetune")]
-        finally:
-            sys.setprofile(None)
-        assert names == [f"cola, learning_rate={rate}" for rate in range(settings)]
-        return calls["call"] + calls["c_call"]
-
-    assert work(160) < 5 * work(40)
 
 
 def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:

@@ -18,6 +18,8 @@ from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
+from attendrop.studies.executor import open_runner
+from attendrop.studies.units import Unit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -14,7 +14,7 @@ from helpers import tiny
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_stages import load_stages
+from attendrop.reports.attention_maps import load_stages
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict

@@ -11,7 +11,7 @@ import pytest
 from helpers import tiny
 
 import attendrop
-from attendrop.reports.report_page import methods_table
+from attendrop.reports.report import methods_table
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import SHIFTED_COLUMNS, answer
@@ -56,10 +56,10 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert "held out" in (folder / "answer/answer.md").read_text(encoding="utf-8")
     read = read_results(folder / "answer")
     assert [each.answer for each in read.settings] == [outcome.answer]
-    page = methods_table(read)
-    assert [name for name, _ in page.columns][-2:] == list(SHIFTED_COLUMNS)
-    assert page.caption.endswith("; score and difference on rows unlike the training rows.")
-    assert {cells[0].text: cells[-2].value for cells in page.rows} == {row["label"]: row["mean"] for row in shifted}
+    header, rows, caption = methods_table(read)
+    assert header[-2:] == list(SHIFTED_COLUMNS)
+    assert caption.endswith("; score and difference on rows unlike the training rows.")
+    assert {row[0]: row[-2].split("\xa0")[0] for row in rows} == {row["label"]: f"{row['mean']:.3f}" for row in shifted}
     assert f" on {outcome.answer.shifted.scored_on}. These are" in (outcome.best / "README.md").read_text("utf-8")
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows
@@ -101,8 +101,8 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert of_errors is not None and of_errors.margin == pytest.approx(1.002)  # 1 % of the reference's error there
     small = [run(each["method"], each["seed"], -0.9, -each["score"] / 1000) for each in runs]
     of_small = answer([each | {"metric": "neg_mse"} for each in small])  # with more decimals than usual there
-    page = methods_table(Results(Path(), (ReportedSetting("files", of_small, ()),), (), ()))
-    cells = " ".join(cell.text for each in page.rows for cell in each).replace("\xa0", " ")
+    _, rows, _ = methods_table(Results(Path(), (ReportedSetting("files", of_small, ()),), (), ()))
+    cells = " ".join(cell for row in rows for cell in row).replace("\xa0", " ")
     texts = ("\n".join(of_small.lines()), of_small.markdown(), cells)
     assert all("-0.000902 ± 0.000002" in text for text in texts)
     assert "Plain fine-tuning scores -0.000902 there, and -0.900 on the usual rows." in texts[0]

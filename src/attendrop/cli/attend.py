@@ -39,7 +39,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_stages import load_stages
+    from attendrop.reports.attention_maps import load_stages
     from attendrop.reports.attention_viewer import attention_page, show_texts
 
     options = read_settings(settings or [])
