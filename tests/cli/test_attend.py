@@ -123,7 +123,7 @@ def test_a_base_model_that_is_gone_leaves_the_trained_one(folder: Path, capsys: 
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        ("ad-drop", [PAIR[0]], "was trained on pairs of texts; give one --text-pair for each text"),
+        ("ad-drop", [PAIR[0], "--overwrite"], "was trained on pairs of texts; give one --text-pair for each text"),
         ("model", [PAIR[0], "x", "--text-pair", "y"], "2 texts and 1 second text"),
         ("model", [""], "A text cannot be shown"),
         ("model", ["the cat", "--attribution", "saliency"], "saliency"),
