@@ -53,7 +53,7 @@ def test_all_that_is_doubtful_is_found(ugly: str) -> None:
     known = inspect_files(ugly).table.column("message")[0]
     Path("dev.csv").write_text(f"message,category\n  {known.upper()},Delivery\nnew,Lost\n")
     found = inspect_files(ugly, "dev.csv")
-    assert (len(found.table.rows), found.written_as) == (119, "Windows-1252 (a guess), separated by semicolons, quoted")
+    assert (len(found.table), found.written_as) == (119, "Windows-1252 (a guess), separated by semicolons, quoted")
     assert {column.name: column.role for column in found.columns} == {
         **{"id": "id", "date": "date", "channel": "source", "message": "text", "category": "label"},
         **{"hours": "", "category.2": "constant", "note": "empty"},

@@ -17,7 +17,7 @@ from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.metrics import compute_scores, constant_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.table_files import read_table
+from attendrop.tasks.table import read_table
 
 OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")

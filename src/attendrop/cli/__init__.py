@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code
 # Module and package, where they have different names.
-_IMPORTED = ("typer", "rich", "datasets", "accelerate", "filelock", "scipy", "seqeval", "sacrebleu")
+_IMPORTED = ("typer", "rich", "datasets", "accelerate", "filelock", "pandas", "scipy", "seqeval", "sacrebleu")
 _NEEDED = {name: name for name in _IMPORTED}
 _NEEDED["sklearn"] = "scikit-learn"
 

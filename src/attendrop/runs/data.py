@@ -19,16 +19,17 @@ from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.class_names import (
     check_label_names,
+    check_unlabelled,
     counted_names,
     in_words,
     read_label_names,
+    read_unlabelled,
     same_text,
     telling_names,
     why_no_names,
     why_no_rows,
 )
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
 from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.long_texts import texts_of
@@ -36,8 +37,8 @@ from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.table import files_of
 from attendrop.tasks.tokenization import encode
-from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
 from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -63,7 +64,7 @@ class Parts:
         names: Number of the last training rows that are names of classes, by the option ``label_names``.
         names_left_out: Such texts that are no rows, because a row has them that is not trained on.
         unlabelled: Texts of the option ``unlabelled``, if it is given.
-        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.unlabelled.read_unlabelled`.
+        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.class_names.read_unlabelled`.
     """
 
     train: Dataset

@@ -11,8 +11,8 @@ from typing import Any
 from attendrop.files.model_files import lasting_name
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.table import files_of
 from attendrop.text_tables import in_markdown
 from attendrop.wording import counted, interval_of, score_text
 

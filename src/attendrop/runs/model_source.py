@@ -12,11 +12,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import as_in_runs, refuse_options_of_files
 from attendrop.runs.declared_options import PATH, check_fields, option
 from attendrop.runs.run_folder import keeps_model, run_options
-from attendrop.tasks.dialect import STDIN
-from attendrop.tasks.file_formats import default_columns
-from attendrop.tasks.label_map import label_columns
-from attendrop.tasks.table import BadRows
-from attendrop.tasks.table_files import column_names, read_chunks
+from attendrop.tasks.labels import label_columns
+from attendrop.tasks.table import STDIN, BadRows, column_names, default_columns, read_chunks
 from attendrop.wording import names_of
 
 # Number of rows in memory at a time, which are sorted by length into batches.

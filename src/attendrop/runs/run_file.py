@@ -16,7 +16,7 @@ from attendrop.files.model_files import MINILM
 from attendrop.runs.config import RunConfig
 from attendrop.runs.declared_options import checked, declared
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.table import files_of
 
 # Characters that a file may stand for when its aliases, ``*name``, are written out: nested ones double them each time.
 _MOST_CHARACTERS = 10**6

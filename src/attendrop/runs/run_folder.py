@@ -34,7 +34,7 @@ from attendrop.files.output_files import (
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_held, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, absolute_paths, by_content, located, run_file
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.table import files_of
 
 RUN = "run.json"
 METRICS = "metrics.json"

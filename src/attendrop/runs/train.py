@@ -59,12 +59,11 @@ from attendrop.runs.run_metrics import (
 from attendrop.runs.run_trainer import RunTrainer, check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.training_args import num_epochs
-from attendrop.tasks.class_names import names_told
+from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
-from attendrop.tasks.unlabelled import unlabelled_told
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)

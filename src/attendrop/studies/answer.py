@@ -26,8 +26,7 @@ from attendrop.studies.method_rows import (
 from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
 from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
-from attendrop.tasks.class_names import names_told
-from attendrop.tasks.unlabelled import unlabelled_decisions, unlabelled_told
+from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
 from attendrop.text_tables import aligned, csv_of_records, in_markdown, markdown_table
 from attendrop.wording import counted
 

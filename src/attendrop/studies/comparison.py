@@ -27,7 +27,7 @@ from attendrop.studies.units import (
     data_sha256,
     with_evaluation,
 )
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.table import files_of
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task
-from attendrop.tasks.sources import Source, TabbedFile, hub_rows
+from attendrop.tasks.base import Source, TabbedFile, Task, hub_rows
 
 _HIGHEST = 5  # of the numbers of STS-B
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}

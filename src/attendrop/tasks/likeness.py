@@ -198,7 +198,7 @@ def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
     """
     rows = _sampled(len(texts), 0)
     try:
-        vectors = _tfidf([texts[row] for row in rows])
+        vectors = _tfidf([texts[row] for row in rows]).astype(np.float32)  # their products are the most memory
     except AttendropError:
         return None
     labels = np.unique([names[row] for row in rows], return_inverse=True)[1]

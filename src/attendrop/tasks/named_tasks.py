@@ -12,13 +12,9 @@ from typing import Any
 
 from datasets import Dataset
 
-from attendrop.tasks.base import Task
-from attendrop.tasks.dialect import text_lines
-from attendrop.tasks.file_formats import SOURCE, TARGET
+from attendrop.tasks.base import Row, Source, TabbedFile, Task, hub_rows
 from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
-from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import WORDS, Sentence, decode, read_sentences
+from attendrop.tasks.table import SOURCE, TARGET, WORDS, Sentence, read_sentences, read_table, text_lines
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
@@ -39,7 +35,8 @@ def _imdb_rows(path: Path) -> Iterator[Row]:
     if path.is_dir():
         for label in ("neg", "pos"):
             for file in sorted((path / label).glob("*.txt")):
-                yield Row(path, file.name, (decode(file),), label)
+                with text_lines(file) as lines:
+                    yield Row(path, file.name, ("".join(lines),), label)
         return
     table = read_table(path)
     for place, (text, label) in zip(table.places, table.values(("text", "label")), strict=True):
@@ -115,7 +112,7 @@ def _arc_rows(path: Path) -> Iterator[Row]:
 def _arc_copy(path: Path) -> Iterator[Row]:
     """Read a CSV file, but for questions whose correct choice it lost."""
     lost = count = 0
-    with text_lines(path, "") as lines:
+    with text_lines(path) as lines:
         for count, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
             choices, letter = read_choices(columns), _letter(key, _LETTERS)
             if letter in _LETTERS[: len(choices)]:

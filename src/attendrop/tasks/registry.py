@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attendrop.argument_checks import check_known
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import Source, Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.named_tasks import NAMED_TASKS
-from attendrop.tasks.sources import Source
 
 _SOURCES = {source.task.name: source for source in (*GLUE.values(), *NAMED_TASKS)}
 
