@@ -6,8 +6,13 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo dist test test-dist test-slow test-all test-lowest mutants gpu coverage lint format typecheck house bench bench-study docs families frozen site study study-attendout trajectories clean
+.PHONY: help demo dist test test-dist test-slow test-all test-lowest mutants gpu coverage lint format typecheck house bench bench-study docs families frozen site study study-attendout trajectories clean
 
+# The targets, with the comments above them.
+help:
+	@awk '/^# /{text = text substr($$0, 2) "\n"} /^[a-z-]+:/{split($$0, name, ":"); if (text) printf "%s\n%s", name[1], text} !/^# /{text = ""}' $(MAKEFILE_LIST)
+
+# The demonstration, `attendrop demo`: minutes.
 demo: $(STAMP)
 	$(BIN)/attendrop demo
 

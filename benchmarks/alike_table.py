@@ -1,4 +1,4 @@
-"""Print the table of step 5 of docs/does-it-help.md, from ``results/``: ``python benchmarks/alike_table.py``.
+"""Print the table of step 5 of docs/experiments.md, from ``results/``: ``python benchmarks/alike_table.py``.
 
 Each cell is a method's mean difference from plain fine-tuning on the same training rows. Intervals are over draws and
 evaluation rows where all draws have the same evaluation rows, and over draws otherwise.

@@ -1,4 +1,4 @@
-"""What names of classes are worth to a linear model on a frozen encoder, for step 6 of docs/does-it-help.md.
+"""What names of classes are worth to a linear model on a frozen encoder, for step 6 of docs/experiments.md.
 
 Needs ``ATTENDROP_DATA``. The first command runs it, minutes on a core, the second prints the tables:
     python benchmarks/label_names_linear.py run [MODEL ...]
@@ -30,7 +30,7 @@ from attendrop.tasks.row_scores import RowScores
 from attendrop.tasks.splits import few_shot
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help" / "6_label_names"
-ROWS, DRAWS = (1, 2, 3, 5, 10, 20), range(10)
+ROWS, DRAWS = (1, 2, 3, 5, 7, 10, 20), range(10)
 # What is fitted, by its name in the results. The last four were tried as other forms of names.
 FORMS = {
     "rows": "rows alone",
@@ -67,8 +67,9 @@ class Encoder:
         return np.stack([self.known[text] for text in texts])
 
 
-def runs(encoder: Encoder, data: str) -> Iterator[dict[str, Any]]:
-    """Yield what each form has of a data set's test rows."""
+def runs(encoder: Encoder, data: str, kept: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what each form has of a data set's test rows, except for draws that are kept."""
+    done = {(run["shots"], run["draw"]) for run in kept if run["data"] == data}
     folder = Path(os.environ["ATTENDROP_DATA"]) / data
     loaded = load_files(
         train_file=folder / "train.csv", eval_file=folder / "test.csv", text_columns=["text"], label_column=DATA[data],
@@ -80,6 +81,8 @@ def runs(encoder: Encoder, data: str) -> Iterator[dict[str, Any]]:
     scored = encoder(test["text"])
     for rows in ROWS:
         for draw in DRAWS:
+            if (rows, draw) in done:
+                continue
             own, more = (few_shot(train, task, count, draw) for count in (rows, rows + 1))
             texts, labels = own["text"][:], own["label"][:]
             about = [f"a message about {name}" for name in words]
@@ -97,7 +100,7 @@ def runs(encoder: Encoder, data: str) -> Iterator[dict[str, Any]]:
             for form, (read, labelled) in sets.items():
                 fit = fit_logistic_regression(encoder(read), labelled, len(names))
                 found = RowScores(fit.outputs(scored).argmax(axis=1) == right, len(right), data)
-                yield {"data": data, "rows": rows, "draw": draw, "form": form, **found.as_dict()}
+                yield {"data": data, "shots": rows, "draw": draw, "form": form, **found.as_dict()}
 
 
 def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -111,7 +114,7 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
                     [
                         RowScores.from_dict(each).values
                         for each in kept
-                        if (each["data"], each["rows"], each["form"]) == (data, rows, form)
+                        if (each["data"], each["shots"], each["form"]) == (data, rows, form)
                     ]
                 ).astype(float)
                 for form in FORMS
@@ -131,10 +134,11 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         RESULTS.mkdir(parents=True, exist_ok=True)
         for name in models:
-            encoder = Encoder(name)
-            found = [run for data in DATA for run in runs(encoder, data)]
-            lines = (json.dumps(run) + "\n" for run in found)
-            (RESULTS / f"linear-{Path(name).name}.jsonl").write_text("".join(lines), encoding="utf-8")
+            encoder, file = Encoder(name), RESULTS / f"linear-{Path(name).name}.jsonl"
+            kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+            with file.open("a", encoding="utf-8") as lines:
+                for run in (run for data in DATA for run in runs(encoder, data, kept)):
+                    print(json.dumps(run), file=lines, flush=True)
     for file in sorted(RESULTS.glob("linear-*.jsonl")):
         kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         print(

@@ -2,8 +2,8 @@
 
 Simulates runs of plain fine-tuning and of methods on a sample of evaluation rows, draws the rows anew each time, and
 counts how often a method that is not ahead is called ahead, how often the 95 % interval covers the true difference, and
-how often a true difference is shown. Prints the tables of docs/compare.md: of each metric, of groups, and of the power;
-an hour on one core.
+how often a true difference is shown. Prints the tables of docs/experiments.md: of each metric, of groups, and of
+the power; an hour on one core.
 """
 
 import argparse

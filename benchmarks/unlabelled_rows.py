@@ -1,4 +1,4 @@
-"""Write texts without labels, for step 7 of docs/does-it-help.md: ``python benchmarks/unlabelled_rows.py FOLDER``.
+"""Write texts without labels, for step 7 of docs/experiments.md: ``python benchmarks/unlabelled_rows.py FOLDER``.
 
 Needs ``ATTENDROP_DATA``. Of Banking77 and HWU64, ``FOLDER/DATA/4000.csv`` and ``500.csv`` have random texts of the
 training file, whose rows that a run draws are left out by themselves, and ``other.csv``, the control, 4,000 texts of

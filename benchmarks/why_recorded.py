@@ -3,7 +3,7 @@
 The separate pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
 loss (it contrasts the label with the classes that it is confused with), one epoch old, and made under the masks of that
 epoch's dropping. Each of these is changed separately here: ``python benchmarks/why_recorded.py FOLDER``, about an hour
-on a core. The answer is in FOLDER; the results are in docs/does-it-help.md.
+on a core. The answer is in FOLDER; the results are in docs/experiments.md.
 """
 
 import argparse

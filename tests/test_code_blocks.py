@@ -35,10 +35,8 @@ NEEDED = {
     "csv_to_served_model": "onnxruntime",
     "export": "onnxruntime",
     "lora": "peft",
-    "method_package": "setuptools",
     "prune": "onnxruntime",
     "prune_and_serve": "onnxruntime",
-    "study_on_ray": "ray",
 }
 
 _FILES = "--train-file train.csv --eval-file dev.csv --label-column label --text-columns"

@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import alike_table
+import label_names_linear
 import quoted_figures
 
 from attendrop import ADDrop
@@ -63,7 +64,13 @@ def test_decision_and_intervals_follow_from_the_kept_runs(folder: Path) -> None:
 
 
 def test_the_table_of_all_methods_follows_from_the_kept_runs() -> None:
-    assert "\n".join(alike_table.lines()) in (ROOT / "docs" / "does-it-help.md").read_text(encoding="utf-8")
+    assert "\n".join(alike_table.lines()) in (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_names_of_classes_follows_from_the_kept_scores() -> None:
+    lines = (label_names_linear.RESULTS / "linear-minilm.jsonl").read_text(encoding="utf-8").splitlines()
+    table = label_names_linear.table([json.loads(line) for line in lines])
+    assert "\n".join(table) in (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
 def _figures(text: str) -> str:

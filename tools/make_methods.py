@@ -48,7 +48,7 @@ loss, penalties included.
 
 Two methods that help need not help more together: `ad-drop+r-drop` was not shown to be ahead of the better of them on
 real messages, and was 0.026 [0.017, 0.034] behind AD-DROP alone on generated ones, over five draws
-([measured](does-it-help.md#the-study-step-5-which-rows-and-every-method-on-them)). Compare before you combine.
+([measured](experiments.md#2026-11-27-step-5-which-rows-and-every-method-on-them)). Compare before you combine.
 
 | methods | time | memory |
 |---|---|---|

@@ -34,7 +34,7 @@ new_rows = _script()
 def test_level_and_coverage(metric: str) -> None:
     """With 1,000 simulations a fraction of 0.05 is known to 0.007, and one of 0.93 to 0.008 (a standard error).
 
-    A part of the cells of docs/compare.md, minutes instead of an hour.
+    A part of the cells of docs/experiments.md, minutes instead of an hour.
     """
     found = {cell: new_rows.simulate(cell, 1000) for cell in new_rows.cells(metric, (100, 1000), (0.0, 0.022))}
     assert max(each.ahead for each in found.values()) <= 0.05

@@ -101,7 +101,7 @@ def test_labels_of_one_row_each_are_classes_if_they_are_words(
 
 INSPECTED = {
     "yes, such as 'lost card'": ["lost_card", "new_card"] * 5,
-    "no, since there are more than 10 rows a class": ["lost_card", "new_card"] * 11,
+    "no, since there are more than 7 rows a class": ["lost_card", "new_card"] * 8,
     "no, since 'C1' says nothing in words": ["C1", "C2"] * 5,
     "": ["0.5", "1.5"] * 5,
 }

@@ -14,7 +14,7 @@ from attendrop.cli.run_options import run_option
 from attendrop.runs.declared_options import checked
 from attendrop.studies.comparison import Comparison
 
-SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10 --label-names none")
+SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")
 logger = logging.getLogger(__name__)
 
 
@@ -24,7 +24,7 @@ def demo(
         str, typer.Option(help="Folder of the data and the answer; finished runs are not repeated.")
     ] = "attendrop-demo",
     model: Annotated[str, run_option("model")] = "minilm",
-    seeds: Annotated[int, run_option("seeds", of=Comparison)] = 5,
+    seeds: Annotated[int, run_option("seeds", of=Comparison)] = 4,
     workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,

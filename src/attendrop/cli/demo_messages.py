@@ -19,7 +19,7 @@ from attendrop.text_tables import csv_table
 
 COLUMNS = ("message", "topic")
 # Rows of each topic.
-TRAIN_ROWS, TEST_ROWS = 5, 105
+TRAIN_ROWS, TEST_ROWS = 5, 50
 Row = tuple[str, str]
 Item = TypeVar("Item")
 # Phrases for what was booked, and for what is wanted.
@@ -103,25 +103,25 @@ _GREETINGS = ("Hello! ", "Hi! ", "Good morning! ", "", "")
 _CLOSINGS = (" Thanks.", " Best regards.", "", "", "")
 
 
-def generate_messages(seed: int = 0) -> tuple[list[Row], list[Row]]:
-    """Generate rows of message and topic, all different: 240 to train on, 5 of each of 48 topics; 5,040 to test on.
+def generate_messages(seed: int = 0, test_rows: int = TEST_ROWS) -> tuple[list[Row], list[Row]]:
+    """Generate rows of message and topic, all different: 5 of each of 48 topics to train on, ``test_rows`` to test on.
 
-    The same seed gives the same rows on every machine.
+    The same arguments give the same rows on every machine, and the same seed the same training rows.
     """
     writer = _Writer(seed)
     phrases = {name: writer.shuffled(every) for name, every in (BOOKINGS | WISHES).items()}
     known = {name: every[: len(every) // 2] for name, every in phrases.items()}
-    return writer.rows(known, TRAIN_ROWS), writer.rows(phrases, TEST_ROWS)
+    return writer.rows(known, TRAIN_ROWS), writer.rows(phrases, test_rows)
 
 
-def write_messages(folder: Path, draw: int = 0) -> tuple[Path, Path]:
+def write_messages(folder: Path, draw: int = 0, test_rows: int = TEST_ROWS) -> tuple[Path, Path]:
     """Write ``train.csv`` and ``test.csv`` of a draw, unless they are there; return their paths.
 
     Raises:
         AttendropError: One of them is there with other content.
     """
     train, test = folder / "train.csv", folder / "test.csv"
-    tables = (csv_table(COLUMNS, rows) for rows in generate_messages(draw))
+    tables = (csv_table(COLUMNS, rows) for rows in generate_messages(draw, test_rows))
     contents = dict(zip((train, test), tables, strict=True))
     for path, content in contents.items():
         if path.exists() and path.read_bytes() != content.encode():
