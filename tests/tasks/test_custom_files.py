@@ -173,12 +173,6 @@ def test_decimal_commas_are_read_where_semicolons_separate_columns(folder: Path)
         load_train(scores(";", "0,5", "-", "1,5"))
 
 
-def test_classes_of_a_saved_run(folder: Path) -> None:
-    name = write("a.csv", "text,label\na,yes\nb,yes\n")
-    assert read_for(("yes", "maybe", "no"), name, label_column="label")["label"] == [0, 0]
-    assert list(read_for(("yes", "no"), name)) == ["text", "index"]
-
-
 BAD_FILES = [
     ("a.csv", "txt,label\na,b\n", "a.csv has no column 'text'; did you mean 'txt'?"),
     ("a.csv", "x,y\na,b\n", "a.csv has no column 'text'; its columns are 'x', 'y'."),

@@ -15,7 +15,7 @@ from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.groups import GROUP, ungrouped
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
-from attendrop.tasks.inspection import group_columns
+from attendrop.tasks.inspection import describe, group_columns
 from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table, read_chunks, read_table
 from attendrop.tasks.values import is_missing, joined_labels, pointed, written
@@ -67,7 +67,6 @@ def load_files(
             message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
-    _check_names(text_columns, label_column)
     meanings = {} if label_map is None else read_label_map(label_map)
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     tables = {split: read_table(path, bad) for split, path in paths.items()}
@@ -80,7 +79,7 @@ def load_files(
     labels = train.column(label_column) if label_column in train.columns else []
     first = next(filter(written, labels), next((label for label in labels if label is not None), None))
     kinds = candidate_heads(label_type, [train.column(name)[0] for name in text_columns], first)
-    _check_number(kinds[0], text_columns)
+    _check_columns(kinds[0], text_columns, label_column)
     tables = {split: _with_texts(table, text_columns, kinds[0], bad) for split, table in tables.items()}
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
@@ -103,16 +102,15 @@ def load_files(
     train = read["train"]
     if shift_column is not None:
         splits["train"][SHIFT_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(shift_column)]
-    grouped = ""
-    if group_column is not None:
-        for split, table in read.items():
-            splits[split][GROUP] = _group_values(table, group_column)
-    elif names := group_columns(train, (*text_columns, *label_columns(train.columns, label_column))):
-        values = [str(value) for value in train.column(names[0]) if not is_missing(value)]
-        grouped = ungrouped(names[0], len(set(values)), len(train))
+    for split, table in read.items() if group_column is not None else ():
+        splits[split][GROUP] = _group_values(table, str(group_column))
+    used, looks_grouped = {*text_columns, *label_columns(train.columns, label_column)}, ""
+    others = {name: describe(train, name) for name in train.columns if name not in used and group_column is None}
+    if names := group_columns(others.values()):
+        looks_grouped = ungrouped(names[0], others[names[0]].distinct, len(train))
     files = ", ".join(str(table.path) for table in read.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), grouped)
+    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), looks_grouped)
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,7 @@ def stream_file(
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
     not read.
     """
-    _check_names(text_columns, label_column)
-    _check_number(head, text_columns)
+    _check_columns(head, text_columns, label_column)
     meanings = {} if label_map is None else read_label_map(label_map)
 
     def as_trained_on(value: Any) -> Any:
@@ -170,13 +167,10 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
     return replace(task, options=head.options(), unknown_names=head.unknown_names)
 
 
-def _check_names(text_columns: Sequence[str], label_column: str | None) -> None:
+def _check_columns(reader: Head | type[Head], text_columns: Sequence[str], label_column: str | None) -> None:
     named = [*text_columns, *([] if label_column is None else [label_column])]
     if repeated := [name for name in named if named.count(name) > 1]:
         raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
-
-
-def _check_number(reader: Head | type[Head], text_columns: Sequence[str]) -> None:
     least, most, given = reader.least_inputs, reader.most_inputs, len(text_columns)
     if not least <= given <= most:
         wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"

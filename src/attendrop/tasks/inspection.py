@@ -6,7 +6,7 @@ import importlib.util
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -138,15 +138,11 @@ class Inspection:
     may_be_ratings: bool  # whether labels that are guessed to be classes may be ratings, such as 1 to 5
     bad: BadRows  # that cannot be read
 
-    @property
+    @cached_property
     def group_columns(self) -> list[str]:
         """The columns, here and in the evaluation file, by which rows may belong together."""
-        return [
-            column.name
-            for column in self.columns
-            if column.name not in self.text_columns and column.role != LABEL and _may_group(column)
-            if self.evaluated is None or column.name in self.evaluated.columns
-        ]
+        others = [each for each in self.columns if each.role != LABEL and each.name not in self.text_columns]
+        return [n for n in group_columns(others) if self.evaluated is None or n in self.evaluated.columns]
 
     @cached_property
     def tags(self) -> dict[str, int]:
@@ -328,9 +324,16 @@ def inspect_files(
     _check_form(table, texts, label_column, label_type, given=not candidates)
     labels = _label_counts(table, label_column, kind)
     is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
+    unclear = ""
     with warnings.catch_warnings(record=True) as doubted:
         warnings.simplefilter("always")
-        unclear = _unclear([table, *evaluated], str(label_column), labels) if is_guess else ""
+        try:
+            if is_guess:
+                said = [t.checked(str(label_column), value_problem, BadRows(skip=True)) for t in (table, *evaluated)]
+                if not are_numbers({str(each.path): each for each in said}, str(label_column)):
+                    check_classes(said[0], str(label_column), labels)
+        except AttendropError as error:
+            unclear = str(error)
     ratings = is_guess and len(labels) > 3 and all(name.isdecimal() and 1 <= int(name) <= 10 for name in labels)
     for name in label_columns(list(columns), label_column):
         columns[name] = replace(describe(table, name), role=LABEL)
@@ -403,22 +406,18 @@ def check_files(
     return found
 
 
-def group_columns(table: Table, others: Collection[str] = ()) -> list[str]:
+def group_columns(columns: Iterable[Column]) -> list[str]:
     """Guess by which columns rows may belong together: names of groups, ids or sources, most values several times.
 
-    Columns of fewer than ten values, of texts, and ``others``, such as those of the labels, are left out.
+    Columns of fewer than ten values, and of texts, are left out.
     """
-    named = (name for name in table.columns if name not in others and _names_groups(name))
-    return [name for name in named if _may_group(describe(table, name))]
-
-
-def _names_groups(name: str) -> bool:
-    return _GROUP.fullmatch(name) is not None or _named(name, ID) or _named(name, SOURCE)
-
-
-def _may_group(column: Column) -> bool:
-    several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
-    return several and column.words < _LONG_TEXT and _names_groups(column.name)
+    found = []
+    for column in columns:
+        named = _GROUP.fullmatch(column.name) or _named(column.name, ID) or _named(column.name, SOURCE)
+        several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
+        if named and several and column.words < _LONG_TEXT:
+            found.append(column.name)
+    return found
 
 
 def _named(name: str, role: str) -> bool:
@@ -491,17 +490,6 @@ def _check_form(table: Table, texts: Sequence[str], label: str | None, label_typ
     known = label is not None and (given or _named(label, LABEL))
     columns = [label] if known else table.columns
     check_form(table, texts, [name for name in columns if name in table.columns], label_type, guessed=not known)
-
-
-def _unclear(tables: Sequence[Table], column: str, labels: Collection[str]) -> str:
-    """Return why labels may be neither classes nor numbers; empty if they are clear."""
-    said = [table.checked(column, value_problem, BadRows(skip=True)) for table in tables]
-    try:
-        if not are_numbers({str(table.path): table for table in said}, column):
-            check_classes(said[0], column, labels)
-    except AttendropError as error:
-        return str(error)
-    return ""
 
 
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:

@@ -27,7 +27,6 @@ from attendrop.tasks.table import BadRows, Table, read_table
 from attendrop.tasks.values import (
     class_name,
     is_missing,
-    json_list,
     label_names,
     listed,
     may_be_missing,
@@ -171,12 +170,10 @@ def as_meant(
         return table
 
     def meaning(value: Any, several: bool) -> Any:
-        if isinstance(value, list):
-            return [meaning(each, False) for each in value]
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
-            if label in meanings:
+            if label in meanings and not isinstance(value, list):
                 return meanings[label]
-        if isinstance(value, str) and (found := json_list(value)) is not None:
+        if (found := listed(value)) is not None:
             return [meaning(each, False) for each in found]
         if several and isinstance(value, str) and (names := list(filter(None, label_names(value)))):
             return [meanings.get(name, name) for name in names]

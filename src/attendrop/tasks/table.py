@@ -199,7 +199,7 @@ class Table:
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        return self.frame.columns[1:].tolist()
+        return list(self.frame.columns[1:])
 
     @property
     def places(self) -> list[str]:
@@ -211,7 +211,8 @@ class Table:
         if name not in self.frame.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
-        return self.frame[name].tolist()
+        values: list[Any] = self.frame[name].tolist()
+        return values
 
     def values(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
@@ -221,7 +222,9 @@ class Table:
         """Return the table with other values in a column, or with another column, the last."""
         import pandas as pd
 
-        return replace(self, frame=self.frame.assign(**{name: pd.Series(values, self.frame.index, object)}))
+        frame = self.frame.copy(deep=False)
+        frame[name] = pd.Series(values, frame.index, object)
+        return replace(self, frame=frame)
 
     def checked(self, columns: str | Sequence[str], problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
         """Return the table without rows in which ``problem_of`` finds a problem; report these to ``bad``.

@@ -200,9 +200,11 @@ def joined_labels(labels: Iterable[Any]) -> str | None:
     return None
 
 
-def json_list(text: str) -> list[Any] | None:
-    """Read a list in JSON, or as Python or NumPy print one, which is how pandas writes it; None for other texts."""
-    text = text.strip()
+def listed(value: Any) -> list[Any] | None:
+    """Return a list, also one in JSON, or as Python or NumPy print one, which pandas writes; None for anything else."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    text = value.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None
     try:
@@ -215,11 +217,6 @@ def json_list(text: str) -> list[Any] | None:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
     return found if isinstance(found, list) else None
-
-
-def listed(value: Any) -> list[Any] | None:
-    """Return a list, also one in JSON; None for anything else."""
-    return json_list(value) if isinstance(value, str) else value if isinstance(value, list) else None
 
 
 def label_names(value: Any) -> list[str]:

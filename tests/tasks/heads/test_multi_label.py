@@ -17,7 +17,7 @@ from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.table import BadRows
-from attendrop.tasks.values import json_list, read_list
+from attendrop.tasks.values import listed, read_list
 
 HEAD = MultiLabel(("art", "music", "sport"))
 
@@ -88,11 +88,11 @@ def test_lists_as_python_and_numpy_print_them_are_read(tmp_path: Path) -> None:
     """``DataFrame.to_csv`` writes them so; the first row may have no label."""
     found = load(write_csv(tmp_path / "a.csv", ["", "['sport', 'art']", "[]", "['music']"]))
     assert found.splits["train"]["label"][:] == [[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    assert json_list("['sport' \"it's\"\n 'a b']") == ["sport", "it's", "a b"]
-    assert json_list(r"['\x' 'a']") is None  # no text of Python
-    assert json_list("[open('x')]") is None and json_list("['sport' 'art' ...]") is None
+    assert listed("['sport' \"it's\"\n 'a b']") == ["sport", "it's", "a b"]
+    assert listed(r"['\x' 'a']") is None  # no text of Python
+    assert listed("[open('x')]") is None and listed("['sport' 'art' ...]") is None
     for cut in ("['sport' 'art' ... 'music']", "['sport', 'ar"):  # an array of over 1,000, and a cell that was cut
-        assert json_list(cut) is None
+        assert listed(cut) is None
     assert read_list("['sport' ... 'music']") is None and read_list("[CLS] a [SEP]") == ["[CLS]", "a", "[SEP]"]
 
 
