@@ -49,7 +49,7 @@ def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, mon
     (tmp_path / "tokenizer.json").touch()
     monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=lambda file: Counting))
     unit, lengths = inspect_files(file).lengths(str(tmp_path))
-    assert unit == f"tokens of {tmp_path}, in 2500 of the rows" and lengths == [4] * 2500 and max(sizes) <= 500
+    assert unit == f"tokens of {tmp_path}, in 1667 of the rows" and lengths == [4] * 1667 and max(sizes) <= 500
 
 
 def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:

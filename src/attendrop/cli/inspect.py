@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 20
 _MAX_LENGTH = 128  # the default of runs
-_LEAST_ROWS = 50  # of which similarity says something
+_ALIKE_ROWS = range(50, 20_001)  # of which similarity says something: of many rows, a sample has few of each class
 _MAP = "map.csv"
 
 
@@ -121,7 +121,7 @@ def _lengths(found: Inspection, model: str) -> list[str]:
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
-    if found.label_type in ONE_CLASS and len(found.labels) > 1 and len(found.table) >= _LEAST_ROWS:
+    if found.label_type in ONE_CLASS and len(found.labels) > 1 and len(found.table) in _ALIKE_ROWS:
         from attendrop.tasks.likeness import likeness  # loads scikit-learn
 
         texts = [" ".join(map(str, row)) for row in found.table.values(found.text_columns)]

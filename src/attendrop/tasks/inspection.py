@@ -6,11 +6,11 @@ import importlib.util
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date",
 # Maximum number of rows that are inspected, the first of longer files.
 MOST_ROWS = 200_000
 # Rows whose tokens are counted, and letters of a row, at most: 100,000 rows would take ten seconds.
-_MOST_COUNTED, _MOST_LETTERS = 4000, 100_000
+_MOST_COUNTED, _MOST_LETTERS = 2000, 100_000
 _GUESSED = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
 # What columns of a role are called.
 _NAMES = {
@@ -100,10 +100,11 @@ class Column:
 
 def describe(table: Table, name: str) -> Column:
     """Describe a column, with the role that it has if neither the texts nor the labels are in it."""
-    values = [text for value in table.column(name) if not is_missing(value) and (text := str(value).strip())]
-    counts = Counter(values)
-    distinct, rows = len(counts), len(values)
-    words = sum(number * count_words(value) for value, number in counts.items()) / max(1, rows)
+    counts = Counter(_each(written, table.column(name)))
+    missing = counts.pop("", 0)
+    distinct, rows = len(counts), len(table) - missing
+    some = list(islice(counts.items(), 0, None, 1 + distinct // _MOST_COUNTED))
+    words = sum(number * count_words(value) for value, number in some) / max(1, sum(number for _, number in some))
     role = ""
     if distinct < 2:
         role = CONSTANT if rows > 1 else "" if rows else EMPTY
@@ -117,7 +118,15 @@ def describe(table: Table, name: str) -> Column:
         role = TEXT
     elif _named(name, SOURCE) and distinct <= rows / 2:
         role = SOURCE
-    return Column(name, role, distinct, rows, len(table) - rows, max(counts.values(), default=0), words)
+    return Column(name, role, distinct, rows, missing, max(counts.values(), default=0), words)
+
+
+def _each(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Apply a function to all values; if they are texts, once to each different one, for labels repeat."""
+    if not all(isinstance(value, str) for value in values):
+        return list(map(function, values))
+    known = {value: function(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 @dataclass(frozen=True)
@@ -173,13 +182,13 @@ class Inspection:
         """The label of each row as it is written; empty where it is missing."""
         if self.label_column is None:
             return [""] * len(self.table)
+        name = class_name if self.label_type in ONE_CLASS else written
+        one = self.label_type in ONE_CLASS + NUMBER
         values = self.table.column(self.label_column)
-        if self.label_type in ONE_CLASS + NUMBER:
-            values = [value if value_problem(value) is None else None for value in values]
-        return list(map(class_name if self.label_type in ONE_CLASS else written, values))
+        return _each(lambda value: "" if one and value_problem(value) is not None else name(value), values)
 
     def lengths(self, model: str) -> tuple[str, list[int]]:
-        """Return the unit and the lengths of rows, of 4,000 at most.
+        """Return the unit and the lengths of rows, of 2,000 at most.
 
         The unit is tokens if the model's tokenizer is on this machine, otherwise words.
         """
@@ -329,9 +338,14 @@ def inspect_files(
         warnings.simplefilter("always")
         try:
             if is_guess:
-                said = [t.checked(str(label_column), value_problem, BadRows(skip=True)) for t in (table, *evaluated)]
+                # Of texts, each different label is enough.
+                said = [
+                    replace(t, frame=t.frame.drop_duplicates(label_column)) if t.delimiter else t
+                    for t in (table, *evaluated)
+                ]
+                said = [t.checked(str(label_column), value_problem, BadRows(skip=True)) for t in said]
                 if not are_numbers({str(each.path): each for each in said}, str(label_column)):
-                    check_classes(said[0], str(label_column), labels)
+                    check_classes(table, str(label_column), labels)
         except AttendropError as error:
             unclear = str(error)
     ratings = is_guess and len(labels) > 3 and all(name.isdecimal() and 1 <= int(name) <= 10 for name in labels)
@@ -481,15 +495,15 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
     if label_type in SEVERAL_CLASSES:
         names = chain.from_iterable(map(label_names, values))
     else:
-        names = (class_name(value) for value in values if value_problem(value) is None)
+        names = iter(_each(lambda value: "" if value_problem(value) is not None else class_name(value), values))
     return dict(Counter(filter(None, names)).most_common())
 
 
 def _check_form(table: Table, texts: Sequence[str], label: str | None, label_type: str, *, given: bool) -> None:
     """Check the labels; all columns if their own is a guess, for which its name is no reason."""
     known = label is not None and (given or _named(label, LABEL))
-    columns = [label] if known else table.columns
-    check_form(table, texts, [name for name in columns if name in table.columns], label_type, guessed=not known)
+    columns = ([label] if label in table.columns else []) if known else table.columns
+    check_form(table, texts, columns, label_type, guessed=not known)
 
 
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:

@@ -253,7 +253,7 @@ def check_form(
         # Without lists and objects that hold nothing, which may be of any form.
         values = [v for v in _some(table, name) if not all(isinstance(part, dict | list) for part in _parts(v))]
         where = f"{table.path}, column {name!r}"
-        tags = (read_list(value) or () for value in (values if guessed else table.column(name)))
+        tags = (read_list(value) or () for value in (values if guessed else table.column(name))) if of_words else ()
         if of_words and (scheme := tag_scheme(set(chain.from_iterable(tags)))):
             raise AttendropError(
                 f"{where}: the tags are {scheme}, which are not read; write IOB2, that is B-PER for the first word of "

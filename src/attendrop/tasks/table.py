@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import partial
@@ -192,6 +192,7 @@ class Table:
     frame: pd.DataFrame
     unit: str = "line"
     delimiter: str = ""
+    _cells: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)  # columns that were read
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -211,8 +212,7 @@ class Table:
         if name not in self.frame.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
-        values: list[Any] = self.frame[name].tolist()
-        return values
+        return self._cells[name] if name in self._cells else self._cells.setdefault(name, self.frame[name].tolist())
 
     def values(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
@@ -582,11 +582,14 @@ def _joined_rows(table: Table) -> list[str]:
     A line within such a field begins or ends as other rows do, or has as many separators, without spaces after them.
     """
     separator, width, joined = table.delimiter, len(table.columns), list[str]()
+    broken = {n for name in table.columns for n, v in enumerate(table.column(name)) if "\n" in v or "\r" in v}
+    if not broken:
+        return joined
     begins, ends = (
         {value for value, count in Counter(table.column(name)).items() if value and count > 1}
         for name in (table.columns[0], table.columns[-1])
     )
-    for line, *row in table.frame.itertuples(index=False, name=None):
+    for line, *row in table.frame.iloc[sorted(broken)].itertuples(index=False, name=None):
         fields = [_LINE_END.split(field) for field in row if "\n" in field or "\r" in field]
         for lines in fields:
             begun = any(separator in each and each.partition(separator)[0] in begins for each in lines[1:])

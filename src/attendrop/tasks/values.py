@@ -85,10 +85,9 @@ def text_problem(value: Any) -> str | None:
 
 def value_problem(value: Any) -> str | None:
     """Describe what is wrong with a label, either a class or a number, or return None."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return "the label is empty"
-    if str(value).strip().lower() == "nan":
-        return "the label is NaN"
+    text = "" if value is None else str(value).strip()
+    if not text or text.lower() == "nan":
+        return "the label is NaN" if text else "the label is empty"
     return None if isinstance(value, str | int | float) else f"{value!r} is neither a class nor a number"
 
 
