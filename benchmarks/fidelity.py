@@ -11,7 +11,7 @@ from torch import Tensor
 from workloads import BATCH_SIZE, Batch, Setting, build_model, made_up
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attribution.integrated_gradients import SCOPES, integrated_gradient_attribution
+from attendrop.attribution.gradient import SCOPES, integrated_gradient_attribution
 
 _ENOUGH = 0.95
 _RIEMANN_STEPS = 20

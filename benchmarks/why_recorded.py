@@ -2,12 +2,12 @@
 
 The separate pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
 loss (it contrasts the label with the classes that it is confused with), one epoch old, and made under the masks of that
-epoch's dropping. Each of these is changed separately here: ``python benchmarks/why_recorded.py FOLDER``, about an hour
+epoch's dropping. Target, age and places are changed here: ``python benchmarks/why_recorded.py FOLDER``, about an hour
 on a core. The answer is in FOLDER; the results are in docs/experiments.md.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ import attendrop
 from attendrop import ADDrop, register_method
 from attendrop.attention.edits import AttentionCall, DropoutDraws
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.cli.demo_messages import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
-from attendrop.methods.ad_drop import Candidates, RecordedState
-from attendrop.methods.ad_drop_records import RowMask, RowRecords
+from attendrop.methods.ad_drop import ADDropState, RecordedState
+from attendrop.methods.ad_drop_records import Candidates, RowMask, RowRecords
+from attendrop.randomness.candidates import Region, kept
 
 
 def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan: GradientPlan) -> None:
@@ -41,39 +41,22 @@ class OwnPassOfLoss(ADDrop):
 
     info = replace(ADDrop.info, name="own-pass-of-loss", evidence=())
 
+    def start(self, training: TrainingContext) -> MethodState:
+        return _OwnPassState(self, training)
+
+
+class _OwnPassState(ADDropState):
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
     ) -> dict[str, Candidates]:
-        kept = {}
+        region, found = self.region(context), dict[str, Candidates]()
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
-            kept[call.layer.key] = self.candidates(call, attribution)
+            own = region(call, attribution)
+            found[call.layer.key] = Candidates(kept(own.mask), own.signal)
 
         attribute_loss(context, attention_layers, GradientPlan(attention_layers, keep, draws=draws))
-        return kept
-
-
-@register_method
-class RecordedWithoutMasks(ADDrop):
-    """Records of a pass of its own, of the loss, in which nothing is dropped; used in the next epoch."""
-
-    info = replace(ADDrop.info, name="recorded-without-masks", evidence=())
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _FromOwnPass(self, training)
-
-
-class _FromOwnPass(RecordedState):
-    def plan(self, context: StepContext) -> Plan:
-        row_pass = self.recorder.begin_pass(context, self.options.units)
-        layers = self.options.selected_layers(context.adapter.attention_layers)
-
-        def keep(call: AttentionCall, attribution: Tensor) -> None:
-            mask = self.options.candidate_mask(call, attribution)
-            self.recorder.add(row_pass.rows, call.layer.key, mask, row_pass.spans(call), torch.tensor(True))
-
-        attribute_loss(context, layers, GradientPlan(layers, keep))
-        return self.options.recorded_plan(context, row_pass, records=False)
+        return found
 
 
 @register_method
@@ -89,16 +72,15 @@ class RecordedTwoEpochsOld(ADDrop):
 
 
 class _Aged(RowRecords):
+    """Records that show what they had of a row before the last time."""
+
     def __init__(self, limit: int | None) -> None:
         super().__init__(limit)
-        self._before: dict[int, dict[str, RowMask]] = {}
-
-    def get(self, row: int, layer: str) -> RowMask | None:
-        return self._before.get(row, {}).get(layer)
+        self._newest: dict[int, dict[str, RowMask]] = {}
 
     def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
-        self._before[row] = dict(self._rows.get(row, {}))
-        super().put(row, masks)
+        super().put(row, self._newest.get(row, {}))
+        self._newest[row] = dict(masks)
 
 
 @register_method
@@ -108,15 +90,17 @@ class RecordedAtRandom(ADDrop):
     info = replace(ADDrop.info, name="recorded-at-random", evidence=())
 
     def start(self, training: TrainingContext) -> MethodState:
-        state = RecordedState(self, training)
-        generator = torch.Generator().manual_seed(training.seed)
-        choose = state.options.candidate_mask
+        return _AtRandomState(self, training)
 
-        def at_random(call: AttentionCall, attribution: Tensor) -> Tensor:
-            return choose(call, torch.rand(attribution.shape, generator=generator))
 
-        object.__setattr__(state.options, "candidate_mask", at_random)
-        return state
+class _AtRandomState(RecordedState):
+    def __init__(self, method: ADDrop, training: TrainingContext) -> None:
+        super().__init__(method, training)
+        self.generator = torch.Generator().manual_seed(training.seed)
+
+    def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
+        region = super().region(context)
+        return lambda call, found: region(call, torch.rand(found.shape, generator=self.generator))
 
 
 def main() -> None:
@@ -133,7 +117,6 @@ def main() -> None:
         OwnPassOfLoss(**strength),
         RecordedAtRandom(**recorded),
         RecordedTwoEpochsOld(**recorded),
-        RecordedWithoutMasks(**recorded),
         ADDrop(**recorded, cross_tuning=True),
         ADDrop(**strength),
     ]

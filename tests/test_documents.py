@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attendrop.runs import small_data_recipe as recipe
+from attendrop.runs import resolved_run as recipe
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs/**/*.md", "recipes/*.md", "benchmarks/*.md", "*.md")
@@ -63,6 +63,6 @@ def test_python_is_valid(page: Path) -> None:
     ],
 )
 def test_pages_tell_the_constants_of_the_recipe(page: str, text: str, expected: list[float]) -> None:
-    """Those of ``runs/small_data_recipe.py``."""
+    """Those of ``runs/resolved_run.py``."""
     (told,) = re.findall(text, (ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert [float(number.strip(".,").replace(",", "")) for number in NUMBER.findall(told)] == expected

@@ -23,7 +23,7 @@ ORDINARY = {"finetune", "FineTune", "scheduler", "Scheduler"}
 NAMES = {word for name in method_names() for word in (name, get_method(name).__name__)} - ORDINARY
 NAMED = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(NAMES)))})(?![\w-])")
 # Where a name may stand: the default method, and how a combination is written.
-ALLOWED = {("runs/config.py", "ad-drop"), ("cli/methods.py", "ad-drop"), ("cli/methods.py", "r-drop")}
+ALLOWED = {("runs/config.py", "ad-drop"), ("cli/listings.py", "ad-drop"), ("cli/listings.py", "r-drop")}
 
 
 def generic() -> list[str]:

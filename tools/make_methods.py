@@ -4,8 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.info import ANY, Rule, rules_among
+from attendrop.methods.core.base import ANY, DECIDES_PASSES, Method, Rule, rules_among
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import get_method, method_names
 
@@ -105,8 +104,11 @@ def _with(trait: str) -> str:
     """List the methods that have a trait."""
     if trait == ANY:
         return trait
-    infos = [get_method(name).info for name in method_names()]
-    options = {info.name: info.traits.get(trait) for info in infos if trait in (info.name, *info.traits)}
+    listed = [get_method(name) for name in method_names()]
+    if trait == DECIDES_PASSES:
+        options = {kind.info.name: "" for kind in listed if kind().has(trait)}
+    else:
+        options = {i.name: i.traits.get(trait, "") for i in (k.info for k in listed) if trait in (i.name, *i.traits)}
     return ", ".join(f"`{name}`{f' ({only})' if only else ''}" for name, only in options.items())
 
 

@@ -6,8 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import allowed_values, declared
+from attendrop.runs.config import RunConfig, allowed_values, declared
 
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """\

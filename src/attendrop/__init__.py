@@ -10,8 +10,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from typing import Any
 
     from attendrop.errors import AttendropError as AttendropError
+    from attendrop.methods.builtin import *  # noqa: F403 (their names stand there alone)
     from attendrop.methods.core.base import Method as Method
-    from attendrop.methods.core.builtin import *  # noqa: F403 (their names stand there alone)
     from attendrop.methods.core.compose import Compose as Compose
     from attendrop.methods.core.registry import register_method as register_method
     from attendrop.pruning.export import export_onnx as export_onnx
@@ -64,7 +64,7 @@ if not TYPE_CHECKING:
                 message = f"attendrop.{name} needs {error.name}; run `pip install 'attendrop[cli]'`."
                 raise __getattr__("AttendropError")(message) from None
         if name == "__all__" or name[0].isupper():  # every method is a class
-            builtin = import_module("attendrop.methods.core.builtin")
+            builtin = import_module("attendrop.methods.builtin")
             methods = {known: value for known, value in vars(builtin).items() if isinstance(value, type)}
             if name == "__all__":
                 absent = {_OF_COMMAND_LINE} if find_spec("datasets") is None else set()

@@ -26,10 +26,10 @@ def counts_of(counts: Mapping[str, int]) -> str:
     return shown + (f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else "")
 
 
-def names_of(names: Sequence[str], separator: str = ", ") -> str:
+def names_of(names: Sequence[str], separator: str = ", ", most: int = MOST_NAMES) -> str:
     """List names, such as "'text', 'label'", the first fifty."""
-    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-    return separator.join([*map(repr, names[:MOST_NAMES]), *more])
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return separator.join([*map(repr, names[:most]), *more])
 
 
 def decimals(smallest: float, usual: int) -> int:

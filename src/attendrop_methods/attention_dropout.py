@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     LAYERS,
     REPLACES_DROPOUT,
     AttentionCall,
@@ -61,6 +60,7 @@ class DropBlock(Method):
         "dropblock",
         "drops contiguous spans of attention scores",
         "Ghiasi, Lin, Le (2018), DropBlock: A Regularization Method for Convolutional Networks",
+        link="https://arxiv.org/abs/1810.12890",
         acts_on=("scores",),
     )
 
@@ -107,6 +107,7 @@ class DropAttention(Method):
         "dropattention",
         "drops elements or columns of the attention weights, and normalises the rest",
         "Lin et al. (2019), DropAttention: A Regularization Method for Fully-Connected Self-Attention Networks",
+        link="https://arxiv.org/abs/1907.11065",
         acts_on=("weights",),
         traits={REPLACES_DROPOUT: ""},
     )
@@ -202,10 +203,11 @@ class AdversarialDropout(Method):
         "adversarial-dropout",
         "drops attention weights, also to raise the loss",
         "Park et al. (2018), Adversarial Dropout for Supervised and Semi-Supervised Learning",
+        link="https://arxiv.org/abs/1707.03631",
         acts_on=("weights", "loss"),
         forward="2",
         backward="3, one without parameters",
-        traits={DECIDES_PASSES: "", REPLACES_DROPOUT: ""},
+        traits={REPLACES_DROPOUT: ""},
     )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     LAYERS,
     AttendropError,
     AttentionCall,
@@ -19,11 +18,9 @@ from attendrop.extend import (
     ComputeLoss,
     Method,
     MethodInfo,
-    MethodState,
     RandomMaskPlan,
     SampleKey,
     StepContext,
-    TrainingContext,
     count,
     evaluating,
     forked_rng,
@@ -34,60 +31,6 @@ from attendrop.extend import (
     wide,
 )
 from attendrop_methods.own_parameters import AntitheticPlan, OwnParameters, own_parameter_rules, with_antithetic_pass
-
-
-@dataclass(frozen=True)
-class ContextualDropout(Method):
-    """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
-
-    In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
-    head's probability from ``c``, the normalised mean of the layer's values over the keys that a query may attend to.
-    This is one mean for the whole sequence, except in causal attention, where no mean depends on later tokens. A weight
-    is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained
-    by the ARM estimator, from an additional pass with ``1 - u`` in place of ``u``, see
-    :class:`attendrop_methods.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a
-    row, without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0``
-    is learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
-    ``reg.step()`` of a custom loop updates the networks.
-
-    Args:
-        p: Probability of all heads and queries at the start, in (0, 1).
-        hidden: Number of hidden units of a network, 1 or more.
-        learning_rate: Learning rate of the networks and priors, above 0.
-        prior_weight: Weight of the divergence from the prior, 0 or more.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Raises:
-        AttendropError: In training, there are no labels.
-
-    Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
-    learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing
-    gradients on to the model, and one probability serves all keys of a query, where theirs compute several. The weights
-    of the last linear layer start at zero, and its bias at the log-odds of ``p``. All defaults are ours. The estimator
-    compares plain losses of rows, without label smoothing or class weights. The model's own dropout stays enabled, with
-    the same sample in both passes.
-    """
-
-    info = MethodInfo(
-        "contextual-dropout",
-        "learns networks that derive the drop probabilities of heads from what they may attend to",
-        "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module",
-        acts_on=("weights", "loss"),
-        forward="2",
-        state="a small network for each layer, and their optimizer",
-        traits={DECIDES_PASSES: ""},
-        rules=own_parameter_rules("contextual-dropout"),
-        needs_loss_scale=True,
-    )
-
-    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
-    hidden: int = option(16, count())
-    learning_rate: float = option(0.001, positive())
-    prior_weight: float = option(0.01, positive(zero=True))
-    layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _NetworksState(self, training, self.learning_rate)
 
 
 class _NetworksState(OwnParameters):
@@ -148,6 +91,58 @@ class _NetworksState(OwnParameters):
             initial[f"{key}/second bias"] = logit.repeat(heads)
             initial[f"{key}/prior"] = logit
         self.create(initial)
+
+
+@dataclass(frozen=True)
+class ContextualDropout(Method):
+    """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
+
+    In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
+    head's probability from ``c``, the normalised mean of the layer's values over the keys that a query may attend to.
+    This is one mean for the whole sequence, except in causal attention, where no mean depends on later tokens. A weight
+    is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained
+    by the ARM estimator, from an additional pass with ``1 - u`` in place of ``u``, see
+    :class:`attendrop_methods.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a
+    row, without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0``
+    is learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
+    ``reg.step()`` of a custom loop updates the networks.
+
+    Args:
+        p: Probability of all heads and queries at the start, in (0, 1).
+        hidden: Number of hidden units of a network, 1 or more.
+        learning_rate: Learning rate of the networks and priors, above 0.
+        prior_weight: Weight of the divergence from the prior, 0 or more.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: In training, there are no labels.
+
+    Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
+    learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing
+    gradients on to the model, and one probability serves all keys of a query, where theirs compute several. The weights
+    of the last linear layer start at zero, and its bias at the log-odds of ``p``. All defaults are ours. The estimator
+    compares plain losses of rows, without label smoothing or class weights. The model's own dropout stays enabled, with
+    the same sample in both passes.
+    """
+
+    info = MethodInfo(
+        "contextual-dropout",
+        "learns networks that derive the drop probabilities of heads from what they may attend to",
+        "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module",
+        link="https://arxiv.org/abs/2103.04181",
+        acts_on=("weights", "loss"),
+        forward="2",
+        state="a small network for each layer, and their optimizer",
+        rules=own_parameter_rules("contextual-dropout"),
+        needs_loss_scale=True,
+    )
+    state_class = _NetworksState
+
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
+    hidden: int = option(16, count())
+    learning_rate: float = option(0.001, positive())
+    prior_weight: float = option(0.01, positive(zero=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
 
 class _NetworksPlan(AntitheticPlan):

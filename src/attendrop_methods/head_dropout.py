@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     EXCHANGES_WEIGHTS,
     LAYERS,
     SECOND_MODEL,
@@ -65,6 +64,7 @@ class HeadMask(Method):
         "headmask",
         "masks a fixed number of attention heads, random or important ones",
         "Sun et al. (2020), Alleviating the Inequality of Attention Heads for Neural Machine Translation",
+        link="https://arxiv.org/abs/2009.09672",
         acts_on=("heads",),
         forward="1 (by importance: 2)",
         backward="1 (by importance: 1 + activations)",
@@ -120,6 +120,7 @@ class AlphaDropout(Method):
         "alpha-dropout",
         "sets hidden units of heads to the value at which SELUs saturate",
         "Klambauer et al. (2017), Self-Normalizing Neural Networks",
+        link="https://arxiv.org/abs/1706.02515",
         acts_on=("heads",),
         units="hidden units",
         order=-1,  # before methods that drop heads: their outputs must be zero, not b
@@ -145,62 +146,6 @@ def affine(p: float) -> tuple[float, float]:
     q = 1 - p
     scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
     return scale, -scale * (1 - q) * SATURATED
-
-
-@dataclass(frozen=True)
-class EDropout(Method):
-    """Dropout of the attention heads that the best of a population of states drops.
-
-    A state marks each head of the model as dropped or kept; its energy is the loss of a batch with these heads dropped.
-    In each step, each of ``population`` states ``s`` has a challenger: of three other states ``a``, ``b``, ``c``, each
-    element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each element of ``s``
-    is replaced by that of the result with probability ``crossover``. States and challengers all run on the batch,
-    without gradients, and a challenger with lower energy replaces its state. The training pass uses the state that had
-    the lowest energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2
-    population`` forward passes and one backward pass per step; ``reg.step()`` of a custom loop selects the states.
-
-    Args:
-        p: Probability that a head is dropped in a state at the start, in (0, 1).
-        population: Number of states, 4 or more.
-        mutation: Probability of a change where two states differ, in (0, 1].
-        crossover: Probability that an element comes from the mutated state, in (0, 1].
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
-    papers cite, not the E-Dropout of Roder et al. (2020) for restricted Boltzmann machines. The paper drops, and
-    finally prunes, filters and units of convolutional networks; here, attention heads are dropped, in training only.
-    0.9 for mutation and crossover are the values of the authors' code, which uses ``p`` = 0.5 and 8 states. Their
-    energy is the margin between the label's class and the best other one; here it is the loss, which all tasks have.
-    The energies of a batch decide the state of the next step, so results do not depend on the split into micro-batches.
-    """
-
-    info = MethodInfo(
-        "edropout",
-        "drops the heads chosen by the best of an evolving population of states",
-        "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks",
-        acts_on=("heads",),
-        forward="1 + 2 population",
-        state="the states",
-        units="heads",
-        traits={DECIDES_PASSES: ""},
-        rules=(
-            Rule("edropout", SECOND_MODEL, "The states belong to one model, but two are trained."),
-            Rule(
-                "edropout",
-                EXCHANGES_WEIGHTS,
-                "The model's weights are replaced during training, but the states are not.",
-            ),
-        ),
-    )
-
-    p: float = option(0.2, unit_interval(), search=(0.1, 0.4))
-    population: int = option(4, count(4))
-    mutation: float = option(0.9, unit_interval(one=True))
-    crossover: float = option(0.9, unit_interval(one=True))
-    layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _EDropoutState(self, training)
 
 
 class _EDropoutState(MethodState):
@@ -291,6 +236,60 @@ class _EDropoutState(MethodState):
         changes = (second != third) & (_uniform(key, f"{layer}/mutation", number, heads) < method.mutation)
         crossed = _uniform(key, f"{layer}/crossover", number, heads) < method.crossover
         return torch.where(crossed, first ^ changes, states)
+
+
+@dataclass(frozen=True)
+class EDropout(Method):
+    """Dropout of the attention heads that the best of a population of states drops.
+
+    A state marks each head of the model as dropped or kept; its energy is the loss of a batch with these heads dropped.
+    In each step, each of ``population`` states ``s`` has a challenger: of three other states ``a``, ``b``, ``c``, each
+    element of ``a`` in which ``b`` and ``c`` differ is changed with probability ``mutation``, and each element of ``s``
+    is replaced by that of the result with probability ``crossover``. States and challengers all run on the batch,
+    without gradients, and a challenger with lower energy replaces its state. The training pass uses the state that had
+    the lowest energy in the step before; kept heads are scaled up as in :class:`attendrop.DropHead`. ``1 + 2
+    population`` forward passes and one backward pass per step; ``reg.step()`` of a custom loop selects the states.
+
+    Args:
+        p: Probability that a head is dropped in a state at the start, in (0, 1).
+        population: Number of states, 4 or more.
+        mutation: Probability of a change where two states differ, in (0, 1].
+        crossover: Probability that an element comes from the mutated state, in (0, 1].
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
+    papers cite, not the E-Dropout of Roder et al. (2020) for restricted Boltzmann machines. The paper drops, and
+    finally prunes, filters and units of convolutional networks; here, attention heads are dropped, in training only.
+    0.9 for mutation and crossover are the values of the authors' code, which uses ``p`` = 0.5 and 8 states. Their
+    energy is the margin between the label's class and the best other one; here it is the loss, which all tasks have.
+    The energies of a batch decide the state of the next step, so results do not depend on the split into micro-batches.
+    """
+
+    info = MethodInfo(
+        "edropout",
+        "drops the heads chosen by the best of an evolving population of states",
+        "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks",
+        link="https://arxiv.org/abs/2006.04270",
+        acts_on=("heads",),
+        forward="1 + 2 population",
+        state="the states",
+        units="heads",
+        rules=(
+            Rule("edropout", SECOND_MODEL, "The states belong to one model, but two are trained."),
+            Rule(
+                "edropout",
+                EXCHANGES_WEIGHTS,
+                "The model's weights are replaced during training, but the states are not.",
+            ),
+        ),
+    )
+    state_class = _EDropoutState
+
+    p: float = option(0.2, unit_interval(), search=(0.1, 0.4))
+    population: int = option(4, count(4))
+    mutation: float = option(0.9, unit_interval(one=True))
+    crossover: float = option(0.9, unit_interval(one=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
 
 def _uniform(key: SampleKey, name: str, rows: int, columns: int) -> Tensor:

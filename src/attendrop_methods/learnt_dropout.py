@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     LAYERS,
     AttentionCall,
     AttentionEdit,
     ComputeLoss,
     Method,
     MethodInfo,
-    MethodState,
     Plan,
     RandomMaskPlan,
     StepContext,
@@ -36,6 +34,28 @@ from attendrop_methods.own_parameters import (
     probability_rules,
     with_antithetic_pass,
 )
+
+
+class _ConcreteState(LearntProbabilities):
+    """State with the log-odds of the probabilities."""
+
+    method: ConcreteDropout
+
+    def plan(self, context: StepContext) -> Plan:
+        self.begin(context)
+        logits = self.by_layer()
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            uniform, logit = plan.uniform(call), logits[call.layer.key]
+
+            def relaxed(weights: Tensor) -> Tensor:
+                exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
+                kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
+                return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
+
+            return AttentionEdit(weights=relaxed)
+
+        return RandomMaskPlan(self.method, context, make, logits.keys())
 
 
 @dataclass(frozen=True)
@@ -76,13 +96,14 @@ class ConcreteDropout(Method):
         "concrete-dropout",
         "learns the probability with which each layer drops attention weights",
         "Gal, Hron, Kendall (2017), Concrete Dropout",
+        link="https://arxiv.org/abs/1705.07832",
         acts_on=("weights", "loss"),
         state="a probability for each layer, and its optimizer",
         rules=probability_rules("concrete-dropout"),
-        adds_penalty=True,
         reads_weights=True,
         needs_loss_scale=True,
     )
+    state_class = _ConcreteState
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())
@@ -92,30 +113,21 @@ class ConcreteDropout(Method):
     temperature: float = option(0.1, positive())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _ConcreteState(self, training)
 
-
-class _ConcreteState(LearntProbabilities):
+class _BernoulliState(LearntProbabilities):
     """State with the log-odds of the probabilities."""
 
-    method: ConcreteDropout
+    method: LearnableBernoulli
 
-    def plan(self, context: StepContext) -> Plan:
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         self.begin(context)
-        logits = self.by_layer()
-
-        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            uniform, logit = plan.uniform(call), logits[call.layer.key]
-
-            def relaxed(weights: Tensor) -> Tensor:
-                exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
-                kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
-                return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
-
-            return AttentionEdit(weights=relaxed)
-
-        return RandomMaskPlan(self.method, context, make, logits.keys())
+        log_odds = self.by_layer()
+        loss, outputs, _ = with_antithetic_pass(
+            context,
+            compute_loss,
+            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
+        )
+        return loss + self.penalty(context, outputs), outputs
 
 
 @dataclass(frozen=True)
@@ -151,15 +163,15 @@ class LearnableBernoulli(Method):
         "learnable-bernoulli",
         "learns each layer's attention dropout probability from pairs of opposite samples",
         "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning",
+        link="https://arxiv.org/abs/2002.05155",
         acts_on=("weights", "loss"),
         forward="2",
         state="a probability for each layer, and its optimizer",
-        traits={DECIDES_PASSES: ""},
         rules=probability_rules("learnable-bernoulli"),
-        adds_penalty=True,
         reads_weights=True,
         needs_loss_scale=True,
     )
+    state_class = _BernoulliState
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())
@@ -167,74 +179,6 @@ class LearnableBernoulli(Method):
     entropy_weight: float = option(1.0, positive())
     num_train_rows: int = option(0, count(0))
     layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _BernoulliState(self, training)
-
-
-class _BernoulliState(LearntProbabilities):
-    """State with the log-odds of the probabilities."""
-
-    method: LearnableBernoulli
-
-    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        self.begin(context)
-        log_odds = self.by_layer()
-        loss, outputs, _ = with_antithetic_pass(
-            context,
-            compute_loss,
-            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
-        )
-        return loss + self.penalty(context, outputs), outputs
-
-
-@dataclass(frozen=True)
-class VariationalDropout(Method):
-    """Gaussian noise on attention weights with a learnt variance per layer.
-
-    A weight is multiplied by a sample of ``N(1, alpha)``. ``alpha`` is learnt by gradient descent, through the sample
-    ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
-    layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
-    Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
-    optimizer, as the probabilities of :class:`attendrop_methods.ConcreteDropout` do.
-
-    Args:
-        alpha: Initial variance, in (0, 1]. Dropout with probability ``p`` has the variance ``p / (1 - p)``.
-        learning_rate: Learning rate of the logarithms of the variances, above 0.
-        kl_weight: Weight ``K`` of the divergence, above 0.
-        num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-
-    Raises:
-        AttendropError: The number of training rows is unknown.
-
-    Source: Kingma, Salimans, Welling (2015), https://arxiv.org/abs/1506.02557, section 3 (independent noise of the
-    inputs of a linear layer, as in Gaussian dropout) and Eq. 14, including the limit of 1. There, the inputs are hidden
-    units, and ``K`` is the number of weights of the layer; here they are the attention weights, and ``K`` is 1, so that
-    the prior of a variance counts as one row of data. Samples are of single weights, without the local
-    reparametrisation of the sum. Rows are not normalised again, and weights may become negative. The defaults are ours:
-    0.11 is the variance of dropout with 0.1. The model's own dropout stays enabled.
-    """
-
-    info = MethodInfo(
-        "variational-dropout",
-        "multiplies attention weights by Gaussian noise, and learns its variance in each layer",
-        "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick",
-        acts_on=("weights", "loss"),
-        state="a variance for each layer, and its optimizer",
-        rules=own_parameter_rules("variational-dropout"),
-        adds_penalty=True,
-        needs_loss_scale=True,
-    )
-
-    alpha: float = option(0.11, unit_interval(one=True), search=(0.05, 0.25))
-    learning_rate: float = option(0.01, positive())
-    kl_weight: float = option(1.0, positive())
-    num_train_rows: int = option(0, count(0))
-    layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _VariationalState(self, training)
 
 
 class _VariationalState(ValuePerLayer):
@@ -273,6 +217,53 @@ class _VariationalState(ValuePerLayer):
         if self.keys:
             self.values.data.clamp_(max=0.0)
         return metrics
+
+
+@dataclass(frozen=True)
+class VariationalDropout(Method):
+    """Gaussian noise on attention weights with a learnt variance per layer.
+
+    A weight is multiplied by a sample of ``N(1, alpha)``. ``alpha`` is learnt by gradient descent, through the sample
+    ``1 + sqrt(alpha) e`` with ``e`` from ``N(0, 1)``, and limited to 1. The penalty ``K D(alpha) / N``, summed over
+    layers, is added to the loss, where ``D = -(log(alpha) / 2 + c1 alpha + c2 alpha^2 + c3 alpha^3)`` approximates the
+    Kullback-Leibler divergence from the log-uniform prior, up to a constant. The variances have their own Adam
+    optimizer, as the probabilities of :class:`attendrop_methods.ConcreteDropout` do.
+
+    Args:
+        alpha: Initial variance, in (0, 1]. Dropout with probability ``p`` has the variance ``p / (1 - p)``.
+        learning_rate: Learning rate of the logarithms of the variances, above 0.
+        kl_weight: Weight ``K`` of the divergence, above 0.
+        num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: The number of training rows is unknown.
+
+    Source: Kingma, Salimans, Welling (2015), https://arxiv.org/abs/1506.02557, section 3 (independent noise of the
+    inputs of a linear layer, as in Gaussian dropout) and Eq. 14, including the limit of 1. There, the inputs are hidden
+    units, and ``K`` is the number of weights of the layer; here they are the attention weights, and ``K`` is 1, so that
+    the prior of a variance counts as one row of data. Samples are of single weights, without the local
+    reparametrisation of the sum. Rows are not normalised again, and weights may become negative. The defaults are ours:
+    0.11 is the variance of dropout with 0.1. The model's own dropout stays enabled.
+    """
+
+    info = MethodInfo(
+        "variational-dropout",
+        "multiplies attention weights by Gaussian noise, and learns its variance in each layer",
+        "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick",
+        link="https://arxiv.org/abs/1506.02557",
+        acts_on=("weights", "loss"),
+        state="a variance for each layer, and its optimizer",
+        rules=own_parameter_rules("variational-dropout"),
+        needs_loss_scale=True,
+    )
+    state_class = _VariationalState
+
+    alpha: float = option(0.11, unit_interval(one=True), search=(0.05, 0.25))
+    learning_rate: float = option(0.01, positive())
+    kl_weight: float = option(1.0, positive())
+    num_train_rows: int = option(0, count(0))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
 
 def divergence(log_alpha: Tensor) -> Tensor:

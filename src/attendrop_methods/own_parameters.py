@@ -43,10 +43,10 @@ class OwnParameters(MethodState):
         loss_scale: Factor by which their gradients are multiplied under float16.
     """
 
-    def __init__(self, method: Method, training: TrainingContext, learning_rate: float) -> None:
+    def __init__(self, method: Any, training: TrainingContext) -> None:
         super().__init__(method)
         self.training = training
-        self.learning_rate = learning_rate
+        self.learning_rate: float = method.learning_rate
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss_scale = 1.0
@@ -101,7 +101,7 @@ class ValuePerLayer(OwnParameters):
     note = "probability"
 
     def __init__(self, method: Any, training: TrainingContext, initial: Tensor) -> None:
-        super().__init__(method, training, method.learning_rate)
+        super().__init__(method, training)
         self.initial = initial
         data: Any = training.train_data
         self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)

@@ -36,6 +36,40 @@ from attendrop_methods.word_perturbations import of_rows
 _POSITIONS_BY_MASK = ("opt",)
 
 
+class _State(MethodState):
+    """State that drops tokens, except for special ones."""
+
+    method: UniDrop
+
+    def __init__(self, method: UniDrop, training: TrainingContext) -> None:
+        super().__init__(method)
+        self.special = training.special_tokens
+        self._latest: _Features | None = None
+        self.counts_by_mask = getattr(training.model.config, "model_type", None) in _POSITIONS_BY_MASK
+
+    def plan(self, context: StepContext) -> Plan | None:
+        self._latest = self.method.plan(context)
+        return self._latest
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if 4 in self.method.places and self._latest is not None and not self._latest.head_ran:
+            raise AttendropError(
+                f"features={self.method.features!r}: the model never ran its last projection (its loss is computed "
+                "without), so nothing is dropped in 4; leave it out."
+            )
+        return {}
+
+    def batch(self, context: StepContext) -> Batch:
+        if not self.method.drops_tokens:
+            return context.batch
+        batch = drop_tokens(context, self.method.data, self.method.token, self.special)
+        if not self.counts_by_mask or batch.get("position_ids") is not None:
+            return batch
+        mask = context.batch.get("attention_mask")
+        mask = torch.ones_like(batch["attention_mask"]) if mask is None else mask
+        return {**batch, "position_ids": (mask.cumsum(-1) * mask - 1).long()}
+
+
 @dataclass(frozen=True)
 class UniDrop(Method):
     """Dropout of single features in four places, of whole blocks, and of tokens.
@@ -72,6 +106,7 @@ class UniDrop(Method):
         "unidrop",
         "drops features in four places, whole blocks, and tokens",
         "Wu et al. (2021), UniDrop: A Simple yet Effective Technique to Improve Transformer",
+        link="https://arxiv.org/abs/2104.04946",
         acts_on=("weights", "hidden states", "layers", "inputs"),
         forward="1 - structure",
         backward="1 - structure",
@@ -81,6 +116,7 @@ class UniDrop(Method):
         skips_parameters=True,
         reports_all_effects=False,  # blocks only
     )
+    state_class = _State
 
     feature: float = option(0.1, unit_interval(zero=True), search=(0.0, 0.2))
     features: str | int | Sequence[int] = option(
@@ -128,9 +164,6 @@ class UniDrop(Method):
             context.report(key, torch.tensor(int(key in skipped)), torch.tensor(1))
         return skipped
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self, training)
-
 
 def _places(features: object) -> tuple[int, ...]:
     """Parse the places, in ascending order."""
@@ -140,40 +173,6 @@ def _places(features: object) -> tuple[int, ...]:
     if not parts <= set("1234"):
         raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
     return tuple(sorted(map(int, parts)))
-
-
-class _State(MethodState):
-    """State that drops tokens, except for special ones."""
-
-    method: UniDrop
-
-    def __init__(self, method: UniDrop, training: TrainingContext) -> None:
-        super().__init__(method)
-        self.special = training.special_tokens
-        self._latest: _Features | None = None
-        self.counts_by_mask = getattr(training.model.config, "model_type", None) in _POSITIONS_BY_MASK
-
-    def plan(self, context: StepContext) -> Plan | None:
-        self._latest = self.method.plan(context)
-        return self._latest
-
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        if 4 in self.method.places and self._latest is not None and not self._latest.head_ran:
-            raise AttendropError(
-                f"features={self.method.features!r}: the model never ran its last projection (its loss is computed "
-                "without), so nothing is dropped in 4; leave it out."
-            )
-        return {}
-
-    def batch(self, context: StepContext) -> Batch:
-        if not self.method.drops_tokens:
-            return context.batch
-        batch = drop_tokens(context, self.method.data, self.method.token, self.special)
-        if not self.counts_by_mask or batch.get("position_ids") is not None:
-            return batch
-        mask = context.batch.get("attention_mask")
-        mask = torch.ones_like(batch["attention_mask"]) if mask is None else mask
-        return {**batch, "position_ids": (mask.cumsum(-1) * mask - 1).long()}
 
 
 def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[int]) -> Batch:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     EXCHANGES_WEIGHTS,
     LAYERS,
     REPLACES_PARAMETERS,
@@ -43,6 +42,24 @@ from attendrop.extend import (
 )
 
 
+class _DropConnectState(WeightMixing):
+    """State that mixes the weights with zero."""
+
+    def choose(self, context: StepContext) -> list[str]:
+        keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
+        modules = set()
+        for block in context.adapter.blocks:
+            for key in keys & block.output_projections.keys():
+                modules |= {*block.input_projections[key], block.output_projections[key]}
+        weights = {weight for module in modules for weight in projection_matrices(module)}
+        names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
+        if not names:
+            raise AttendropError(
+                f"No attention projections found in {type(self.model).__name__}; choose another method."
+            )
+        return names
+
+
 @dataclass(frozen=True)
 class DropConnect(Method):
     """Dropout of single weights of the attention projections.
@@ -68,70 +85,14 @@ class DropConnect(Method):
         "dropconnect",
         "sets weights of the attention's projections to zero at random",
         "Wan et al. (2013), Regularization of Neural Networks using DropConnect",
+        link="https://proceedings.mlr.press/v28/wan13.html",
         acts_on=("parameters",),
         traits={REPLACES_PARAMETERS: ""},
     )
+    state_class = _DropConnectState
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _DropConnectState(self, training, self.p)
-
-
-class _DropConnectState(WeightMixing):
-    """State that mixes the weights with zero."""
-
-    def choose(self, context: StepContext) -> list[str]:
-        keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
-        modules = set()
-        for block in context.adapter.blocks:
-            for key in keys & block.output_projections.keys():
-                modules |= {*block.input_projections[key], block.output_projections[key]}
-        weights = {weight for module in modules for weight in projection_matrices(module)}
-        names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
-        if not names:
-            raise AttendropError(
-                f"No attention projections found in {type(self.model).__name__}; choose another method."
-            )
-        return names
-
-
-@dataclass(frozen=True)
-class SAM(Method):
-    """Sharpness-aware minimisation.
-
-    The gradient ``g`` of the loss at the weights ``w`` determines the perturbation ``e = rho g / ||g||``, with the norm
-    over all trainable parameters. The loss is that at ``w + e``, with the same dropout sample; its gradient there
-    updates ``w``. Two forward and two backward passes per step. Each micro-batch of each process has its own
-    perturbation (m-SAM), so results depend on the split into micro-batches.
-
-    Args:
-        rho: Norm of the perturbation, above 0.
-
-    Raises:
-        AttendropError: In training, the gradient is not finite.
-
-    Source: Foret et al. (2021), https://arxiv.org/abs/2010.01412, Eq. 2 and 3, with their default of 0.05; they, too,
-    perturb by the gradient of the part of the batch on one accelerator, and leave out the second-order term. The logged
-    loss is that at the perturbed weights; ``sharpness`` in the log is its difference from the loss at ``w``.
-    """
-
-    info = MethodInfo(
-        "sam",
-        "minimises the loss at weights that are perturbed to raise it",
-        "Foret et al. (2021), Sharpness-Aware Minimization for Efficiently Improving Generalization",
-        acts_on=("parameters",),
-        forward="2",
-        backward="2",
-        traits={DECIDES_PASSES: "", REPLACES_PARAMETERS: ""},
-        uses_attention=False,
-    )
-
-    rho: float = option(0.05, positive(), search=(0.01, 0.02, 0.1))
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _SAMState(self, training)
 
 
 class _SAMState(MethodState):
@@ -184,41 +145,39 @@ class _SAMState(MethodState):
 
 
 @dataclass(frozen=True)
-class L2SP(Method):
-    """Penalty on the distance of the weights from the pre-trained ones.
+class SAM(Method):
+    """Sharpness-aware minimisation.
 
-    The penalty is ``alpha / 2 ||w - w0||^2 + beta / 2 ||v||^2``, where ``w`` are the pre-trained parameters, ``w0``
-    their values at the start of training, and ``v`` the parameters of the head. Its gradient, ``alpha (w - w0)`` and
-    ``beta v``, is added to that of the loss just before the optimizer step.
+    The gradient ``g`` of the loss at the weights ``w`` determines the perturbation ``e = rho g / ||g||``, with the norm
+    over all trainable parameters. The loss is that at ``w + e``, with the same dropout sample; its gradient there
+    updates ``w``. Two forward and two backward passes per step. Each micro-batch of each process has its own
+    perturbation (m-SAM), so results depend on the split into micro-batches.
 
     Args:
-        alpha: Weight of the distance from the start, above 0.
-        beta: Weight of the norm of the head, 0 or more.
+        rho: Norm of the perturbation, above 0.
 
     Raises:
-        AttendropError: The optimizer is unknown; or, in training, a gradient is sparse.
+        AttendropError: In training, the gradient is not finite.
 
-    Source: Li, Grandvalet, Davoine (2018), https://arxiv.org/abs/1802.01483, Eq. 2 and 3. They train with SGD, search
-    ``alpha`` between 0.001 and 1, and fix ``beta`` at 0.01. Deviations: the gradient is added after gradient clipping;
-    the logged loss does not include the penalty. Adam scales the gradient of the penalty along with that of the loss. A
-    parameter without a gradient in a step stays as it is.
+    Source: Foret et al. (2021), https://arxiv.org/abs/2010.01412, Eq. 2 and 3, with their default of 0.05; they, too,
+    perturb by the gradient of the part of the batch on one accelerator, and leave out the second-order term. The logged
+    loss is that at the perturbed weights; ``sharpness`` in the log is its difference from the loss at ``w``.
     """
 
     info = MethodInfo(
-        "l2-sp",
-        "pulls the weights back to their pre-trained values",
-        "Li, Grandvalet, Davoine (2018), Explicit Inductive Bias for Transfer Learning with Convolutional Networks",
-        acts_on=("gradients",),
-        state="the pre-trained weights",
-        edits_gradients=True,
+        "sam",
+        "minimises the loss at weights that are perturbed to raise it",
+        "Foret et al. (2021), Sharpness-Aware Minimization for Efficiently Improving Generalization",
+        link="https://arxiv.org/abs/2010.01412",
+        acts_on=("parameters",),
+        forward="2",
+        backward="2",
+        traits={REPLACES_PARAMETERS: ""},
         uses_attention=False,
     )
+    state_class = _SAMState
 
-    alpha: float = option(0.1, positive(), search=(0.001, 0.01, 1.0))
-    beta: float = option(0.01, positive(zero=True))
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _L2SPState(self, training)
+    rho: float = option(0.05, positive(), search=(0.01, 0.02, 0.1))
 
 
 class _L2SPState(MethodState):
@@ -263,7 +222,59 @@ class _L2SPState(MethodState):
         return {"l2_sp": {"distance": float(torch.stack(moved).sum().sqrt()) if moved else 0.0}}
 
 
+@dataclass(frozen=True)
+class L2SP(Method):
+    """Penalty on the distance of the weights from the pre-trained ones.
+
+    The penalty is ``alpha / 2 ||w - w0||^2 + beta / 2 ||v||^2``, where ``w`` are the pre-trained parameters, ``w0``
+    their values at the start of training, and ``v`` the parameters of the head. Its gradient, ``alpha (w - w0)`` and
+    ``beta v``, is added to that of the loss just before the optimizer step.
+
+    Args:
+        alpha: Weight of the distance from the start, above 0.
+        beta: Weight of the norm of the head, 0 or more.
+
+    Raises:
+        AttendropError: The optimizer is unknown; or, in training, a gradient is sparse.
+
+    Source: Li, Grandvalet, Davoine (2018), https://arxiv.org/abs/1802.01483, Eq. 2 and 3. They train with SGD, search
+    ``alpha`` between 0.001 and 1, and fix ``beta`` at 0.01. Deviations: the gradient is added after gradient clipping;
+    the logged loss does not include the penalty. Adam scales the gradient of the penalty along with that of the loss. A
+    parameter without a gradient in a step stays as it is.
+    """
+
+    info = MethodInfo(
+        "l2-sp",
+        "pulls the weights back to their pre-trained values",
+        "Li, Grandvalet, Davoine (2018), Explicit Inductive Bias for Transfer Learning with Convolutional Networks",
+        link="https://arxiv.org/abs/1802.01483",
+        acts_on=("gradients",),
+        state="the pre-trained weights",
+        uses_attention=False,
+    )
+    state_class = _L2SPState
+
+    alpha: float = option(0.1, positive(), search=(0.001, 0.01, 1.0))
+    beta: float = option(0.01, positive(zero=True))
+
+
 _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-initialisation removes."
+
+
+class _Reinitializing(MethodState):
+    """State that re-initialises in the first step."""
+
+    method: LayerReinit
+
+    def __init__(self, method: LayerReinit, training: TrainingContext) -> None:
+        super().__init__(method)
+        self.done = False
+
+    def batch(self, context: StepContext) -> Batch:
+        if context.key.step == 0 and not self.done:
+            self.method.reinitialize(context.adapter, context.key.seed)
+        self.done = True
+        return context.batch
 
 
 @dataclass(frozen=True)
@@ -292,12 +303,14 @@ class LayerReinit(Method):
         "layer-reinit",
         "re-initialises the top layers before training",
         "Zhang et al. (2021), Revisiting Few-sample BERT Fine-tuning",
+        link="https://arxiv.org/abs/2006.05987",
         acts_on=("parameters",),
         tasks="all; not models that share layers (ALBERT)",
         order=-2,  # the weights are new before another method measures them
         rules=tuple(Rule("layer-reinit", other, _PULLED_BACK) for other in (EXCHANGES_WEIGHTS, "mixout", "l2-sp")),
         edits_pretrained_weights=True,
     )
+    state_class = _Reinitializing
 
     layers: int = option(1, count(), search=(2, 3))
     pooler: bool = option(True, SWITCH)
@@ -324,25 +337,6 @@ class LayerReinit(Method):
                 )
             fresh = initialized_copy(model, names[module], SampleKey(seed, 0, 0, 1).seeds(names[module], 1)[0])
             module.load_state_dict(fresh.state_dict())
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _Reinitializing(self)
-
-
-class _Reinitializing(MethodState):
-    """State that re-initialises in the first step."""
-
-    method: LayerReinit
-
-    def __init__(self, method: LayerReinit) -> None:
-        super().__init__(method)
-        self.done = False
-
-    def batch(self, context: StepContext) -> Batch:
-        if context.key.step == 0 and not self.done:
-            self.method.reinitialize(context.adapter, context.key.seed)
-        self.done = True
-        return context.batch
 
 
 def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:

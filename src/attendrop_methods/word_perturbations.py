@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     AttendropError,
     AttentionCall,
     AttentionEdit,
@@ -68,11 +67,11 @@ class R3F(Method):
         "r3f",
         "makes predictions agree with those from noisy word embeddings",
         "Aghajanyan et al. (2021), Better Fine-Tuning by Reducing Representational Collapse",
+        link="https://arxiv.org/abs/2008.03156",
         acts_on=("embeddings", "loss"),
         forward="2",
         backward="2",
         tasks="text; regression: squared difference",
-        traits={DECIDES_PASSES: ""},
     )
 
     weight: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
@@ -127,11 +126,11 @@ class SMART(Method):
         "makes predictions agree with those from adversarially perturbed word embeddings",
         "Jiang et al. (2020), SMART: Robust and Efficient Fine-Tuning for Pre-trained Natural Language Models through "
         "Principled Regularized Optimization",
+        link="https://aclanthology.org/2020.acl-main.197",
         acts_on=("embeddings", "loss"),
         forward="2 + steps",
         backward="2 + steps (without parameters)",
         tasks="text; regression: squared difference",
-        traits={DECIDES_PASSES: ""},
     )
 
     weight: float = option(1.0, positive(), search=(0.3, 3.0, 5.0))
@@ -202,11 +201,11 @@ class TokenCutoff(Method):
         "cuts tokens out of the input, and makes the predictions agree",
         "Shen et al. (2020), A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding "
         "and Generation",
+        link="https://arxiv.org/abs/2009.13818",
         acts_on=("embeddings", "scores", "loss"),
         forward="1 + views",
         backward="1 + views",
         tasks="text; encoder-decoder: the encoder",
-        traits={DECIDES_PASSES: ""},
     )
 
     fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))

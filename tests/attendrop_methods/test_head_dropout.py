@@ -14,7 +14,7 @@ from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import regularize
-from attendrop.attribution.head_importance import head_importance
+from attendrop.attribution.gradient import head_importance
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.reports.attention_drops import DropMoment, Learnt, record_drops
 from attendrop.training.regularization import Regularization

@@ -19,8 +19,7 @@ from attendrop import AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
 from attendrop.extend import row_losses, row_shares
-from attendrop.methods.core.context import Processes, StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import Processes, RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ConcreteDropout, LearnableBernoulli, VariationalDropout

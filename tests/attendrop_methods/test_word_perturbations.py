@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import regularize
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.regularization import Regularization
 from attendrop_methods import R3F, SMART, TokenCutoff

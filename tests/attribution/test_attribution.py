@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from helpers import oracles, zoo
 from helpers.plans import attached
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import TrainingArguments, default_data_collator
 
-from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop import AttendropError
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.attribution import predictions, targets
-from attendrop.attribution.gradient import attention_attribution, gradient_attribution
-from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
-from attendrop.attribution.predictions import answer_tokens, best_spans
-from attendrop.attribution.targets import fix_target
-from attendrop.methods.common.divergence import mean_divergence
-from attendrop.training.labelled_data import ColumnCollator
+from attendrop.attribution.gradient import (
+    attention_attribution,
+    gradient_attribution,
+    integrated_gradient_attribution,
+    quadrature_nodes,
+)
+from attendrop.attribution.predictions import best_spans, fix_target
+from attendrop.methods.common.losses import mean_divergence
 
 TARGETS = ["pseudo_label", "gold_label"]
 
@@ -63,21 +61,6 @@ def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> 
     assert any(value.abs().max() > 1e-6 for value in found.values())
 
 
-@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention"])
-def test_models_that_skip_layers_are_trained_whatever_runs(attribution: str) -> None:
-    model = zoo.build("bart-class", encoder_layerdrop=0.5, decoder_layerdrop=0.5)
-    batch = zoo.batch_of("bart-class")
-    method = ADDrop(attribution=attribution, steps=2, layers="all")
-    logged = set()
-    with regularize(model, method) as reg:
-        for _ in range(5):
-            reg.loss(batch).backward()
-            reg.step()
-            logged.add(frozenset(key for key in reg.logs() if "." in key))
-    assert len(logged) > 2  # sets of layers that ran
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
 def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
     model, batch = regression()
     adapter = attached(model, batch)
@@ -108,23 +91,6 @@ def test_the_loss_and_the_score_of_a_reward_model_are_attributed(target: str) ->
     for other, message in (("gold_label", "taken for a regression, .*declare_output"), ("loss", "returned no loss")):
         with pytest.raises(AttendropError, match=message):
             gradient_attribution(adapter, without, adapter.attention_layers, other)
-
-
-def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
-    adapter, batch = prepared("bert")
-    layer = adapter.model.bert.encoder.layer[0]
-    layer.forward = torch.no_grad()(layer.forward)
-    found = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
-    assert (found["encoder.0"] == 0).all()
-    assert (found["encoder.1"] != 0).any()
-
-
-def test_weights_are_taken_after_the_models_own_dropout() -> None:
-    adapter, batch = prepared("bert", dropout=0.5)
-    found = attention_attribution(adapter, batch, adapter.attention_layers)["encoder.0"]
-    valid = batch["attention_mask"].bool()[:, None, None, :].expand(found.shape)
-    assert 0.3 < (found[valid] == 0).double().mean() < 0.7
-    assert found.sum(-1).max() > 1.2
 
 
 # --- What every attribution leaves as it was
@@ -268,12 +234,6 @@ def test_target_of_several_labels() -> None:
     torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "pseudo_label", problem), likely)
 
 
-def test_target_of_probabilities_of_classes() -> None:
-    outputs, batch = Outputs(logits=torch.tensor([[2.0, -1.0, 0.5]])), {"labels": torch.tensor([[0.5, 0.25, 0.25]])}
-    assert scored(outputs, batch, "gold_label", "single_label_classification").tolist() == [0.875]
-    assert scored(outputs, batch, "pseudo_label", "single_label_classification").tolist() == [2]
-
-
 def test_target_of_spans() -> None:
     outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
     assert scored(outputs, {}, "pseudo_label").tolist() == [11]
@@ -319,40 +279,6 @@ def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
         assert tuple(map(float, found)) == pytest.approx(max(pairs, default=(-torch.inf, 0, 0)))
 
 
-def test_methods_and_not_models_are_told_where_answers_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the column "answer_mask", in a trainer, and in a loop of one's own; of a model without types of tokens."""
-    method = Compose(ADDrop(), RDrop())
-    options = {**zoo.ZOO["distilbert"].options, "num_labels": 2, "dropout": 0.1}
-    row: dict[str, Any] = {"input_ids": [5, 6, 7, 8, 9], "attention_mask": [1] * 5, "answer_mask": [0, 0, 1, 1, 0]}
-    rows = [row | {"start_positions": 2, "end_positions": 3}] * 3
-    told: list[bool] = []
-
-    def watched(batch: Any, logits: torch.Tensor) -> torch.Tensor:
-        told.append("answer_mask" in batch)
-        return answer_tokens(batch, logits)
-
-    monkeypatch.setattr(targets, "answer_tokens", watched)
-    monkeypatch.setattr(predictions, "answer_tokens", watched)
-    model = zoo.from_class("DistilBertForQuestionAnswering", options).train()
-    model.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
-    data = Dataset.from_list(rows)
-    arguments = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True, save_strategy="no")
-    trainer = RegularizedTrainer(model, arguments, train_dataset=data, eval_dataset=data, regularizer=method)
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] > 0
-    batch = ColumnCollator(default_data_collator, ["answer_mask"])(rows)
-    with regularize(model.train(), method) as reg:
-        reg.loss(batch).backward()
-        model.eval()
-        with torch.no_grad():
-            reg.loss(batch)
-    assert told and all(told)
-
-
-def _refuse_mask(model: Any, args: Any, inputs: dict[str, Any]) -> None:
-    assert "answer_mask" not in inputs
-
-
 def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
     model = zoo.build("bart")
     outputs = model(**zoo.batch_of("bart"))
@@ -364,13 +290,6 @@ def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
     best = expected.max(-1).values
     best[:, 0] = expected[:, 0, forced]
     torch.testing.assert_close(found, (best * (labels != -100)).sum(-1))
-
-
-def test_missing_labels_are_named() -> None:
-    with pytest.raises(AttendropError, match=r"no 'labels'"):
-        scored(Outputs(logits=torch.zeros(2, 3)), {}, "gold_label")
-    with pytest.raises(AttendropError, match=r"no logits"):
-        scored(Outputs(), {}, "gold_label")
 
 
 def test_without_labels_all_tokens_but_padding_are_attributed() -> None:

@@ -8,36 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from helpers import zoo
 from helpers.training import examples, trainer_of
-from torch import Tensor, nn
+from torch import Tensor
 
-from attendrop import ADDrop, AttendropError, Method, RDrop, regularize
-from attendrop.attribution.label_positions import aligned_labels
-
-_VISION = zoo.LAYERS | {"image_size": 8, "patch_size": 4}
-_SPEECH = zoo.LAYERS | {
-    "vocab_size": 12, "conv_dim": (8, 8), "conv_kernel": (4, 4), "conv_stride": (4, 4), "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-}  # fmt: skip
-
-
-def llava() -> Any:
-    """A vision-language model; four patches of an image stand for tokens 1 of the text."""
-    vision = hf.CLIPVisionConfig(**_VISION)
-    text = hf.LlamaConfig(**zoo.ZOO["llama"].options)
-    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=1, image_seq_length=4)
-    return hf.LlavaForConditionalGeneration(config)
+from attendrop import AttendropError
+from attendrop.attribution.predictions import aligned_labels
 
 
 def case(name: str) -> tuple[Any, zoo.Batch]:
     batch = zoo.batch_of("llama") if name != "t5" else zoo.batch_of("t5")
     match name:
-        case "llava":
-            batch = zoo.batch_of("llama", (8, 8, 8))
-            batch["input_ids"][:, 1:5] = 1
-            return llava().train(), batch | {"pixel_values": torch.randn(3, 3, 8, 8)}
         case "compiled gpt2":
             return torch.compile(zoo.build("gpt2")), batch
         case "bert-tokens" | "llama" | "t5":
@@ -57,7 +38,7 @@ def looked_at(model: Any, batch: zoo.Batch) -> Tensor:
     "name",
     [
         *("BartForCausalLM", "MarianForCausalLM", "MBartForConditionalGeneration"),
-        *("llama", "llava", "bert-tokens", "t5"),
+        *("llama", "bert-tokens", "t5"),
         pytest.param("compiled gpt2", marks=pytest.mark.slow),
     ],
 )
@@ -69,25 +50,6 @@ def test_labels_stand_where_the_loss_looks(name: str) -> None:
     assert torch.equal(labels != -100, expected)
     assert torch.equal(before, torch.get_rng_state())
     assert model.training
-
-
-def test_without_a_loss_labels_stand_where_they_are_predicted() -> None:
-    class Own(nn.Embedding):
-        def forward(self, input_ids: Tensor) -> Any:
-            return hf.modeling_outputs.TokenClassifierOutput(logits=super().forward(input_ids))
-
-    batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.ones(2, 3, dtype=torch.long)}
-    labels = aligned_labels(Own(5, 5), torch.randn(2, 3, 5), batch)
-    assert labels is not None and torch.equal(labels, batch["labels"])
-
-
-@pytest.mark.parametrize("method", [ADDrop(layers="all"), RDrop()], ids=lambda method: method.name)
-def test_labels_that_no_position_predicts_are_refused(method: Method) -> None:
-    model: Any = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_SPEECH))
-    batch = {"input_values": torch.randn(2, 400), "labels": torch.ones(2, 5, dtype=torch.long)}
-    shapes = r"\(\d, 25, 12\) for labels of shape \(\d, 5\)"
-    with regularize(model.train(), method) as reg, pytest.raises(AttendropError, match=shapes):
-        reg.loss(batch)
 
 
 @pytest.mark.parametrize("name", ["llama", "bart-decoder"])

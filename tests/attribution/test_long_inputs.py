@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.checkpointing import checkpoint_activations
 from helpers.plans import attached
 from torch import Tensor
 
 from attendrop import Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.computation import AttentionComputation
 from attendrop.attention.edits import AttentionCall
-from attendrop.attribution.gradient import attention_attribution, gradient_attribution
-from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
-from attendrop.attribution.recording import GradientPlan
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
 
 LENGTH = 40
 SIZES = {"num_hidden_layers": 4}
@@ -57,14 +53,6 @@ def test_the_graph_of_an_attribution_holds_no_weights() -> None:
     assert max(saved) < WEIGHTS
 
 
-def test_layers_that_run_again_are_not_kept() -> None:
-    adapter, batch = prepared()
-    checkpoint_activations(adapter.model)
-    plan = GradientPlan(adapter.attention_layers, lambda call, gradient: None)
-    plan.differentiate(adapter.forward(batch, plan).logits.sum())
-    assert not plan._seen
-
-
 @pytest.mark.parametrize("attribute", [gradient_attribution, integrated_gradient_attribution, attention_attribution])
 def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> None:
     adapter, batch = prepared()
@@ -94,20 +82,3 @@ def test_the_graph_of_the_training_pass_holds_masks_in_bits() -> None:
             loss = reg.loss(long_batch())
         assert max(saved) < WEIGHTS
         loss.backward()
-
-
-@pytest.mark.parametrize(("name", "checkpointing"), [("bert", False), ("t5", True)])
-def test_a_kernel_that_runs_again_gives_the_same_gradients(
-    name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of position biases, and within a layer that runs again as a whole."""
-    found = []
-    for again in (False, True):
-        monkeypatch.setattr(AttentionComputation, "_recomputes", lambda _, again=again: again)
-        model = zoo.build(name, dtype=torch.float64)
-        if again and checkpointing:
-            checkpoint_activations(model)
-        with regularize(model, Vanilla(p=0.5)) as reg:
-            reg.loss(zoo.batch_of(name)).backward()
-        found.append(zoo.gradients(model))
-    zoo.assert_same(*found, 1e-12)

@@ -56,8 +56,8 @@ def test_a_run_is_shown_before_and_after_training(folder: Path, capsys: Captured
     for first, last in zip(before["layers"], after["layers"], strict=True):
         assert first["attention"] != last["attention"]
         assert {"attribution", "dropped"} <= first.keys()
-    # The page may be made again without being asked, as it is no file of the run; and the run is not damaged by it.
-    attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1])
+    # The page is no file of the run, which is not damaged by it.
+    attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1], "--overwrite")
     assert cli.main(["evaluate", f"{folder}/ad-drop", "--device", "cpu", "--quiet"]) == 0
 
 

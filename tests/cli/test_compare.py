@@ -14,7 +14,7 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
-from attendrop.runs.declared_options import checked
+from attendrop.runs.config import checked
 from attendrop.studies.comparison import Comparison
 from attendrop.tasks.row_scores import PREDICTIONS
 

@@ -21,7 +21,6 @@ from attendrop.cli.console import messages
 from attendrop.cli.progress import StudyProgress
 from attendrop.files.output_files import check_output
 from attendrop.runs.config import default_output_dir
-from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
@@ -135,15 +134,6 @@ def test_files_of_a_task_are_not_replaced(folder: Path, tmp_path: Path) -> None:
     source = Source(task="rte", data_dir=str(tmp_path), overwrite=True)
     with pytest.raises(AttendropError, match=IS_READ):
         predict(str(folder / "run"), source, str(rte / "test.tsv"))
-
-
-def test_predictions_are_not_written_into_a_run_in_use(folder: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    source = Source(file=str(folder / "dev.csv"))
-    with locked(run), pytest.raises(AttendropError, match=f"in use by process {os.getpid()}"):
-        predict(str(folder / "run"), source, str(run / "out.csv"))
-    predict(str(folder / "run"), source, str(run / "out.csv"))
-    assert (run / "out.csv").exists()
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from attendrop import AttendOut, regularize
-from attendrop.methods.attend_out.actions import Attack, Micro, replayed
-from attendrop.methods.attend_out.policy_gradient import Players
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.attend_out.generator import Attack, Micro, Players
+from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey
 from helpers import zoo
 from helpers.plans import attached
@@ -40,7 +38,7 @@ def players_of(
 
 
 def attack_of(players: Players, context: StepContext) -> tuple[Attack, Micro]:
-    micro = Micro.of(context)
+    micro = Micro(dict(context.batch), dict(context.inputs), context.key)
     return Attack(players, context, micro), micro
 
 
@@ -54,7 +52,7 @@ def act(players: Players, context: StepContext, number: int = 0) -> Micro:
 def dropped_in(players: Players, micro: Micro) -> dict[str, Tensor]:
     """Return what was dropped in each layer that ran, by sampling it again."""
     with torch.no_grad():
-        outcomes = [outcome.dropped for outcome in replayed(players, micro)]
+        outcomes = [outcome.dropped for outcome in players.replayed(micro)]
     return dict(zip([key for key in micro.layers if key in players.selected_keys], outcomes, strict=True))
 
 

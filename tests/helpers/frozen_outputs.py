@@ -32,7 +32,7 @@ COMPARE = f"compare {DATA} {RECIPE} --workers 0"
 
 # In this order: the later read what the earlier wrote.
 COMMANDS = {
-    **{f"help-{command or 'attendrop'}": f"{command} --help" for command in ("", *app.COMMANDS)},
+    **{f"help-{command or 'attendrop'}": f"{command} --help" for command in ("", *app.command().commands)},
     "methods": "methods",
     "methods-ad-drop": "methods ad-drop",
     "tasks": "tasks",

@@ -12,8 +12,7 @@ from attendrop import Method
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey
 
 

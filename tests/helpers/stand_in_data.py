@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from attendrop.tasks.base import Source
-from attendrop.tasks.glue import GLUE, submitted
+from attendrop.tasks.registry import GLUE, submitted
 from helpers.tiny import sentence
 
 TRAIN_ROWS, OTHER_ROWS = 60, 12

@@ -111,8 +111,14 @@ def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
 def kept_checkpoints() -> Iterator[None]:
     """Let runs that finish keep their checkpoints, as if they had died just before the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attendrop.runs.train.delete_checkpoints", lambda place: None)
+        patch.setattr("attendrop.runs.run_folder.delete_checkpoints", lambda place: None)
         yield
+
+
+def unfinished(run: Path) -> Path:
+    """Make a finished run one that died just before its end; return where it is then."""
+    (run / "metrics.json").unlink()
+    return run.rename(run.with_name(f".{run.name}.partial"))
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

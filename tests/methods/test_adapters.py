@@ -12,11 +12,9 @@ from helpers import zoo
 from helpers.adapters import adapted, frozen, lora, trained
 from helpers.table import FIRST_STEP, ON_MOVED_WEIGHTS, PLAIN, TABLE, TERMS, given
 from torch import Tensor, nn
-from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from attendrop import (
     ADDrop,
-    AttendOut,
     AttendropError,
     ChildTuning,
     Compose,
@@ -28,7 +26,7 @@ from attendrop import (
     SuperT,
     regularize,
 )
-from attendrop_methods import L2SP, SAM, ConcreteDropout, DropConnect, LayerReinit
+from attendrop_methods import SAM, DropConnect, LayerReinit
 
 MODELS = ("bert", "llama-class")
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
@@ -60,15 +58,6 @@ def steps(model: Any, method: Method, count: int, *, rate: float) -> tuple[Tenso
 
 def gradients(model: nn.Module) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained(model)])
-
-
-def shared(first: nn.Module, second: nn.Module) -> tuple[int, int]:
-    """Count the elements of the second model that are the first's, and those of its own."""
-    theirs = {parameter.data_ptr() for parameter in first.parameters()}
-    counts = {True: 0, False: 0}
-    for parameter in second.parameters():
-        counts[parameter.data_ptr() in theirs] += parameter.numel()
-    return counts[True], counts[False]
 
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
@@ -134,22 +123,6 @@ def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
     zoo.assert_same(frozen(model), before)
 
 
-@pytest.mark.parametrize("kind", ["oft", "vera"])
-def test_an_adapter_whose_weight_is_not_known_is_refused(kind: str) -> None:
-    """OFT multiplies the weight, and its matrix may have the weight's shape."""
-    model, method = adapted("bert", copy.deepcopy(CONFIGS[kind])), ConcreteDropout(num_train_rows=8)
-    with pytest.raises(AttendropError, match="is not known; use LoRA"), regularize(model, method) as reg:
-        reg.loss(zoo.batch_of("bert"))
-
-
-def test_an_adapter_that_transformers_added_trains() -> None:
-    pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
-    model = zoo.build("bert")
-    model.add_adapter(lora())
-    _, found = steps(model, HiddenCut(alpha=0.3, where="feed_forward"), 1, rate=0.1)
-    assert found.any()
-
-
 VIRTUAL = {
     "prompt": (peft.PromptTuningConfig, {}),
     "prefix": (peft.PrefixTuningConfig, {}),
@@ -168,60 +141,7 @@ def test_virtual_tokens_are_refused(kind: str, name: str) -> None:
         pass
 
 
-def test_attention_that_an_adapter_computes_itself_is_refused() -> None:
-    model = adapted("llama", peft.AdaptionPromptConfig(adapter_len=2, adapter_layers=1))
-    with pytest.raises(AttendropError, match="computes attention itself"), regularize(model, ALWAYS) as reg:
-        reg.loss(zoo.batch_of("llama"))
-
-
 # --- What methods do to parameters
 
 
-def test_mixout_takes_an_adapter_back_to_its_start() -> None:
-    model = adapted("bert")
-    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    with regularize(model, Mixout(p=0.999999), **given(model, zoo.batch_of("bert"))) as reg:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.add_(1.0 if "lora_" in name else 0.0)
-        mixed = reg.loss(zoo.batch_of("bert"))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in start:
-                parameter.copy_(start[name])
-    torch.testing.assert_close(mixed, model(**zoo.batch_of("bert")).loss)
-
-
-def test_l2_sp_pulls_an_adapter_back_to_its_start() -> None:
-    """A step of the size that undoes all of the penalty."""
-    model = adapted("bert")
-    start = {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
-    optimizer = torch.optim.SGD(trained(model), lr=0.5)
-    with regularize(model, L2SP(alpha=2.0), optimizer=optimizer) as reg:
-        (reg.loss(zoo.batch_of("bert")) * 0).backward()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.add_(1.0 if name in start else 0.0)
-        optimizer.step()
-    zoo.assert_same({name: p for name, p in model.named_parameters() if name in start}, start, 1e-6)
-
-
-def test_child_tuning_says_what_a_new_adapter_leaves_untrained(caplog: pytest.LogCaptureFixture) -> None:
-    steps(adapted("bert", trained=False), ChildTuning(variant="D"), 1, rate=0.0)
-    assert "no Fisher information in 12 of 24 parameters at the start (base_model.model" in caplog.text
-    caplog.clear()
-    steps(adapted("bert"), ChildTuning(variant="D"), 1, rate=0.0)
-    assert not caplog.text
-
-
 # --- Two models
-
-
-def test_attendout_has_two_adapters_on_one_model() -> None:
-    model, method = adapted("bert"), AttendOut(dropout_step=1)
-    with regularize(model, method, **given(model, zoo.batch_of("bert"))) as reg:
-        reg.loss(zoo.batch_of("bert")).backward()
-        state: Any = reg.method_state
-        found = shared(model, state.players.defender.model)
-    own = sum(parameter.numel() for parameter in trained(model))
-    assert found == (sum(parameter.numel() for parameter in model.parameters()) - own, own)

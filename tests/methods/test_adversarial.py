@@ -10,11 +10,9 @@ import torch
 from helpers import zoo
 from helpers.oracles import EagerAttention
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attendrop import SCAL
 from attendrop.methods import adversarial
-from attendrop.methods.adversarial import contrastive_loss, represent
 from attendrop.training.regularization import Regularization
 
 FOUR = (8, 5, 3, 6)
@@ -106,43 +104,11 @@ def test_the_loss_with_perturbed_attention() -> None:
     assert perturbed > plain
 
 
-@pytest.mark.parametrize(("labels", "temperature"), [([0, 1, 0, 0], 0.05), (None, 1.0)])
-def test_the_contrast(labels: list[int] | None, temperature: float) -> None:
-    first, second = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = contrastive_loss(first, second, None if labels is None else torch.tensor(labels), temperature)
-    expected = contrast([*first, *second], (labels or [0, 1, 2, 3]) * 2, temperature)
-    assert float(found) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("name", ["bert-tokens", "gpt2", "bart"])
 def test_padding_does_not_matter(name: str) -> None:
     model, method = zoo.build(name, dtype=torch.float64), SCAL(contrast=2.0)
     near, far = zoo.batch_of(name, FOUR), zoo.batch_of(name, FOUR, extra=4)
     torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
-
-
-def test_a_mean_over_tokens() -> None:
-    model, read = zoo.build("bert-tokens"), torch.arange(12.0).view(2, 3, 2)
-    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
-    assert represent(model, read, {"attention_mask": mask}).tolist() == [[1, 2], [0, 0]]
-    assert represent(model, read, {}).tolist() == [[2, 3], [8, 9]]
-    labels = torch.tensor([[5, -100, -100], [5, 6, -100]])
-    assert represent(zoo.build("bart"), read, {"labels": labels, "attention_mask": mask}).tolist() == [[0, 1], [7, 8]]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "labels"),
-    [
-        ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.2, 0.2, 0.1])),
-        ("bert", {"problem_type": "multi_label_classification"}, torch.ones(4, 3)),
-        ("bert-choice", {}, torch.tensor([0, 0, 1, 1])),
-    ],
-)
-def test_without_classes_of_sequences_only_copies_belong_together(
-    name: str, options: dict[str, Any], labels: Tensor
-) -> None:
-    model, batch = zoo.build(name, **options), zoo.batch_of(name, FOUR) | {"labels": labels}
-    assert adversarial.classes(model, model(**batch), batch) is None
 
 
 def test_sequences_without_a_label_are_of_no_common_class() -> None:
@@ -151,19 +117,3 @@ def test_sequences_without_a_label_are_of_no_common_class() -> None:
     found = adversarial.classes(model, outputs, batch)
     assert found is not None and found.tolist() == [1, -2, 1, -4]
     assert adversarial.classes(model, outputs, batch | {"labels": torch.ones(4, 3) / 3}) is None  # probabilities
-
-
-def test_choices_that_a_question_lacks_are_not_contrasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = zoo.build("bert-choice"), zoo.batch_of("bert-choice", FOUR)
-    sizes = []
-
-    def counted(clean: Tensor, copies: Tensor, *_: Any) -> Tensor:
-        sizes.append((len(clean), len(copies)))
-        return clean.sum() * 0
-
-    monkeypatch.setattr(adversarial, "contrastive_loss", counted)
-    padded = {name: pad(value, (0, 0, 0, 1)) if value.ndim == 3 else value for name, value in batch.items()}
-    for each in (batch, padded):
-        loss_of(model, SCAL(contrast=2.0), each)
-    choices = batch["input_ids"].shape[:2].numel()
-    assert sizes == [(choices, choices)] * 2

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from helpers import oracles, zoo
 from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, players_of, run
-from helpers.device import DEVICE, ON_CPU
-from helpers.training import take_step
+from helpers.device import ON_CPU
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.methods.attend_out.actions import Course, Micro, replayed
-from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.policy_gradient import GeneratorState, Players, _confidence
-from attendrop.methods.attend_out.scoring import scores
-from attendrop.methods.attend_out.second_model import seed_device
+from attendrop.methods.attend_out import generator
+from attendrop.methods.attend_out.generator import Generator, Players
+from attendrop.methods.attend_out.method import GeneratorState, scores
+from attendrop.methods.core.base import LayerRanking
 from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import LayerRanking
-from attendrop.randomness.keyed_random import SampleKey
 
 
 def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,7 +39,7 @@ def generator_of(model: Any, batch: Mapping[str, Tensor], **options: Any) -> Gen
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     model, batch = zoo.build(name).eval(), zoo.batch_of(name)
-    generator = generator_of(model, batch)
+    embeddings = generator_of(model, batch).embeddings
     adapter = ModelAdapter(model)
     first = model.get_submodule(adapter.trace(batch)[0].name.partition("#")[0])
     seen: list[Tensor] = []
@@ -59,7 +53,7 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     )
     model(**batch)
     hook.remove()
-    torch.testing.assert_close(generator.embeddings(batch), seen[0])
+    torch.testing.assert_close(embeddings(batch), seen[0])
 
 
 # --- Actions
@@ -69,7 +63,7 @@ def test_units_are_dropped_as_often_as_the_scores_say() -> None:
     players, step = players_of(lengths=(4,), init_drop_prob=0.8)
     with torch.no_grad():
         players.generator.query.weight.mul_(40)
-        draft = players.generator.begin(step.inputs)
+        draft = players.begin(step.inputs)
         expected = [draft.logits(layer, None).sigmoid()[0, 0] for layer in range(2)]
     rounds = 60
     counts = [torch.zeros(4, 4, dtype=torch.float64) for _ in players.attention_layers]
@@ -111,7 +105,7 @@ def enumerated(
     micro = act(players, context)
 
     def probability() -> Tensor:
-        p = players.generator.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
+        p = players.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
         return torch.stack([torch.where(action_of(number), p, 1 - p).prod() for number in range(16)])
 
     def action_of(number: int) -> Tensor:
@@ -122,7 +116,7 @@ def enumerated(
     mean = [torch.zeros_like(p) for p in learned]
     for number in range(16):
         action = action_of(number).view(1, 1, 2, 2)
-        monkeypatch.setattr(Course, "_sample", lambda self, *_, action=action: action)
+        monkeypatch.setattr(generator, "sample_mask", lambda *_, action=action: action)
         likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
         for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
             if found is not None:
@@ -148,7 +142,7 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
         found = players.log_likelihood(micro)
         for row, length in enumerate((6, 4, 3)):
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
-            draft = players.generator.begin(inputs)
+            draft = players.begin(inputs)
             total = 0.0
             for layer, sampled in enumerate(dropped_in(players, micro).values()):
                 p = draft.logits(layer, None).sigmoid()[0, 0]
@@ -156,16 +150,6 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
                     dropped = bool(sampled[row, 0, i, j])
                     total += math.log(float(p[i, j] if dropped else 1 - p[i, j]))
             assert found[row] == pytest.approx(total / (2 * length**2), rel=1e-6)
-
-
-@pytest.mark.parametrize("granularity", ["head", "layer"])
-def test_what_heads_and_layers_have_in_common_does_not_depend_on_padding(granularity: str) -> None:
-    found = []
-    for extra in (0, 3):
-        players, step = players_of(granularity=granularity)
-        micro = act(players, replace(step, batch=zoo.batch_of("bert", (6, 4), extra=extra)))
-        found.append([outcome.logits for outcome in replayed(players, micro)])
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("credit", ["step", "return"])
@@ -186,13 +170,6 @@ def test_scores_are_means_over_rows() -> None:
     found = scores(AttendOut(), zoo.training(model), [model], [batches])
     losses = [model(**batch).loss.item() for batch in batches]
     assert found.item() == pytest.approx(-(2 * losses[0] + losses[1]) / 3)
-
-
-def test_rewards_are_numbers_where_no_token_is_labelled() -> None:
-    model, batch = zoo.build("bert-tokens"), zoo.batch_of("bert-tokens")
-    without = {**batch, "labels": torch.full_like(batch["labels"], -100)}
-    found = scores(AttendOut(), zoo.training(model), [model], [[without, batch], [without]])
-    assert found.tolist() == [[pytest.approx(-model(**batch).loss.item()), 0.0]]
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -274,20 +251,11 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         baseline = 0.9 * baseline + 0.1 * metrics["attendout/reward"]
 
 
-def test_the_survivor_is_drawn_with_the_stated_probability() -> None:
-    method_state = GeneratorState.__new__(GeneratorState)
-    method_state.method = AttendOut(temperature=0.1)
+class Nothing:
+    """A second model without weights."""
 
-    class Nothing:
-        @staticmethod
-        def take_from_first() -> None: ...
-        @staticmethod
-        def give_to_first() -> None: ...
-
-    expected = math.exp(0.05 / 0.1) / (math.exp(0.05 / 0.1) + 1)
-    gaps = torch.tensor([0.05], dtype=torch.float64)
-    assert method_state._merge(Nothing, gaps, expected - 1e-6)  # type: ignore[arg-type]
-    assert not method_state._merge(Nothing, gaps, expected + 1e-6)  # type: ignore[arg-type]
+    @staticmethod
+    def merge(*, first_survives: bool) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -329,54 +297,15 @@ def test_the_defender_may_live_elsewhere() -> None:
     zoo.assert_same(weights(elsewhere), weights(here), 1e-4)
 
 
-def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
-    """Otherwise its masks would repeat, since the random state of the CPU is restored after the defender's pass."""
-    found = []
-    for step in (3, 3, 4):
-        seed_device(torch.device("cpu"), SampleKey(0, step, 0, 2))
-        found.append(torch.rand(4).tolist())
-    assert found[0] == found[1] != found[2]
-
-
-def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
-    """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
-    method, found = AttendOut(dropout_step=2), []
-    saved: Any = None
-    for resumed in (False, True):
-        model, batch = zoo.build("bert", **DOUBLE), zoo.batch_of("bert")
-        optimizer = optimizer_of(model)
-        options = {"optimizer": optimizer, "reward_data": [zoo.batch_of("bert", seed=8)], "seed": 4}
-        with regularize(model, method, **options) as reg:
-            if resumed:
-                state, method_state, of_model, of_optimizer = saved
-                model.load_state_dict(of_model)
-                optimizer.load_state_dict(of_optimizer)
-                reg.load_state_dict(state, method_state)
-                again, before = reg.method_state_dicts()[0], method_state[0]
-                assert again.keys() == before.keys()
-                zoo.assert_same(again["defender"]["model"], before["defender"]["model"])
-            else:
-                for _ in range(3):
-                    take_step(reg, batch)
-                saved = copy.deepcopy(
-                    (reg.state_dict(), reg.method_state_dicts(), model.state_dict(), optimizer.state_dict())
-                )
-        found.append((reg.metrics(), reg.method_state.final_report([batch]), reg.method_state.tensors(), model))
-    (metrics, learnt, tensors, model), (metrics_again, learnt_again, tensors_again, model_again) = found
-    assert metrics["attendout/period_share"] == 0.5
-    assert metrics_again == metrics
-    assert learnt_again == learnt != {}
-    zoo.assert_same(weights(model_again), weights(model))
-    assert tensors_again.keys() == tensors.keys()
-    for name, values in tensors.items():
-        zoo.assert_same(tensors_again[name], values)
-
-
 @pytest.mark.parametrize(
     ("gaps", "expected"), [([1.0, 1.0], 1.0), ([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)]
 )
 def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], expected: float) -> None:
-    assert _confidence(torch.tensor(gaps, dtype=torch.float64)) == pytest.approx(expected, abs=1e-6)
+    method_state = GeneratorState.__new__(GeneratorState)
+    method_state.method = AttendOut(merge="confidence")
+    for chance in (expected - 1e-6, expected + 1e-6):
+        found = method_state._merge(Nothing, torch.tensor(gaps, dtype=torch.float64), chance)  # type: ignore[arg-type]
+        assert found == (chance < expected)
 
 
 def test_defaults_depend_on_the_variant() -> None:
@@ -387,21 +316,6 @@ def test_defaults_depend_on_the_variant() -> None:
 
 
 # --- What the generator decides
-
-
-def test_drop_shares_count_the_units_above_one_half() -> None:
-    players, step = players_of(lengths=(6, 4))
-    with torch.no_grad():
-        players.generator.query.weight.mul_(40)
-        shares = players.drop_fractions(step.adapter, [unlabelled(step.batch)])
-        counts = torch.zeros(2, 2)
-        for row, length in enumerate((6, 4)):
-            inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
-            draft = players.generator.begin(inputs)
-            for layer in range(2):
-                above = draft.logits(layer, None)[0, 0] > 0
-                counts[layer] += torch.tensor([above.sum(), above.numel()])
-    assert list(shares.values()) == pytest.approx((counts[:, 0] / counts[:, 1]).tolist())
 
 
 # --- Refusals
@@ -426,27 +340,6 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: tuple[str, ...]
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_metric_that_can_give_no_reward_is_told() -> None:
-    """A correlation is 0, or nan, on one row; the papers score on single rows."""
-    model, items = zoo.build("bert"), [[zoo.collate([row])] for row in zoo.rows("bert", (4, 7))]
-    of_zero, of_nan = (zoo.training(model, metric=lambda *_, found=found: found) for found in (0.0, math.nan))
-    with pytest.warns(UserWarning, match="metric is 0 for both models on all 2 items of a period, which gives no"):
-        scores(AttendOut(score="metric"), of_zero, [model, model], items)
-    with pytest.raises(AttendropError, match="the metric is nan on a batch of 1 row; raise reward_batch_size, or use"):
-        scores(AttendOut(score="metric"), of_nan, [model, model], items)
-
-
-def test_a_loss_without_gradients_and_one_differentiated_twice_are_refused() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
-        with torch.no_grad(), pytest.raises(AttendropError, match=r"gradients are off: .* model\.eval\(\)"):
-            reg.loss(batch)
-        loss = reg.loss(batch)
-        loss.backward(retain_graph=True)
-        with pytest.raises(AttendropError, match="differentiated twice"):
-            loss.backward()
-
-
 @pytest.mark.parametrize("frozen", [False, True], ids=["frozen", "unfrozen"])
 def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen: bool) -> None:
     """Frozen ones are shared by both models: each optimizer would step one that is trained later."""
@@ -457,58 +350,6 @@ def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen:
         weight.requires_grad_(frozen)
         with pytest.raises(AttendropError, match=r"'bert\.pooler\.dense\.weight' was frozen or unfrozen after"):
             reg.loss(batch)
-
-
-def test_the_second_model_runs_in_the_precision_for_which_accelerate_prepares_the_first() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    seen: list[torch.dtype] = []
-    model.classifier.register_forward_hook(lambda module, args, output: seen.append(output.dtype))  # also of copies
-    model._original_forward = model.forward  # as accelerate does
-    model.forward = MethodType(torch.autocast(DEVICE.type, torch.bfloat16)(model.forward.__func__), model)
-    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
-        reg.loss(batch)
-        seen.clear()
-        reg.loss(batch)
-        assert seen == [torch.bfloat16] * 2
-        assert "forward" not in vars(reg.method_state.players.defender.model)
-
-
-def test_an_optimizer_of_something_else_is_refused() -> None:
-    other = torch.nn.Linear(2, 2)
-    with pytest.raises(AttendropError, match="not in the model"):
-        run(AttendOut(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
-
-
-def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
-    """Tokens of a batch with noise, whose first row is that of a number in the global batch."""
-    method_state = GeneratorState.__new__(GeneratorState)
-    method_state.training = zoo.training(zoo.build("bert"), mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
-    micro = Micro(dict(batch), dict(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
-    return method_state._noisy(micro)["input_ids"]
-
-
-def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
-    tokens = torch.full((64, 40), 7)
-    tokens[:, -1] = zoo.EOS
-    found = noisy({"input_ids": tokens})
-    changed = found != tokens
-    assert (found[changed] == 39).all()
-    assert not changed[:, -1].any()
-    assert float(changed[:, :-1].double().mean()) == pytest.approx(0.15, abs=0.03)
-
-
-@pytest.mark.parametrize("name", ["bert", "bert-choice"])
-def test_noise_depends_on_neither_padding_nor_micro_batches(name: str) -> None:
-    rows = zoo.rows(name, (30, 20, 25, 30), labels=False)
-    whole = noisy(zoo.collate(rows))
-    assert (whole == 39).any()
-    parts = [noisy(zoo.collate(rows[start : start + 2]), start) for start in (0, 2)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert torch.equal(noisy(zoo.collate(rows, extra=4))[..., :30], whole)
-    left = noisy(zoo.collate(rows, extra=4, left=True))
-    for row, found, shifted in zip(rows, whole, left, strict=True):
-        length = row["input_ids"].shape[-1]
-        assert torch.equal(shifted[..., -length:], found[..., :length])
 
 
 def test_pruning_version_ranks_layers() -> None:

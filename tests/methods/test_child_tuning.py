@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import take_step
 from torch import Tensor
 
-from attendrop import AttendOut, ChildTuning, Compose, regularize
-from attendrop.methods import child_tuning
-from attendrop.methods.child_tuning import fisher_information, largest
+from attendrop import ChildTuning, regularize
+from attendrop.methods import weights as weight_methods
 from attendrop.methods.common.parameters import layer_parameters
-from attendrop.methods.core.context import Processes
+from attendrop.methods.weights import fisher_information
 from attendrop.training.labelled_data import LabelledBatches
 
 
@@ -39,7 +37,7 @@ def masked(method: ChildTuning, steps: int = 1, **options: Any) -> list[tuple[di
 @pytest.mark.parametrize("small", [0, 1 << 14])
 def test_f_draws_every_element_by_itself(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a parameter is drawn alone, with other small ones, or row by row, as word embeddings are."""
-    monkeypatch.setattr(child_tuning, "_SMALL", small)
+    monkeypatch.setattr(weight_methods, "_SMALL", small)
     (before, after), (_, next_step) = masked(ChildTuning(p=0.3), steps=2)
     words = "bert.embeddings.word_embeddings.weight"
     for name in (words, "bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
@@ -66,25 +64,6 @@ def test_d_keeps_the_stated_share_of_the_layers_for_the_whole_run() -> None:
     masks = [torch.cat([(after[name].abs() > 1e-12).flatten() for name in names]) for _, after in found]
     assert torch.equal(masks[0], masks[1])
     assert float(masks[0].double().mean()) == pytest.approx(0.25, abs=0.01)
-
-
-def test_d_has_a_mask_for_what_is_unfrozen_later_too() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    first, second = model.bert.encoder.layer
-    first.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with regularize(model, ChildTuning(variant="D", p=0.25), optimizer=optimizer, train_data=[batch]) as reg:
-        for _ in range(2):
-            reg.loss(batch).backward()
-            optimizer.step()
-            kept = [
-                torch.cat([p.grad.flatten() != 0 for p in each.parameters() if p.grad is not None] or [torch.ones(0)])
-                for each in (first, second)
-            ]
-            first.requires_grad_(True)
-            optimizer.zero_grad()
-            reg.step()
-    assert [float(each.double().mean()) for each in kept] == pytest.approx([0.25, 0.25], abs=0.01)
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.05])
@@ -114,17 +93,6 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_
         torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.0001, 1), (0.0019, 1), (1 - 0.9, 100)])
-def test_the_largest(share: float, kept: int) -> None:
-    torch.manual_seed(0)
-    values = {"a": torch.rand(30, 20), "b": torch.rand(400)}
-    masks = largest(values, share)
-    flat = sorted([*values["a"].flatten().tolist(), *values["b"].tolist()], reverse=True)
-    assert sum(int(mask.sum()) for mask in masks.values()) == kept
-    for name in values:
-        assert torch.equal(masks[name], values[name] >= flat[kept - 1])
-
-
 def test_gradients_are_masked_after_accumulation_and_clipping() -> None:
     """The mask is no part of the norm: a clipped gradient is larger than the norm once its kept part is scaled."""
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
@@ -138,26 +106,3 @@ def test_gradients_are_masked_after_accumulation_and_clipping() -> None:
         for name, p in model.named_parameters():
             kept = p.grad != 0
             torch.testing.assert_close(p.grad[kept], clipped[name][kept] / 0.2)
-
-
-def test_the_defender_is_a_child_too() -> None:
-    """With a generator that drops nothing, attacker and defender take the same steps."""
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    method = Compose(ChildTuning(), AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6))
-    with regularize(model, method, optimizer=optimizer, train_data=[batch], total_steps=9) as reg:
-        for _ in range(3):
-            take_step(reg, batch)
-        defender = reg.method_state.parts[1].players.defender.model  # type: ignore[attr-defined]
-        zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
-
-
-def test_processes_measure_the_fisher_information_together() -> None:
-    model = zoo.build("bert")
-    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
-    data = LabelledBatches(rows, torch.device("cpu"))
-    method = ChildTuning(variant="D")
-    whole = fisher_information(zoo.training(model, train_data=data), method)
-    parts = [fisher_information(zoo.training(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
-    for name in whole:  # two rows and one
-        torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, HiddenCut, regularize
-from attendrop.methods.common.divergence import spread
+from attendrop.methods.common.losses import spread
 from attendrop.randomness.keyed_random import SampleKey, uniform
 
 SHORT = (8, 5, 3)
@@ -100,14 +100,6 @@ def test_the_spread_of_two_views(kind: str) -> None:
     views = torch.tensor([[[50.0, 0.0]], [[0.0, 0.0]]], dtype=torch.float64)
     value = {"classes": js, "labels": js, "number": 25.0**2}[kind]
     assert float(spread(kind, views)) == pytest.approx(value, rel=1e-6)
-
-
-def test_an_encoder_alone_is_cut() -> None:
-    model = zoo.build("bart")
-    with regularize(model, HiddenCut()) as reg:
-        reg.loss(zoo.batch_of("bart"))
-        logs = reg.logs()
-    assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
 
 
 def test_layers_without_a_block_of_their_own_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -99,39 +98,6 @@ def test_a_run_in_which_a_method_never_acted_ends_with_a_warning(name: str, capl
         reg.step()
     warned = [message.split()[1] for message in caplog.messages if "never took effect" in message]
     assert warned == [part.name for part in method.parts]
-
-
-@pytest.mark.sampled(3)
-@with_either("layerdrop", 0.5, 0.999)
-def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layerdrop: float) -> None:
-    model, batch = zoo.build("opt-class", layerdrop=layerdrop), zoo.batch_of("opt-class")
-    needed = given(model, batch)
-    with regularize(model, method, **needed) as reg:
-        for _ in range(4):
-            loss = reg.loss(batch)
-            loss.backward()
-            assert torch.isfinite(loss)
-            needed["optimizer"].step()
-            needed["optimizer"].zero_grad()
-            reg.step()
-
-
-@pytest.mark.sampled(3)
-@with_either("how", "copy", "pickle")
-def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, how: str) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    before = trace_of(model)
-    reg = stepped(model, method, batch)
-    model.eval()
-    other = copy.deepcopy(model) if how == "copy" else pickle.loads(pickle.dumps(model))
-    found = trace_of(other)
-    reg.__exit__(None, None, None)
-    assert found == before
-    for parameter in model.parameters():  # what the copy computes does not lead back to the original
-        parameter.data.zero_()
-    stock = zoo.build("bert").eval()
-    stock.load_state_dict(other.state_dict())
-    assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
 # One without a state, and one of each kind of state that no test of its own resumes; the others are slow.

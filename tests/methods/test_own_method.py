@@ -15,7 +15,7 @@ from helpers.training import Gradients, trainer_of
 from torch import Tensor
 
 from attendrop import Method, regularize
-from attendrop.extend import DECIDES_PASSES, ComputeLoss, MethodInfo, MethodState, StepContext, TrainingContext
+from attendrop.extend import ComputeLoss, MethodInfo, StepContext
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,13 +41,8 @@ def test_it_drops_the_diagonal(self_drop: Any) -> None:
 class TwoPasses(Method):
     """Takes passes of its own, and adds a mean of its own to their loss."""
 
-    info = MethodInfo("two-passes", uses_attention=False, traits={DECIDES_PASSES: ""})
+    info = MethodInfo("two-passes", uses_attention=False)
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _TwoPasses(self)
-
-
-class _TwoPasses(MethodState):
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         loss, outputs = compute_loss(context.batch)
         return loss + 0.5 * compute_loss(context.batch)[0] + 3 * outputs.logits.square().mean(), outputs

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, Compose, RDrop, regularize
-from attendrop.methods.common.divergence import divergence, divergences
+from attendrop.methods.common.losses import predictions
 from attendrop.methods.r_drop import repeat_rows
-from attendrop.model_support.batches import number_of_rows
 
 
 def two_passes(name: str, model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Any, Any]:
@@ -94,21 +93,6 @@ def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float, factor: 
     torch.testing.assert_close(factor * found, authors_loss(code, first, second, batch["labels"]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bart", "gpt2"])
-def test_a_sum_of_tokens_has_the_weight_of_rows(name: str) -> None:
-    batch, penalties = zoo.batch_of(name), {}
-    for reduction in ("mean", "sum"):
-        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
-        losses = []
-        for alpha in (1.0, 2.0):
-            torch.manual_seed(7)
-            with regularize(model, RDrop(alpha=alpha, reduction=reduction)) as reg:
-                losses.append(reg.loss(batch).detach())
-        penalties[reduction] = losses[1] - losses[0]
-    assert penalties["mean"] > 0
-    torch.testing.assert_close(penalties["sum"], number_of_rows(batch) * penalties["mean"])
-
-
 @pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
 def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
     """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
@@ -139,13 +123,6 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     assert all("of T5, dropout_rate; of GPT-2, resid_pdrop" in record.message for record in caplog.records)
 
 
-def test_texts_are_repeated_as_their_rows_are() -> None:
-    batch = {"input_ids": torch.tensor([[1], [2]]), "texts": ["a", "b"], "names": ("x", "y", "z")}
-    found = repeat_rows(batch, 2)
-    assert (found["texts"], found["names"]) == (["a", "a", "b", "b"], ("x", "y", "z"))
-    assert found["input_ids"].tolist() == [[1], [1], [2], [2]]
-
-
 def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:
     model, batch = zoo.build("bart"), zoo.batch_of("bart")
     encoded = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
@@ -156,21 +133,18 @@ def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()
-    kind, found = divergences(nn.Linear(1, 1), outputs, {})
-    ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
+    kind, found = predictions(nn.Linear(1, 1), outputs, {}, copies=2)
     assert kind == "classes"
-    torch.testing.assert_close(found, ends)
+    for views, each in zip(found, (outputs.start_logits, outputs.end_logits), strict=True):
+        torch.testing.assert_close(views, torch.stack([each[0::2], each[1::2]]))
 
 
-def test_a_number_is_compared_as_such_whatever_the_configuration_of_an_encoder_says() -> None:
+def test_the_kind_of_what_is_compared_does_not_follow_from_the_configuration_of_an_encoder() -> None:
     model, batch = zoo.build("bert", num_labels=1), repeat_rows(zoo.batch_of("bert"), 2)
     model.config.num_labels = 2
     outputs = model(batch["input_ids"], batch["attention_mask"])
-    assert divergences(model, outputs, batch | {"labels": batch["labels"].float()})[0] == "number"
-
-
-def test_tokens_are_compared_as_classes_whatever_else_the_configuration_says() -> None:
+    assert predictions(model, outputs, batch | {"labels": batch["labels"].float()}, 2)[0] == "number"
     model = zoo.from_class("BertForMaskedLM", {**zoo.ZOO["bert"].options, "num_labels": 1})
     batch = repeat_rows(zoo.batch_of("bert-tokens"), 2)
-    kind, (values,) = divergences(model, model(**batch), batch)
-    assert kind == "classes" and len(values) == int((batch["labels"] != -100).sum()) // 2
+    kind, (views,) = predictions(model, model(**batch), batch, 2)
+    assert kind == "classes" and views.shape[1] == int((batch["labels"] != -100).sum()) // 2

@@ -118,8 +118,3 @@ def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end
             reg.loss(batch)
             share = reg.logs()[f"scheduler/dropped/encoder.{layer}"]
         assert share == pytest.approx(0.6 + (end - 0.6) * progress, abs=0.02)
-
-
-def test_a_shape_goes_with_no_lists() -> None:
-    with pytest.raises(AttendropError, match=r"shape='cola' excludes progress"):
-        Scheduler(shape="cola", probabilities=((0.5, 0.1),))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from helpers import zoo
 from helpers.training import take_step, trainer_of, weights
 from torch import Tensor, nn
 
-from attendrop import AttendropError, SuperT
-from attendrop.methods.core.context import Processes
+from attendrop import SuperT
 from attendrop.methods.supert import lowest
 from attendrop.training.regularization import Regularization
 
@@ -90,36 +87,6 @@ def test_importance_is_the_mean_of_absolute_gradients(cut: int, scale: float, ab
         assert found["feed_forward"][key] == pytest.approx(expected["feed_forward"][key], rel=1e-9)
 
 
-def test_importances_are_means_over_processes_and_steps() -> None:
-    batch, found = zoo.batch_of("bert"), []
-    for processes, steps in ((None, 2), (Processes(0, 2, lambda tensor: 2 * tensor), 2), (None, 4)):
-        model = zoo.build("bert", dtype=torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        reg = at_work(model, steps=steps, optimizer=optimizer, processes=processes)
-        for _ in range(steps // 2):
-            take_step(reg, batch)
-        found.append(concluded(reg)["importance"]["heads"]["encoder.0"])
-        reg.close()
-    assert found[1] == pytest.approx(found[0])
-    assert found[2] == pytest.approx(found[0])
-
-
-def test_a_step_that_float16_overflows_does_not_count() -> None:
-    reg = at_work(zoo.build("bert"), steps=4)
-    method_state: Any = reg.method_state
-    for overflow in (True, False):
-        reg.loss(zoo.batch_of("bert")).backward()
-        if overflow:
-            method_state._gates[0].gates["heads/encoder.1"].grad[0, 0] = math.inf
-        reg.training.optimizer.zero_grad()  # type: ignore[union-attr]
-        try:
-            reg.step()
-        finally:
-            assert all(value.isfinite().all() for value in method_state.importance.values())
-        assert overflow == all((value == 0).all() for value in method_state.importance.values())
-    reg.close()
-
-
 def test_heads_are_ranked_within_their_layer_and_feed_forwards_apart() -> None:
     importance = {
         "heads/encoder.0": torch.tensor([30.0, 400.0, 0.0]),
@@ -132,21 +99,6 @@ def test_heads_are_ranked_within_their_layer_and_feed_forwards_apart() -> None:
     assert found["heads/encoder.1"] == [1]
     assert (found["feed_forward/encoder.0"], found["feed_forward/encoder.1"]) == ([], [0])
     assert not any(lowest(importance, 0.1).values())
-
-
-@pytest.mark.parametrize("fraction", [0.5, 0.99])
-def test_one_head_stays_in_each_layer(fraction: float) -> None:
-    importance = {
-        "heads/encoder.0": torch.tensor([1.0, 1.1, 1.2, 1.15]),
-        "heads/encoder.1": torch.tensor([0.1, 0.01, 5.0, 0.2]),  # two of the lowest four over the norm of the layer
-        "heads/encoder.2": torch.tensor([0.0]),
-    }
-    found = lowest(importance, fraction)
-    assert found["heads/encoder.2"] == []
-    assert 2 not in found["heads/encoder.0"] + found["heads/encoder.1"]
-    assert sum(map(len, found.values())) == min(int(9 * fraction), 6)
-    if fraction == 0.99:
-        assert (found["heads/encoder.0"], found["heads/encoder.1"]) == ([0, 1, 3], [0, 1, 3])
 
 
 # --- The ticket
@@ -233,39 +185,3 @@ def test_a_run_goes_on_exactly_before_and_after_the_way_back(tmp_path: Path) -> 
 
 
 # --- What is refused
-
-
-def test_a_fraction_that_prunes_nothing_is_refused_at_the_first_step() -> None:
-    reg = at_work(zoo.build("bert"), SuperT(fraction=0.1, search=0.5))
-    with pytest.raises(AttendropError, match=r"fraction=0\.1 of 4 heads, of which .* and of 2 feed-forwards is none"):
-        take_step(reg, zoo.batch_of("bert"))
-    reg.close()
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_weights_that_are_frozen_or_unfrozen_in_the_search_are_refused(trained: bool) -> None:
-    """Their initial values are not known, or they would not start again from them."""
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    model.bert.embeddings.requires_grad_(trained)
-    reg = at_work(model, SuperT(fraction=0.5, search=0.5), steps=4)
-    take_step(reg, batch)
-    model.bert.embeddings.requires_grad_(not trained)
-    with pytest.raises(AttendropError, match=r"'bert\.embeddings.*' was (un)?frozen since"):
-        take_step(reg, batch)
-    reg.close()
-
-
-@pytest.mark.parametrize(
-    ("fraction", "messages"),
-    [(0.3, [r"fraction=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),
-     (0.9, [r"Of 4 heads 2 are pruned, for fraction=0\.9: one stays in each layer"])],
-)  # fmt: skip
-def test_what_a_fraction_comes_to_is_said_at_the_start(
-    fraction: float, messages: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    reg = at_work(zoo.build("bert"), SuperT(fraction=fraction, search=0.5), steps=8)
-    for _ in range(2):
-        take_step(reg, zoo.batch_of("bert"))
-    reg.close()
-    assert len(caplog.records) == len(messages)
-    assert all(re.match(text, record.getMessage()) for text, record in zip(messages, caplog.records, strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import zoo
-from helpers.training import moved, take_step
+from helpers.training import moved
 from torch import Tensor
 
-from attendrop import AttendOut, AttendropError, Compose, Mixout, regularize
+from attendrop import Mixout, regularize
 from attendrop.methods.common.parameters import _Mix, pretrained_parameters, projection_weights
 from attendrop.randomness.keyed_random import sample_parameter_mask
 from attendrop.training.regularization import Regularization
@@ -68,29 +68,6 @@ def test_mixout_mixes_what_is_unfrozen_later() -> None:
     found = (seen[0] - start).round(decimals=6)
     assert sorted(found.unique().tolist()) == [0, 2]
     assert torch.equal(resumed.state_dict()["pretrained"]["bert.pooler.dense.weight"], start)
-
-
-def test_a_frozen_weight_is_left_alone_and_mixout_says_when_all_are() -> None:
-    model = zoo.build("bert")
-    for parameter in model.base_model.parameters():
-        parameter.requires_grad_(False)
-    assert projection_weights(model) == []
-    with pytest.raises(
-        AttendropError, match=r"BertForSequenceClassification has no trainable linear layers .* nothing to mix"
-    ):
-        Mixout().start(zoo.training(model))
-
-
-def test_mixout_draws_the_defenders_weights_back_too() -> None:
-    """Attacker and defender see the same weights mixed by the same draws: nothing but the mask sets them apart."""
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    method = Compose(AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6), Mixout(p=0.5))
-    with regularize(model, method, optimizer=optimizer, total_steps=9) as reg:
-        for _ in range(4):
-            take_step(reg, batch)
-        defender = reg.method_state.parts[0].players.defender.model  # type: ignore[attr-defined]
-        zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
 
 
 @pytest.mark.parametrize(

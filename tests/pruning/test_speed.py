@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attendrop.runs.speed import Speed, measure_speed
+from attendrop.runs.prune import measure_speed
 
 
 class Clock:
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("attendrop.runs.speed.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("attendrop.runs.prune.time.perf_counter", lambda: clock.now)
     return clock
 
 
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_at_least_two_seconds_in_turn(clock: Clock, seconds: float) -> None:
     before, after = clock.model("before", lambda _: seconds), clock.model("after", lambda _: seconds / 2)
     found = measure_speed(before, after, [{}, {}, {}])
-    assert (found.median, found.low, found.high) == pytest.approx((2, 2, 2))
+    assert [found[name] for name in ("median", "low", "high")] == pytest.approx([2, 2, 2])
     assert clock.now > 2.0
     assert clock.calls[::2] == ["before"] * (len(clock.calls) // 2)
     assert clock.calls[1::2] == ["after"] * (len(clock.calls) // 2)
@@ -48,10 +48,10 @@ def test_at_least_two_seconds_in_turn(clock: Clock, seconds: float) -> None:
 def test_median_and_range_of_the_rounds(clock: Clock) -> None:
     after = clock.model("after", lambda call: [9.0, 1.0, 0.5, 2.0, 4.0, 1.0][call])  # the first is not timed
     found = measure_speed(clock.model("before", lambda _: 2.0), after, [{}])
-    assert found == Speed(median=2.0, low=0.5, high=4.0, rounds=5)
+    assert found == {"median": 2.0, "low": 0.5, "high": 4.0, "rounds": 5}
 
 
 def test_a_machine_that_slows_down_slows_both(clock: Clock) -> None:
     slow = lambda _: 0.02 * (1 + clock.now)  # noqa: E731
     found = measure_speed(clock.model("before", slow), clock.model("after", slow), [{}, {}])
-    assert (found.low, found.high) == pytest.approx((1, 1), rel=0.03)
+    assert (found["low"], found["high"]) == pytest.approx((1, 1), rel=0.03)

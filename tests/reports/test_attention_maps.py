@@ -16,8 +16,7 @@ from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_drops import DropMoment
 from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps, compact, text_maps, token_texts
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.heads.classification import Classification, Regression
 
 TEXT = "the cat sees not the red bird"
 

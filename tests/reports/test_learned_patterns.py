@@ -159,12 +159,14 @@ def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> No
     found = json.loads(capsys.readouterr().out)["fit"]
     assert len(found["progress"]) > 2
     assert found["largest_deviation"]["encoder.0"] <= 0.1
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 2
+    assert "patterns.png' exists; --overwrite replaces it" in capsys.readouterr().err
+    assert cli.main(["patterns", str(run), "--fit", "1", "--overwrite"]) == 0
     assert "A fit of 1 piece is far off the curves; 2 were taken." in capsys.readouterr().out
     for t, step in enumerate(metrics["dropout_steps"]):
         step["drop_probability"]["encoder.0"] = 0.1 + 0.8 * (t % 2)
     (run / "metrics.json").write_text(json.dumps(metrics))
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert cli.main(["patterns", str(run), "--fit", "1", "--overwrite"]) == 0
     assert "The fit is still far off the curves: by up to 0." in capsys.readouterr().out
 
 
@@ -195,7 +197,7 @@ def test_partial_periods_and_skipped_layers_are_marked(tmp_path: Path, capsys: C
         ["10", "0.433", "–"], ["20", "0.267", "0.333"], ["24*", "0.100", "0.200"]
     ]  # fmt: skip
     assert lines[8] == "* a partial period, since training ended; it weighs less in a fit."
-    assert cli.main(["patterns", str(run), "--json"]) == 0
+    assert cli.main(["patterns", str(run), "--json", "--overwrite"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["period_shares"], found["drop_probability"]["encoder.1"][0]) == ([1.0, 1.0, 0.4], None)
 

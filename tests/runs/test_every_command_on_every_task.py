@@ -85,8 +85,9 @@ def trained(folder: Path, kind: str) -> Path:
         with tiny.kept_checkpoints():
             train(config)
         whole = (run / "model.safetensors").read_bytes()
-        for name in ("metrics.json", "model.safetensors", "config.json", "checkpoint-4"):
-            (run / name).rename(folder / f"away-{kind}-{name}")
+        unfinished = tiny.unfinished(run)
+        for name in ("model.safetensors", "config.json", "checkpoint-4"):
+            (unfinished / name).rename(folder / f"away-{kind}-{name}")
         train(config, resume=True)
         assert (run / "model.safetensors").read_bytes() == whole
     return run
@@ -141,7 +142,7 @@ def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: st
 def test_other_commands_work_or_are_refused(
     folder: Path, tmp_path: Path, kind: str, command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
     run = trained(folder, kind)
     capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,12 +16,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from helpers import tiny
 from helpers.command_line import Captured
 from transformers import AutoConfig, AutoTokenizer
 
 from attendrop import cli
-from attendrop.runs.export import _onnx_logits, export_run
-from attendrop.runs.finished_run import load_finished_run
+from attendrop.runs.export import export_run, onnx_outputs
+from attendrop.runs.inference import load_finished_run, load_run
 from attendrop.runs.prune import prune_run
 from attendrop.runs.run_folder import keeps_model
 
@@ -37,7 +37,7 @@ def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     (folder / "run").symlink_to(shared / "plain")
     with pytest.MonkeyPatch.context() as quick:
-        quick.setattr("attendrop.runs.speed.SECONDS", 0.01)
+        quick.setattr("attendrop.runs.prune.SECONDS", 0.01)
         prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
     return folder
 
@@ -60,7 +60,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("export_onnx", "export_torch"):
         monkeypatch.setattr(f"attendrop.runs.export.{name}", write)
     monkeypatch.setattr(
-        "attendrop.runs.export.onnx_model", lambda file: lambda batch: np.zeros((len(batch["labels"]), 2))
+        "attendrop.runs.export.onnx_model", lambda file: lambda batch: np.zeros((len(batch["input_ids"]), 2))
     )
 
 
@@ -93,7 +93,10 @@ def test_the_maximum_length_is_what_the_model_reads(
         return 0.0
 
     monkeypatch.setattr("attendrop.runs.export.export_onnx", write)
-    monkeypatch.setattr("attendrop.runs.export.run_options", lambda place: {"max_length": given})
+    load = load_run
+    monkeypatch.setattr(
+        "attendrop.runs.export.load_run", lambda place: replace(load(place), options={"max_length": given})
+    )
     export_run(f"{folder}/run", str(tmp_path / "served"))
     assert found == {"max_length": str(read)}
 
@@ -117,23 +120,15 @@ def test_a_program_without_pytorch_predicts_as_the_model_does(folder: Path, tmp_
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
-@pytest.mark.usefixtures("stub")
-def test_a_file_and_its_tokenizer_beside_it(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    target = tmp_path / "my.pt2"
-    assert cli.main(["export", f"{folder}/light", "--format", "torch", "--output", str(target)]) == 0
-    assert f"Wrote {target}" in capsys.readouterr().out
-    assert target.stat().st_size
-    assert read_by_tokenizer(tmp_path) == read_by_tokenizer(folder / "run")
-
-
-def test_an_exported_model_is_scored_on_the_rows_in_their_order(folder: Path) -> None:
+def test_an_exported_model_is_scored_on_the_rows_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = load_finished_run(str(folder / "run"), device="cpu")
     run = replace(run, config=run.config.filled(eval_batch_size=5))
 
     def exported(batch: Mapping[str, Any]) -> Any:
         return run.model(**{name: torch.as_tensor(values) for name, values in batch.items()}).logits.detach().numpy()
 
-    np.testing.assert_allclose(_onnx_logits(run, "dev", exported), run.outputs("dev"), atol=1e-6)
+    monkeypatch.setattr("attendrop.runs.export.onnx_model", lambda file: exported)
+    np.testing.assert_allclose(onnx_outputs(run, "dev", folder), run.outputs("dev"), atol=1e-6)
 
 
 @pytest.mark.usefixtures("stub")
@@ -168,37 +163,16 @@ def test_folders_of_runs(folder: Path, tmp_path: Path, capsys: Captured) -> None
 
 
 def test_an_unfinished_run_is_refused(plain: Path, tmp_path: Path, capsys: Captured) -> None:
-    (plain / "metrics.json").unlink()
+    tiny.unfinished(plain)
     assert cli.main(["export", str(plain), "--output", f"{tmp_path}/served"]) == 2
     assert "is not finished; `attendrop train` with --resume finishes it." in capsys.readouterr().err
     assert not (tmp_path / "served").exists()
 
 
-@pytest.mark.usefixtures("stub")
-def test_where_no_data_are_known_nothing_is_made_up(plain: Path, tmp_path: Path, capsys: Captured) -> None:
-    for name in ("run.json", "metrics.json"):
-        (plain / name).unlink()
-    given = ["export", str(plain), "--output", f"{tmp_path}/served", "--quantize", "int8", "--json"]
-    assert cli.main(given) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["loss"] is None
-    assert "The loss of score due to int8 was not measured: " in err
-
-
-@pytest.mark.usefixtures("stub")
-def test_what_a_run_is_made_of_is_never_replaced(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    link = tmp_path / "x.onnx"
-    link.symlink_to(folder / "run" / "model.safetensors")
-    before = (folder / "run" / "model.safetensors").read_bytes()
-    assert cli.main(["export", f"{folder}/run", "--output", str(link), "--overwrite"]) == 2
-    assert "which is read; name another" in capsys.readouterr().err
-    assert (folder / "run" / "model.safetensors").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--format", "jpeg", "--output", "x"), "'jpeg' is not known. Choose from: onnx, torch"),
+        (("--format", "jpeg", "--output", "x"), "format='jpeg' is not known"),
         (("--quantize", "int4", "--output", "x"), "quantize='int4' is not known"),
         (("--quantize", "int8", "--format", "torch", "--output", "x"), "quantize is for the format onnx"),
         (("--output", "no/such/x.onnx"), "cannot be written"),

@@ -87,7 +87,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     said = error_of(capsys)
     assert said.startswith("Error: No space left on device")
     assert said.endswith("Free some space, then resume training with --resume.")
-    assert all(is_complete(checkpoint) for checkpoint in run.glob("checkpoint-*"))
+    assert all(is_complete(checkpoint) for checkpoint in tmp_path.glob(".run.partial/checkpoint-*"))
     assert cli.main(arguments(shared, run, "--resume")) == 0
     assert tiny.read_metrics(run)["steps"] == 6
 
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
     shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
     command: list[str], name: str, kib: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
     with small_disk(tmp_path / "disk", kib) as disk:
         asked = [command[0], f"{shared}/plain", *command[1:], str(disk / name)]

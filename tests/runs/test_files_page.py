@@ -16,8 +16,7 @@ from helpers import tiny
 from attendrop import cli
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.seeds import train_seeds
-from attendrop.runs.train import train
+from attendrop.runs.train import train, train_seeds
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.compare import compare
 
@@ -27,15 +26,13 @@ RUN, CHECKPOINT, SEEDS, STUDY = ("a run", "a checkpoint", "the folder of several
 HOLDS = {
     (RUN, "checkpoint-N/"): CHECKPOINT,
     (RUN, "selection/"): RUN,
-    (RUN, ".new-run/"): RUN,
-    (RUN, ".results.partial/"): RUN,
-    (RUN, ".deleted/"): CHECKPOINT,
     (SEEDS, "seedN/"): RUN,
-    (STUDY, "runs/NAME/"): RUN,
-    (STUDY, "best/"): RUN,
+    **{(SEEDS, f".seedN.{what}/"): RUN for what in ("partial", "replaced-N")},
+    **{(STUDY, name): RUN for name in ("runs/.NAME.partial/", "runs/NAME/", "best/", ".best.partial/")},
 }
 # What these runs do not write: of other models, extras, GPUs and methods, and the folder of `attendrop report`.
 ELSEWHERE = {"generation_config.json", "vocab.txt", "special_tokens_map.json", "preprocessor_config.json"}
+ELSEWHERE |= {".seedN.replaced-N/", ".best.replaced-N/"}
 ELSEWHERE |= {"fisher_mask.safetensors", "scaler.pt", "tensorboard/", "report/"}
 
 
@@ -122,7 +119,7 @@ def test_the_page_lists_what_is_written(
     arguments = ["study", f"{tmp_path}/study.yaml", "--output-dir", f"{tmp_path}/study", "--workers", "0", "--quiet"]
     assert cli.main(arguments) == 1  # its run diverges
     kinds = {"run": RUN, "adapter": RUN, "baseline": RUN, "seeds": SEEDS, "comparison": STUDY, "study": STUDY}
-    written = [path.split("/", 1) for path in seen if "/" in path]
+    written = [re.sub(r"^\.(.*?)\.(partial|replaced-\d)/", r"\1/", path).split("/", 1) for path in seen if "/" in path]
     matched = {row for folder, path in written for row in rows_of(path, kinds[folder])}
     named = {(kind, name) for kind, names in tables().items() for name in names}
     assert {row for row in named - matched if row[1] not in ELSEWHERE} == set()

@@ -132,17 +132,8 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_card_says_how_to_load_the_model(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text(encoding="utf-8")
-    assert "library_name: transformers\n" in card
-    (usage,) = [part for part in card.split("```python\n")[1:] if "logits" in part]
-    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the cat sees", "second_text": "a dog"}
-    exec(usage.partition("```")[0], names)
-    assert names["logits"].shape == (1, 2)
-
-
 def test_evaluated_and_pruned_from_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     metrics = tiny.read_metrics(folder / "run")
     assert evaluate(str(folder / "run"), Source(device="cpu"))["score"] == metrics["score"]
     light = prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")

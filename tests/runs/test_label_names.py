@@ -130,17 +130,6 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
     assert (len(found.train), found.names) == (len(labels), 0)
 
 
-@pytest.mark.parametrize("labels", [["C1", "C2"] * 10, ["3", "4"] * 10], ids=["codes", "numbers"])
-def test_codes_and_numbers_give_what_they_gave_before_bit_for_bit(labels: list[str], named: Path) -> None:
-    write(named / "train.csv", labels)
-    write(named / "dev.csv", labels[:6], 24)
-    options = {"method": "ad-drop", "max_steps": 2, "epochs": None}
-    found = {given: train(config(named, given, label_names=given, **options)) for given in ("auto", "none")}
-    assert tiny.weights_of(named / "auto") == tiny.weights_of(named / "none")
-    assert tiny.scores_of(found["auto"]) == tiny.scores_of(found["none"])
-    assert found["auto"]["data"] == found["none"]["data"]
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -29,7 +29,7 @@ def runs(own: Path, shared: Path) -> Path:
     """Finished runs on pairs of texts: ``run``, and ``light`` with a layer pruned."""
     (own / "run").symlink_to(shared / "plain")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+        patch.setattr("attendrop.runs.prune.SECONDS", 0.01)
         prune_run(str(own / "run"), str(own / "light"), layers="1,", device="cpu")
     return own
 

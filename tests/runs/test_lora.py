@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
+from attendrop.runs.resolved_run import with_training
 from attendrop.runs.run_folder import keeps_model
-from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -73,19 +72,6 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
 
 
-def test_a_loaded_adapter_is_not_said_to_lack_its_head(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model that it is on lacks it, of which transformers prints a table."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    with caplog.at_level(logging.WARNING, "transformers"):
-        hf.AutoModelForSequenceClassification.from_pretrained(folder / "model")
-        assert "classifier.weight" in caplog.text
-        caplog.clear()
-        attendrop.load(folder / "run")
-    assert not caplog.text
-
-
 def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     metrics = tiny.read_metrics(folder / "run")
     saved = load_file(folder / "run" / "adapter_model.safetensors")
@@ -117,7 +103,7 @@ def _write_class(model: object, path: Path, **_: object) -> float:
 
 
 def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
     found = prune_run(str(folder / "run"), str(tmp_path / "light"), layers="1,", device="cpu")
     assert found["pruned"]["bytes"]["before"] == 4 * found["pruned"]["parameters"]["before"]
@@ -137,9 +123,7 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False), ("mixout", False)]
-)
+@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False)])
 def test_a_resumed_run_ends_with_the_same_adapter(
     folder: Path, files: Path, stop_at: Callable[[int], Any], method: str, timed: bool
 ) -> None:

@@ -16,10 +16,10 @@ from helpers.command_line import Captured
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.finished_run import load_finished_run
-from attendrop.runs.fitting import balanced_loss
-from attendrop.runs.folder_lock import locked
-from attendrop.runs.prune import _scores, prune_run
+from attendrop.runs.inference import load_finished_run
+from attendrop.runs.prune import change_of_score, prune_run
+from attendrop.runs.run_folder import locked
+from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -37,7 +37,7 @@ def folder(own: Path, shared: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure for moments only: what it is that is measured has tests of its own."""
-    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
 
 
@@ -66,11 +66,11 @@ def test_auto_finds_the_most_that_surely_cost_no_more(folder: Path, tmp_path: Pa
 
 def test_a_difference_is_above_zero_where_pruning_helps(folder: Path) -> None:
     run = load_finished_run(str(folder / "run"), device="cpu")
-    right = {name: np.eye(2)[run.labels(name)] for name in run.sets}
-    wrong = {name: 1 - outputs for name, outputs in right.items()}
-    for before, after, value in ((right, wrong, -1), (wrong, right, 1)):
-        found = _scores(run, before, after, changed=True)
-        assert found["selection"]["difference"]["value"] == found["all_scores"]["dev"]["difference"]["value"] == value
+    for name in run.sets:
+        right = np.eye(2)[run.sets[name]["labels"]]
+        for before, after, value in ((right, 1 - right, -1), (1 - right, right, 1)):
+            found = change_of_score(run, name, before, after, changed=True)
+            assert (found["difference"]["value"], found["after"]["accuracy"]) == (value, max(value, 0))
 
 
 def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -87,15 +87,6 @@ def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tm
     assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
 
 
-def test_speed_is_measured_on_windows_of_long_texts(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    options = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6, "epochs": 1}
-    train(tiny.config(folder, "windows", **options))
-    assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1", run="windows")) == 0
-    found = capsys.readouterr()
-    assert re.search(r"; 4 rows of selection, ([5-9]|1\d) windows, 8 at a time\)", found.out)
-    assert re.search(r"Measuring the speed on 4 rows of selection, \d+ windows\.", found.err)
-
-
 def test_pruning_that_was_stopped_can_be_started_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +98,7 @@ def test_pruning_that_was_stopped_can_be_started_again(
         with pytest.raises(KeyboardInterrupt):
             pruned(folder, tmp_path / "out", layers="1,")
     assert not list(tmp_path.iterdir())
-    killed = tmp_path / ".out.unfinished" / "out"  # a process that is killed cannot clean up
+    killed = tmp_path / ".out.partial" / "out"  # a process that is killed cannot clean up
     killed.mkdir(parents=True)
     (killed / "model.safetensors").write_bytes(b"half")
     with locked(killed.parent), pytest.raises(AttendropError, match="in use by process"):
@@ -154,7 +145,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.run_trainer.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)]
     assert found["pruned"]["recover_epochs"] == 1
@@ -175,16 +166,6 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
     unasked = pruned(folder, tmp_path / "unasked", "attendout", layers=1)["pruned"]
     assert unasked["ranked_by"] == "importance"  # what a generator learnt cannot be told from noise
-
-
-def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(folder / "attendout", run)
-    metrics = tiny.read_metrics(run)
-    metrics["pruning"]["pi"] = {"encoder.1": 0.25}
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    found = prune_run(str(run), str(tmp_path / "out"), layers=">=0.2", device="cpu")["pruned"]
-    assert (found["layers"], found["harm"]) == ([1], {"encoder.0": 0.0, "encoder.1": 0.25})
 
 
 def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys: Captured) -> None:
@@ -233,15 +214,15 @@ def test_folders_that_will_not_do(folder: Path, plain: Path, tmp_path: Path, cap
         assert cli.main(["prune", str(run), "--output-dir", str(output), "--device", "cpu"]) == 2
         assert words in capsys.readouterr().err
 
-    refused("is not empty", output=folder / "model")
-    refused("is not empty", output=folder / "train.csv")
+    refused("is not empty", output=plain)
+    refused("is a file", output=plain / "run.json")
     refused("holds no finished run", run=folder / "model")
     pruned(folder, tmp_path / "light", layers="1,")
     refused("is pruned already", run=tmp_path / "light")
     record = json.loads((plain / "run.json").read_text())
     (plain / "run.json").write_text(json.dumps(record | {"data_sha256": "of other rows"}))
     refused("The data changed since the run", run=plain)
-    (plain / "metrics.json").unlink()
-    refused("holds no finished run", run=plain)
+    tiny.unfinished(plain)
+    refused("is not finished; `attendrop train` with --resume finishes it", run=plain)
     with pytest.raises(AttendropError, match="is pruned and does not train"):
         train(tiny.config(folder, str(tmp_path / "run"), model=str(tmp_path / "light")))

@@ -18,9 +18,9 @@ TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (
     ("options", "words"),
     [
         ({"test_fraction": 0.2}, "test-fraction and eval-file are both evaluation data"),
-        ({"test_fraction": 1.0}, "test-fraction must be at least 0 and below 1"),
-        ({"refit": True, "selection_fraction": 0.0}, "no training rows are held out"),
-        ({"patience": 2, "selection_fraction": 0}, "patience needs a selection split"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0 must be at least 0 and below 1"),
+        ({"refit": True, "selection_fraction": 0.0}, "refit needs rows held out from training"),
+        ({"patience": 2, "selection_fraction": 0}, "patience needs rows held out"),
         ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
         ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
         (

@@ -22,13 +22,12 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.runs.seeds import summarise
-from attendrop.runs.train import train
+from attendrop.runs.run_trainer import balanced_loss
+from attendrop.runs.train import summarise, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -237,17 +236,6 @@ def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypa
     monkeypatch.setenv("ATTENDROP_DATA", "data")
     found = yaml.safe_load(run_file(RunConfig(task="rte", model="minilm", output_dir="x")))
     assert (found["data_dir"], found["model"]) == (str(tmp_path / "data"), "minilm")
-
-
-def test_the_file_of_a_run_resumes_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.chdir(folder)  # run.json has relative paths, run.yaml absolute ones
-    begun = [part.removeprefix(f"{folder}/") for part in arguments(folder, "relative", "--max-steps", "1", "--quiet")]
-    assert cli.main([*begun, "--output-dir", f"{tmp_path}/run"]) == 0
-    again = ["train", "--config", f"{tmp_path}/run/run.yaml", "--output-dir", f"{tmp_path}/run", "--resume"]
-    assert cli.main(again) == 0
-    assert "is finished already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from helpers import tiny
 from attendrop import ADDrop, Compose, FineTune, Method, RDrop
 from attendrop.reports.attention_stages import load_stages
 from attendrop.runs import run_metrics
-from attendrop.runs.finished_run import load_finished_run
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import check_folder, note_in_run, read_run
-from attendrop.runs.small_data_recipe import learning_rate, steps
+from attendrop.runs.inference import load_finished_run
+from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
+from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.custom_files import files_task
@@ -202,10 +201,10 @@ def test_interrupted_in_either_training_it_ends_the_same(
     config = tiny.config(folder, f"stopped-{step}", **HELD_OUT, save_steps=4)
     with pytest.raises(KeyboardInterrupt):
         train(config, callbacks=[stop_at(step)])
-    begun = read_run(folder / f"stopped-{step}")
+    begun = read_run(folder / f".stopped-{step}.partial")
     assert begun is not None and ("selected" in begun) is (step > 10)
     if "selected" in begun:
-        note_in_run(folder / f"stopped-{step}", selected=begun["selected"] | {"seconds": 1000.0})
+        note_in_run(folder / f".stopped-{step}.partial", selected=begun["selected"] | {"seconds": 1000.0})
     metrics = train(config, resume=True)
     assert all((metrics[name] > 1000) is ("selected" in begun) for name in ("train_seconds", "total_seconds"))
     expected = tiny.read_metrics(folder / "run")
@@ -236,8 +235,3 @@ def test_the_fit_is_measured_on_all_classes_also_where_they_take_turns(monkeypat
     monkeypatch.setattr(run_metrics, "_outputs", of_first)
     fit = run_metrics.training_fit(None, task, rows)  # type: ignore[arg-type]
     assert fit["score"] == pytest.approx(1 / 3, abs=0.05) and fit["rows"] == 1000
-
-
-def test_what_is_left_of_a_selection_before_its_first_step_is_no_run(folder: Path) -> None:
-    (folder / "died" / "selection").mkdir(parents=True)
-    check_folder(folder / "died", tiny.config(folder, "died"), resume=False, overwrite=False)

@@ -92,7 +92,7 @@ def folders(own: Path) -> dict[str, Path]:
         zoo.from_class(name, options).save_pretrained(own / name)
         found[name] = own / name
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+        patch.setattr("attendrop.runs.prune.SECONDS", 0.01)
         for name, run in zip(PRUNED, ("classes", "classes-of-the-mean"), strict=True):
             prune_run(str(own / run), str(own / name), layers="1,", device="cpu")
             found[name] = own / name

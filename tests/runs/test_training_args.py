@@ -10,9 +10,9 @@ from helpers import tiny
 from transformers import TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.runs import training_args
+from attendrop.runs import run_trainer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.training_args import has_stopped, num_epochs, recovery_arguments, run_arguments
+from attendrop.runs.run_trainer import has_stopped, num_epochs, recovery_arguments, run_arguments
 
 OPTIMISATION = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "warmup_steps"),
@@ -81,7 +81,7 @@ def test_options_that_the_machine_refuses_are_one_sentence(shared: Path, monkeyp
     def refuse(**_: Any) -> None:
         raise ValueError("no such thing here\nand more")
 
-    monkeypatch.setattr("attendrop.runs.training_args.TrainingArguments", refuse)
+    monkeypatch.setattr("attendrop.runs.run_trainer.TrainingArguments", refuse)
     with pytest.raises(AttendropError, match=r"^These options cannot be combined on this machine: no such thing here$"):
         recovery_arguments(tiny.config(shared), "unused", 1)
 
@@ -92,5 +92,5 @@ def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.M
             super().__post_init__()
             self._n_gpu = 2
 
-    monkeypatch.setattr(training_args, "TrainingArguments", WithTwo)
+    monkeypatch.setattr(run_trainer, "TrainingArguments", WithTwo)
     assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused")).n_gpu == 1

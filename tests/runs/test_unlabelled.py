@@ -153,20 +153,6 @@ def test_a_head_that_starts_at_random_uses_none_and_says_so(data: Path) -> None:
     assert "Unlabelled texts in finetune: left out: no head starts from a linear model." in answer([found]).notes
 
 
-def test_decisions_of_several_runs_are_told_together() -> None:
-    runs = [
-        ("frozen", {"used": True, "difference": 0.01}),
-        ("frozen", {"used": False, "difference": -0.02}),
-        ("tfidf", {"used": False, "difference": None}),
-        ("finetune", {"used": True, "difference": 0.0}),
-    ]
-    assert list(unlabelled_decisions(runs)) == [
-        "Unlabelled texts in frozen: used by 1 of 2 runs: held-out rows lose 0.005 on average.",
-        "Unlabelled texts in tfidf: left out: no row can be held out, which would tell whether they do harm.",
-        "Unlabelled texts in finetune: used: held-out rows neither gain nor lose.",
-    ]
-
-
 def test_a_large_file_is_sampled_and_the_only_column_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attendrop.tasks.class_names.MOST_TEXTS", 15)
     write(data / "texts.csv", texts(100, 40), "message")
@@ -174,11 +160,6 @@ def test_a_large_file_is_sampled_and_the_only_column_is_read(data: Path, monkeyp
     assert found.unlabelled_numbers == {"texts": 15, "repeated": 0, "not_sampled": 25, "scored": 0}
     assert set(found.unlabelled["text"]) < set(texts(100, 40))
     assert parts(data, seed=1).unlabelled["text"] == found.unlabelled["text"]
-
-
-def test_windows_of_a_text_are_one_text(data: Path) -> None:
-    found = train(config(data, long_texts="windows", max_length=6, **LINEAR))
-    assert found["data"]["unlabelled"]["texts"] == 40 and found["head_start"]["unlabelled"]["difference"] is not None
 
 
 def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
@@ -212,11 +193,6 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], content: str | 
     with pytest.raises(AttendropError) as caught:
         parts(data, **({"eval_file": None} | options))
     assert message in str(caught.value)
-
-
-def test_empty_texts_are_skipped_on_request(data: Path) -> None:
-    (data / "texts.csv").write_text("text,b\nthe cat,1\n,2\n")
-    assert parts(data, skip_bad_rows=True).unlabelled["text"] == ["the cat"]
 
 
 def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own(data: Path) -> None:

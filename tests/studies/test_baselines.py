@@ -16,12 +16,13 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.attention_stages import load_stages
-from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
+from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf
 from attendrop.runs.prune import prune_run
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
@@ -142,13 +143,13 @@ def test_a_baseline_that_was_killed_starts_over_and_a_finished_one_does_not(
 ) -> None:
     place, given = folder / "again", config(folder, "again")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(baselines, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(baselines, "finish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         run_baseline(given, "majority")
-    assert (place / "run.json").exists() and not (place / "metrics.json").exists()
+    assert (partial_of(place) / "run.json").exists() and not place.exists()
     metrics = run_baseline(given, "majority")
     assert metrics["score"] == 0.25
     files = {"run.json", "metrics.json", "dev_predictions.parquet"}
-    assert {path.name for path in place.iterdir()} - {".lock"} == files
+    assert {path.name for path in place.iterdir()} == files
     with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):
         run_baseline(given, "tfidf")
     with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):

@@ -199,9 +199,10 @@ def cluster(files_of_ray: None) -> Iterator[Any]:
 def processes_of_runs(study: Path) -> dict[Path, psutil.Process]:
     """The processes that run units now, which the locks of the runs name."""
     found = {}
-    for lock in (study / "runs").glob("*/.lock"):
+    for lock in (study / "runs").glob(".*.partial/.lock"):
         try:
-            found[lock.parent] = psutil.Process(json.loads(lock.read_text())["pid"])
+            run = lock.parent.with_name(lock.parent.name.removeprefix(".").removesuffix(".partial"))
+            found[run] = psutil.Process(json.loads(lock.read_text())["pid"])
         except (OSError, ValueError, psutil.NoSuchProcess):  # it has just ended, or begun
             continue
     return found
@@ -231,7 +232,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(
         """The run on the second machine, if it has trained for a while and another one is finished."""
         finished = list(study.glob("runs/*/metrics.json"))
         for run, process in processes_of_runs(study).items() if finished else ():
-            if process.ppid() == raylet and list(run.glob("checkpoint-*")):
+            if process.ppid() == raylet and list(run.parent.glob(f".{run.name}.partial/checkpoint-*")):
                 return run
         return None
 

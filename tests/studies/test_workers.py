@@ -19,6 +19,7 @@ from helpers.broken_gpu import work_until_gpu_breaks
 from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import executor, local_workers, units, worker
 from attendrop.studies.executor import open_runner, run_units
@@ -34,7 +35,7 @@ def unit(folder: Path, **options: Any) -> Unit:
 
 def process_of(event: Event) -> int:
     """The process that runs a unit, which the lock of its folder names."""
-    return int(json.loads((event.job.folder / ".lock").read_text())["pid"])
+    return int(json.loads((partial_of(event.job.folder) / ".lock").read_text())["pid"])
 
 
 def test_units_run_once_each_and_keep_their_scores_only(

@@ -24,9 +24,8 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.groups import GROUP, groups_of, merged, near_duplicates
 from attendrop.tasks.inspection import inspect_files
-from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.row_scores import row_scores
-from attendrop.tasks.splits import hold_out
+from attendrop.tasks.splits import hold_out, hold_out_like, hold_out_values
 
 TASK = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
 WORDS = [f"{first}{second}" for first in "bcdfghkl" for second in ("abo", "emi", "iru", "osa", "uti", "ane", "elo")]

@@ -130,17 +130,6 @@ def test_only_scores_on_the_same_rows_are_of_the_same_data() -> None:
     assert one.data == same.data != other.data
 
 
-def test_a_single_row_cannot_be_divided() -> None:
-    assert row_scores(task("accuracy"), *drawn(1), rows_of(["a"])) is None
-
-
-@pytest.mark.filterwarnings("ignore")  # of scikit-learn
-def test_a_score_that_is_undefined_is_zero_in_all_rows() -> None:
-    same = np.zeros(6, dtype=int)  # of one class, on which Cohen's kappa is NaN
-    found = row_scores(task("cohen_kappa"), np.eye(2)[same], same, rows_of([*"abcdef"]))
-    assert found.values.tolist() == [0.0] * 6
-
-
 @pytest.mark.filterwarnings("ignore")  # of scikit-learn
 def test_a_score_that_is_undefined_without_a_row_is_that_of_all_rows() -> None:
     """Such as the only row of a class: left out as a score of 0, it would look like the row on which all depends."""

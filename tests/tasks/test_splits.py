@@ -1,4 +1,4 @@
-"""Few-shot samples, subsets and held-out splits; how long inputs may be."""
+"""Few-shot samples, subsets and held-out splits, also of rows unlike the others; how long inputs may be."""
 
 import warnings
 from collections import Counter
@@ -17,9 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task
-from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.tokenization import encode
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit, limit_to_positions
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.classification import Classification, Regression
+from attendrop.tasks.splits import (
+    class_likeness,
+    few_shot,
+    hold_out,
+    hold_out_like,
+    hold_out_values,
+    subset,
+)
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, fit_tokenizer
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
@@ -49,22 +57,8 @@ class TestFewShot:
             sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
         assert Counter(sample["label"]) == {0: 3, 1: 2}
 
-    def test_many_small_classes_are_not_all_named(self) -> None:
-        with pytest.warns(UserWarning) as told:
-            few_shot(rows(list(range(100))), classes(100), 2, seed=0)
-        assert len(told) == 6
-        assert str(told[-1].message) == "100 classes have fewer than the 2 requested rows: all were taken."
-
     def test_regression_takes_k_in_all(self) -> None:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
-
-
-def test_subset() -> None:
-    data = rows([0, 1] * 20)
-    sample = subset(data, 10, seed=0)["index"]
-    assert len(sample) == 10 and sample == sorted(sample) == subset(data, 10, seed=0)["index"]
-    assert set(sample) < set(subset(data, 11, seed=0)["index"]) and sample != subset(data, 10, seed=1)["index"]
-    assert subset(data, 41, seed=0)["index"] == data["index"]
 
 
 class TestHoldOut:
@@ -148,6 +142,104 @@ def test_what_cannot_be_sampled(sample: Callable[[], Any], message: str) -> None
         sample()
 
 
+# Shift ----------------------------------------------------------------------------------------------------------------
+
+TASK = files_task(("text",), Classification(("card", "loan")))
+# Of each class, three ways to say it in the same words, and one in others.
+PHRASES = {
+    "card": (
+        "my card was lost at {}",
+        "lost my card at {}",
+        "the card was lost at {}",
+        "someone stole plastic near {}",
+    ),
+    "loan": ("can i borrow money for {}", "borrow money for {}", "i borrow for {}", "what does credit cost in {}"),
+}
+PLACES = ("home", "work", "sea", "school", "church", "rome", "oslo", "paris")
+
+
+def rows_of(phrases: dict[str, tuple[str, ...]] = PHRASES) -> Dataset:
+    found = [
+        {"text": phrase.format(place), "label": label, "index": 0}
+        for place in PLACES
+        for label, of_class in enumerate(phrases.values())
+        for phrase in of_class
+    ]
+    return Dataset.from_list([row | {"index": number} for number, row in enumerate(found)])
+
+
+def test_the_group_that_is_unlike_the_others_is_held_out_of_each_class() -> None:
+    kept, held = hold_out_like(rows_of(), TASK, 0.25, seed=0)
+    assert sorted(kept["index"][:] + held["index"][:]) == list(range(64))
+    assert {text.rpartition(" ")[0] for text in held["text"]} == {
+        "someone stole plastic near",
+        "what does credit cost in",
+    }
+    assert held["label"][:].count(0) == held["label"][:].count(1) == 8
+
+
+def test_rows_of_the_same_text_are_on_one_side_and_numbers_are_one_class() -> None:
+    rows = rows_of()
+    doubled = Dataset.from_dict({name: rows[name][:] * 2 for name in rows.column_names})
+    numbers = doubled.remove_columns("label").add_column("label", [0.5] * len(doubled))
+    for data, task in ((doubled, TASK), (numbers, files_task(("text",), Regression()))):
+        kept, held = hold_out_like(data, task, 0.25, seed=0)
+        assert 0 < len(held) <= len(data) / 2 and not set(kept["text"]) & set(held["text"])
+
+
+def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> None:
+    few = rows_of({"card": PHRASES["card"][:1], "loan": PHRASES["loan"]})
+    few = few.filter(lambda row: row["label"] == 1 or row["text"].endswith(("home", "work", "sea")))
+    kept, held = hold_out_like(few, TASK, 0.25, seed=0)
+    assert set(held["label"]) == {1} and kept["label"][:].count(0) == 3
+    with pytest.raises(AttendropError, match="only 0 of 2 classes have so many"):
+        hold_out_like(few.select(range(4)), TASK, 0.25, seed=0)
+    with pytest.raises(AttendropError, match="no words"):
+        hold_out_like(
+            Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5}), TASK, 0.25, seed=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "fraction", "held"),
+    [
+        (["2026-01"] * 4 + ["2026-03"] * 2 + ["2026-02"] * 4, 0.25, [4, 5]),
+        (["2026-01"] * 4 + ["2026-03"] * 2 + ["2026-02"] * 4, 0.6, [4, 5, 6, 7, 8, 9]),
+        (["9"] * 8 + ["10"] * 2, 0.25, [8, 9]),
+        (["2024-9-30"] * 4 + ["2024-10-02"] * 2 + [""] * 4, 0.25, [4, 5]),  # neither as text nor is a blank one last
+        (["week 9"] * 4 + ["week 11"] * 2 + ["N/A"] * 2 + ["nan"] * 2, 0.25, [4, 5]),  # words for nothing are none
+    ],
+)
+def test_the_last_values_of_a_column_are_held_out(values: list[str], fraction: float, held: list[int]) -> None:
+    kept, out = hold_out_values(rows_of().select(range(10)), "month", values, fraction)
+    assert out["index"][:] == held and len(kept) == 10 - len(held)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["28/09/2024", "30/11/2023", ""], r"such as '28/09/2024', whose order is not clear; write them as"),
+        (["Dec 2023", "Apr 2024"], "such as 'Dec 2023', whose order is not clear"),
+        (["May", "June"], "such as 'May', whose order is not clear"),
+        (["01.02.2026", "3.1.2026 10:00"], r"such as '01\.02\.2026', whose order is not clear"),
+        (["1", "2", "soon"], "numbers such as '1', and 'soon', so that their order is not clear"),
+        (["2024-01-02", "2024-01-03", "Monday"], "dates such as '2024-01-02', and 'Monday', so that their order"),
+        (["x"], "single value, 'x'"),
+    ],
+)
+def test_values_whose_order_is_not_clear_are_refused(values: list[str], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        hold_out_values(rows_of().select(range(10)), "day", (values * 10)[:10], 0.25)
+
+
+def test_likeness_within_classes_and_between() -> None:
+    alike = class_likeness(rows_of({name: of_class[:1] for name, of_class in PHRASES.items()}), TASK)
+    varied = class_likeness(rows_of(), TASK)
+    assert alike.within > varied.within > varied.between
+    assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
+    assert class_likeness(rows_of().select([0, 4]), TASK) is None
+
+
 # The length of inputs ------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +249,7 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
         assert encode(data, classes(2), tokenizer, 99)["length"][:] == [32]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 32  # which nobody asked for
+        assert classes(2).head.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
     assert RunConfig.max_length == DEFAULT_MAX_LENGTH
     with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
         encode(data, classes(2), tokenizer, 2)
@@ -167,21 +259,17 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
     ("config", "positions"),
     [
         (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
-        (hf.LlamaConfig(**SIZES, max_position_embeddings=20), None),
+        (hf.LlamaConfig(**SIZES, max_position_embeddings=20), 1000),
     ],
-    ids=lambda value: getattr(value, "model_type", ""),
+    ids=["roberta", "llama"],
 )
 def test_a_model_has_so_many_positions(
-    tokenizer: PreTrainedTokenizerBase,
-    config: hf.PreTrainedConfig,
-    positions: int | None,
-    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: PreTrainedTokenizerBase, config: hf.PreTrainedConfig, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = hf.AutoModel.from_config(config)
     monkeypatch.setattr(tokenizer, "model_max_length", 1000)
-    limit_to_positions(model, tokenizer)
-    assert tokenizer.model_max_length == (positions or 1000)
+    fit_tokenizer("a model", model, tokenizer)
+    assert tokenizer.model_max_length == positions
     for length in (20, 21):
-        beyond = positions is not None and length > positions
-        with pytest.raises((IndexError, RuntimeError)) if beyond else nullcontext():
+        with pytest.raises((IndexError, RuntimeError)) if length > positions else nullcontext():
             model(input_ids=torch.full((1, length), 5))

@@ -230,7 +230,7 @@ def compiled_parts(model: Any) -> Any:
 @pytest.mark.parametrize("method", [Mixout(), DropConnect(), LayerReinit(), ChildTuning()], ids=lambda m: m.name)
 def test_a_wrapped_model_is_trained_as_the_bare_one(method: Any, wrapped: Any, monkeypatch: Any) -> None:
     """Masks are keyed by the names of parameters and modules."""
-    monkeypatch.setattr("attendrop.methods.child_tuning._SMALL", 0)  # each parameter has its own mask
+    monkeypatch.setattr("attendrop.methods.weights._SMALL", 0)  # each parameter has its own mask
     found = []
     for wrap in (lambda model: model, wrapped):
         model, batch = zoo.build("bert"), zoo.batch_of("bert")

@@ -1,22 +1,39 @@
-"""Attributions that one pass gives: gradients, and attention weights themselves."""
+"""Attributions: gradients, integrated gradients and attention weights of positions, and importances of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, DropoutDraws
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
+from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, first_finite, is_finite, wide
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import (
+    NOT_FINITE,
+    all_finite,
+    all_true,
+    finite_gradients,
+    first_finite,
+    gradients_of,
+    is_finite,
+    wide,
+)
+from attendrop.attribution.predictions import Forward, fix_target
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
-from attendrop.attribution.targets import Forward, fix_target
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import Batch
+
+QUADRATURE_RULES = ("gauss_legendre", "riemann")
+SCOPES = ("joint", "layerwise")
 
 
 def gradient_attribution(
@@ -101,3 +118,199 @@ def attention_attribution(
     if not all_true(finite):
         raise AttendropError(NOT_FINITE)
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
+
+
+class ScaledPlan(GradientPlan):
+    """Replaces units by recorded ones, by layer key, times ``alpha``, and hands over their gradients."""
+
+    def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
+        super().__init__(*args)
+        self.recorded = recorded
+        self.alpha = alpha
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        edit, scaled = super().edit(call), self.recorded[call.layer.key] * self.alpha
+        if self.units == "attention":
+            return replace(edit, weights=lambda _: scaled)
+        watch = edit.output
+        assert watch is not None
+        return replace(edit, output=lambda _: watch(scaled))
+
+
+def integrated_gradient_attribution(
+    adapter: ModelAdapter,
+    batch: Batch,
+    attention_layers: Sequence[AttentionLayer],
+    target: str,
+    *,
+    scope: str = "joint",
+    rule: str = "gauss_legendre",
+    steps: int = 8,
+    units: str = "attention",
+    inputs: Batch | None = None,
+    forward: Forward | None = None,
+    keep: Keep[Any] = keep_all,
+) -> dict[str, Any]:
+    """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
+
+    Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off. The label is fixed by the pass
+    with unscaled attention.
+
+    Args:
+        adapter: The attached and traced model.
+        batch: Inputs, with labels.
+        attention_layers: Attention layers to attribute to.
+        target: See :func:`fix_target`.
+        scope: ``"joint"``: all layers use ``alpha A`` at once, with ``A`` held constant; one pass per node.
+            ``"layerwise"``: one layer is scaled at a time and the layers above recompute theirs, as in Hao et al.
+        rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
+        steps: Number of nodes on [0, 1].
+        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
+        inputs: See :func:`gradient_attribution`.
+        forward: See there.
+        keep: See there.
+
+    Returns:
+        What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.
+
+    Raises:
+        AttendropError: The gradients are not finite; see :func:`attendrop.attribution.finite_gradients.first_finite`.
+    """
+    run = forward or partial(adapter.forward, inputs or batch)
+    recorded: dict[str, Tensor] = {}
+    calls: dict[str, AttentionCall] = {}
+
+    def record(call: AttentionCall, found: Tensor) -> None:
+        recorded[call.layer.key], calls[call.layer.key] = found, call
+
+    with isolated_pass(adapter.model), evaluating(adapter.model):
+        with torch.set_grad_enabled(forward is not None):  # which may run another model as well, without gradients
+            outputs = run(RecordPlan(attention_layers, record, units))
+            score = fix_target(adapter.model, outputs, batch, target)
+        ran = [layer for layer in attention_layers if layer.key in recorded]
+        groups = [ran] if scope == "joint" else [[layer] for layer in ran]
+
+        def integral(factor: float) -> dict[str, Tensor] | None:
+            total: dict[str, Tensor] = {}
+
+            def add(weight: float, call: AttentionCall, gradient: Tensor) -> None:
+                key = call.layer.key
+                total[key] = total[key].add_(gradient, alpha=weight) if key in total else gradient * weight
+
+            for group in groups:
+                for alpha, weight in quadrature_nodes(rule, steps):
+                    plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
+                    with torch.enable_grad():
+                        plan.differentiate(wide(score(run(plan))).sum(), factor)
+            return total if all_finite(total.values()) else None
+
+        integrals = first_finite(integral, adapter.model)
+    return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key)) for key in [layer.key for layer in ran]}
+
+
+def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:
+    """Return the points on [0, 1], with weights that sum to 1, of an integration rule with ``steps`` points."""
+    if rule == "riemann":
+        return [(k / steps, 1 / steps) for k in range(1, steps + 1)]
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return [(float(x + 1) / 2, float(weight) / 2) for x, weight in zip(points, weights, strict=True)]
+
+
+class GatePlan(Plan):
+    """Multiplies the output of each head and feed-forward by a gate of one, for each row of the batch.
+
+    Args:
+        rows: Number of rows of the batch. If attention sees a multiple of it, all sequences of a row share one gate.
+            None: each sequence that attention sees has its own.
+        heads: Whether heads have gates; or the keys of the attention layers whose heads have gates.
+        feed_forward: Whether feed-forwards have gates.
+        by_token: Whether each token has gates of its own.
+
+    Attributes:
+        gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
+            By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
+    """
+
+    acts_on = frozenset({"attention", "blocks"})
+
+    def __init__(
+        self,
+        rows: int | None = None,
+        *,
+        heads: bool | Collection[str] = True,
+        feed_forward: bool = False,
+        by_token: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rows = rows
+        self.heads = heads
+        self.feed_forward = feed_forward
+        self.by_token = by_token
+        self.gates: dict[str, Tensor] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return self.heads if isinstance(self.heads, bool) else layer.key in self.heads
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(output=self._gated(f"heads/{call.layer.key}", call.shape[1], (1,)))
+
+    def block(self, block: Block) -> BlockEdit | None:
+        if not self.feed_forward or not block.attention_layers or block.feed_forward is None:
+            return None
+        return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", 1, ()))
+
+    def sensitivity(self) -> dict[str, Tensor]:
+        """Sum the absolute gradients over rows (and tokens), ``(heads,)`` or ``(1,)``; zero without a gradient."""
+        return {
+            key: (torch.zeros_like(gate) if gate.grad is None else gate.grad).abs().flatten(0, -2).sum(0)
+            for key, gate in self.gates.items()
+        }
+
+    def _gated(self, key: str, units: int, width: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        """Multiply ``(batch, n, units, ...)`` by a gate for each unit of each row, or of each token of it."""
+
+        def gated(output: Tensor) -> Tensor:
+            rows = output.shape[0] if self.rows is None or self.by_token else self.rows
+            if key not in self.gates:
+                dtype = torch.promote_types(output.dtype, torch.float32)
+                shape = (rows, output.shape[1], units) if self.by_token else (rows, units)
+                self.gates[key] = torch.ones(shape, dtype=dtype, device=output.device, requires_grad=True)
+            each = self.gates[key].repeat_interleave(output.shape[0] // rows, 0)
+            each = each if self.by_token else each[:, None]
+            return output * each.view(*each.shape, *width).to(output.dtype)
+
+        return gated
+
+
+def head_importance(
+    adapter: ModelAdapter,
+    batch: Batch,
+    attention_layers: Sequence[AttentionLayer],
+    forward: Forward | None = None,
+) -> dict[str, Tensor]:
+    """Compute the importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``.
+
+    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss. This is a mean over the batch,
+    so values compare within a sequence only. Takes one forward and one backward pass.
+
+    Args:
+        adapter: The attached and traced model.
+        batch: Inputs, with labels.
+        attention_layers: Attention layers whose heads to rank.
+        forward: See :func:`gradient_attribution`.
+
+    Raises:
+        AttendropError: The model returns no loss; or the gradients are not finite, see :func:`finite_gradients`.
+    """
+
+    def gradients(factor: float) -> dict[str, Tensor]:
+        plan = GatePlan(heads={layer.key for layer in attention_layers})
+        with isolated_pass(adapter.model), torch.enable_grad():
+            outputs = forward(plan) if forward else adapter.forward(batch, plan)
+            loss: Tensor | None = getattr(outputs, "loss", None)
+            if loss is None:
+                raise AttendropError("Head importance is computed from the loss, and the batch has no 'labels'.")
+            return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
+
+    found = finite_gradients(gradients, adapter.model)
+    return {key.partition("/")[2]: gradient.abs() for key, gradient in found.items()}

@@ -1,16 +1,23 @@
-"""What a model predicts, by kind of output."""
+"""What a model predicts, by kind of output; at which positions; and the targets of attribution behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attendrop.argument_checks import check_choice
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import ANSWER_MASK, Batch, number_of_rows
+from attendrop.model_support.models import transformers_model
 
 # Maximum number of tokens of an answer, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30
@@ -24,6 +31,15 @@ _EXCLUDED = -1e4
 CLASSES, LABELS, NUMBER, TOKENS, SPAN = "classes", "labels", "number", "tokens", "span"
 # Attribute of a model; copies and wrappers of the model have it, and files do not.
 _DECLARED = "attendrop_output_kind"
+
+IGNORED = -100
+# Whether each model shifts its labels, once known.
+_SHIFTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+# From the outputs of a pass to the attributed score of each sequence, (batch,), or of all.
+Target = Callable[[Any], Tensor]
+# Runs a pass with a plan, and returns its outputs.
+Forward = Callable[[Plan], Any]
 
 
 def declare_output(model: nn.Module, kind: str) -> None:
@@ -151,3 +167,182 @@ def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Ten
     sums, place = (start[..., None] + ends).masked_fill(broken, -torch.inf).flatten(1).max(-1)
     first = place // MOST_ANSWER_TOKENS
     return sums, first, first + place % MOST_ANSWER_TOKENS
+
+
+def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
+    """Move labels of tokens, ``(batch, n)``, to the positions that predict them: causal language models the next token.
+
+    The model is without wrappers such as DistributedDataParallel, its logits are ``(batch, n, classes)``, and labels
+    are -100 where there is none. Without ``labels`` in the batch, returns None.
+
+    Raises:
+        AttendropError: There is not one label for each position.
+    """
+    labels: Tensor | None = batch.get("labels")
+    if labels is None:
+        return None
+    if labels.shape != logits.shape[:-1]:
+        raise AttendropError(
+            f"{type(model).__name__} returns logits of shape {tuple(logits.shape)} for labels of shape "
+            f"{tuple(labels.shape)}: which position predicts which label is not known (CTC, prompt tuning). Use a "
+            "method that does not look at predictions, or attribution='attention'."
+        )
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if shifts_labels(model, batch) else labels
+
+
+def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
+    """Return the first or last tokens of answers, ``(batch,)``, as transformers' losses expect them.
+
+    They are 0 to ``n``, for start or end logits ``(batch, n)``, and ``n`` is ignored.
+    """
+    return positions.reshape(-1).clamp(0, logits.shape[-1])
+
+
+def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Return whether the model's loss compares each label with the prediction one position before it.
+
+    Two passes of each model show whether a label in the first position alone changes the loss. A model that computes no
+    loss does not shift, nor does one that moves labels to the inputs of its decoder, as encoder-decoder models do: for
+    mBART, each row needs a label.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    if model not in _SHIFTS:
+        labels = batch["labels"]
+        given = labels[labels != IGNORED]
+        if not len(given):
+            return False
+        none = torch.full_like(labels, IGNORED)
+        first = none.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), given[0])
+        try:
+            with torch.no_grad(), forked_rng(model), evaluating(model):
+                found = [model(**{**batch, "labels": moved}) for moved in (first, none)]
+            one, other = (getattr(named_outputs(each, batch), "loss", None) for each in found)
+        except TypeError as error:  # of a model that takes no labels
+            if "labels" not in str(error):
+                raise
+            one = other = None
+        _SHIFTS[model] = one is not None and other is not None and torch.allclose(one, other, equal_nan=True)
+    return _SHIFTS[model]
+
+
+def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor | None, batch: Mapping[str, Any]) -> None:
+    """Raise AttendropError where ``transformers.Trainer`` would smooth labels at other positions than the model's loss.
+
+    It computes the smoothed loss itself, and shifts labels by the name of the model's class. ``logits`` are None where
+    the model has none of this name, such as for the answers to questions.
+    """
+    labels: Tensor | None = batch.get("labels")
+    if labels is None or logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
+        return
+    if model not in _SHIFTS and not (labels != IGNORED).any():
+        return
+    name = type(transformers_model(model)).__name__
+    if shifts_labels(model, batch) != (name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise AttendropError(
+            f"label_smoothing_factor is above 0: transformers would smooth the labels of {name} one position away from "
+            "the predictions that the model's own loss compares them with. Set it to 0, or pass a compute_loss_func."
+        )
+
+
+def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Target:
+    """Fix the attributed score from the outputs of one pass, as a function of the outputs of any pass.
+
+    ====================================  ==========================================================================
+    classification, multiple choice       the logit of the target class; the mean logit, if labels are probabilities
+    several labels per text               log-likelihood of the target labels
+    regression                            the negative squared error on the gold value, whatever ``target``; the
+                                          predicted score, if there are no labels (reward models)
+    token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
+    question answering (spans)            the logits of the target's first and last token; what is predicted is the
+                                          best span of the text, see :func:`best_spans` and :func:`answer_tokens`
+    any, with the target ``"loss"``       the negative loss of the batch
+    ====================================  ==========================================================================
+
+    Args:
+        model: The model, for its kind.
+        outputs: Outputs of the model, with ``logits``; for its loss, with ``loss``.
+        batch: Its inputs. Gold labels need ``labels``.
+        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``; ``"loss"``.
+
+    Raises:
+        AttendropError: Labels or the loss are needed and missing, or the outputs are of no known form.
+    """
+    if target == "loss":
+        if getattr(outputs, "loss", None) is None:
+            raise AttendropError(
+                f"{type(model).__name__} returned no loss, which target='loss' attributes; add 'labels' to the batch."
+            )
+        return lambda outputs: -outputs.loss
+    kind = output_kind(model, outputs, batch)
+    if kind == SPAN:
+        return _span_target(outputs, batch, target)
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if kind is None or logits is None:
+        form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
+        raise AttendropError(
+            f"{type(model).__name__} returns {form}; attribution needs (batch, ...) or (batch, n, ...)."
+        )
+    labels = batch.get("labels")
+    if kind == TOKENS:
+        return _token_target(model, logits, batch, target)
+    if kind == NUMBER:
+        if labels is None and target == "pseudo_label":
+            return lambda outputs: outputs.logits.sum(-1)
+        kind_of = f"{type(model).__name__} is taken for a regression, which attendrop.extend.declare_output changes"
+        gold = _required(labels, "labels", f"; {kind_of}").reshape(logits.shape)
+        return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
+    if kind == LABELS:
+        present = _required(labels) if target == "gold_label" else (logits > 0)
+        sign = present.to(logits.dtype) * 2 - 1
+        return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
+    classes = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
+    if classes.is_floating_point():  # gold labels that are probabilities of the classes
+        return lambda outputs: (classes.to(outputs.logits.dtype) * outputs.logits).sum(-1)
+    classes = classes.reshape(-1)
+    labelled, index = classes != -100, classes.clamp(min=0)[:, None]
+    return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)
+
+
+def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
+    if target == "gold_label":
+        first = _required(batch.get("start_positions"), "start_positions")
+        last = _required(batch.get("end_positions"), "end_positions")
+    else:
+        start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
+        _, first, last = best_spans(start, end, answer_tokens(batch, start))
+
+    def pick(logits: Tensor, position: Tensor) -> Tensor:
+        # A position beyond the tokens is not in this window: the model's loss ignores it.
+        return functional.pad(logits, (0, 1)).gather(-1, answer_positions(logits, position)[:, None]).squeeze(-1)
+
+    def score(outputs: Any) -> Tensor:
+        return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
+
+    return score
+
+
+def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -> Target:
+    labels = aligned_labels(model, logits, batch)
+    if labels is not None:
+        scored = labels != -100
+    elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
+        scored = batch["attention_mask"].bool()
+    else:
+        scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
+    tokens = _required(labels) if target == "gold_label" else predicted_tokens(model, logits)
+    index = tokens.where(scored, 0)[..., None]
+
+    def score(outputs: Any) -> Tensor:
+        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, index).squeeze(-1)
+        return torch.where(scored, likelihood, 0).sum(-1)
+
+    return score
+
+
+def _required(labels: Tensor | None, name: str = "labels", also: str = "") -> Tensor:
+    if labels is None:
+        raise AttendropError(
+            f"The batch has no '{name}', which target='gold_label' attributes: use 'pseudo_label' or 'loss'{also}."
+        )
+    return labels

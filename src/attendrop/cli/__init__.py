@@ -8,17 +8,11 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 
-TYPE_CHECKING = False  # that of typing would have to be loaded
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from attendrop.errors import AttendropError, machine_failure, one_line
 
 INTERRUPTED = 130  # exit code
-# Module and package, where they have different names.
-_IMPORTED = ("typer", "rich", "datasets", "accelerate", "filelock", "pandas", "scipy", "seqeval", "sacrebleu")
-_NEEDED = {name: name for name in _IMPORTED}
-_NEEDED["sklearn"] = "scikit-learn"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,71 +21,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has the letters of one language alone
             sys.stdout.reconfigure(errors="backslashreplace")
+    arguments = [_at_home(argument) for argument in arguments] or ["--help"]
+    again = "resume training with --resume" if arguments[0] == "train" else "run the command again"
     try:
-        return _run(list(arguments))
+        from attendrop.cli.app import command
+
+        code: int = command()(arguments, standalone_mode=False, prog_name="attendrop") or 0
+        if code == INTERRUPTED:  # typer catches a KeyboardInterrupt
+            raise KeyboardInterrupt
+        return code
     except KeyboardInterrupt:
-        return _interrupted()
+        from attendrop.runs.run_folder import is_main_process
 
-
-def _run(arguments: list[str]) -> int:
-    import importlib.util
-
-    missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        return _fail(f"the command line needs {', '.join(missing)}; run `pip install 'attendrop[cli]'`.")
-    import typer
-
-    from attendrop.cli.app import command
-    from attendrop.cli.console import Interrupted
-    from attendrop.errors import AttendropError, machine_failure
-    from attendrop.files.output_files import broken_link
-
-    arguments = [_at_home(argument) for argument in arguments]
-    # UsageError of click, or of the copy of click in newer versions of typer
-    usage_error: type[Any] = typer.BadParameter.__mro__[1]
-    try:
-        code: int = command()(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
-        return code if code != INTERRUPTED else _interrupted()  # typer catches a KeyboardInterrupt
-    except Interrupted as error:
-        return _interrupted(str(error))
-    except AttendropError as error:
-        return _fail(str(error))
-    except usage_error as error:
-        return _fail(error.format_message())
-    except typer.Abort:
-        return _interrupted()
+        if is_main_process():  # one of those that a terminal interrupts
+            print(f"Interrupted. To go on, {again}.", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if isinstance(error, FileExistsError) and (link := broken_link(error.filename)) is not None:
-            return _fail(link)
-        again = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
-        if (told := machine_failure(error, again)) is None:
+        code, told = 2, str(error) if isinstance(error, AttendropError) else None
+        if hasattr(error, "format_message"):  # an error of click, or of typer's copy of it
+            told = error.format_message()
+        elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("attendrop"):
+            told = f"the command line needs {error.name}; run `pip install 'attendrop[cli]'`."
+        elif isinstance(error, FileExistsError):
+            from attendrop.files.output_files import broken_link
+
+            told = broken_link(error.filename)
+        if told is None:
+            code, told = 1, machine_failure(error, again)
+        if told is None:
             raise
-        return _fail(told, 1)
+        print(f"Error: {one_line(told)}", file=sys.stderr)
+        return code
 
 
 def _at_home(argument: str) -> str:
     """Replace the ``~`` of ``--name=~/place`` by the home folder, as shells do in ``--name ~/place``."""
     name, equals, value = argument.partition("=")
     return f"{name}={os.path.expanduser(value)}" if equals and name.startswith("--") else argument
-
-
-def _interrupted(sentence: str = "Error: interrupted.") -> int:
-    """Print the sentence in one of the processes that a terminal interrupts; return the exit code."""
-    from attendrop.runs.run_folder import is_main_process
-
-    if is_main_process():
-        print(sentence, file=sys.stderr, flush=True)
-    return INTERRUPTED
-
-
-def _fail(message: str, code: int = 2) -> int:
-    from attendrop.errors import one_line
-
-    print(f"Error: {one_line(message)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

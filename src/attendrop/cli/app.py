@@ -16,23 +16,10 @@ from attendrop.errors import printable
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import is_main_process
 
-COMMANDS = (  # in the order of the help
-    "inspect",
-    "compare",
-    "train",
-    "study",
-    "report",
-    "evaluate",
-    "predict",
-    "patterns",
-    "attend",
-    "prune",
-    "export",
-    "push",
-    "methods",
-    "tasks",
-    "doctor",
-    "demo",
+# In the order of the help; `listings` has methods, tasks and doctor.
+_MODULES = (
+    *("inspect", "compare", "train", "study", "report", "evaluate", "predict", "patterns", "attend", "prune", "export"),
+    *("push", "listings", "demo"),
 )
 
 app = typer.Typer(
@@ -94,6 +81,6 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
 @cache
 def command() -> Any:
     """Return the application with all commands, built once: tests and notebooks call the command line often."""
-    for module in COMMANDS:
+    for module in _MODULES:
         importlib.import_module(f"attendrop.cli.{module}")
     return typer.main.get_command(app)

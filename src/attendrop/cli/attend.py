@@ -10,9 +10,9 @@ import typer
 from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import path_argument, read_settings
-from attendrop.files.output_files import write_text
+from attendrop.files.output_files import check_output, write_text
 from attendrop.runs.config import DEFAULT_METHOD
-from attendrop.runs.run_folder import adding, read_run, writable
+from attendrop.runs.run_folder import input_files, read_run
 
 _FILE = "attention.html"
 
@@ -46,15 +46,16 @@ def attend(
     chosen = None if method is None else build_method(method, options)
     folder = Path(model)
     is_run = folder.is_dir() and read_run(folder) is not None
-    file = writable(folder, output or (folder / _FILE if is_run else _FILE), overwrite=overwrite)
+    file = Path(output or (folder / _FILE if is_run else _FILE))
+    check_output(file, input_files(folder), overwrite=overwrite)
     with messages(quiet=quiet):
         stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )
         page = attention_page(folder.absolute().name, stages, shown, attribution)
-    with adding(folder, file):
-        write_text(file, page)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, page)
     found: dict[str, Any] = {
         "model": model,
         "output": str(file),

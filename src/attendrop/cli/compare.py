@@ -11,13 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
-from attendrop.cli.console import continued_by, messages
+from attendrop.cli.console import messages
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import checked, names
+from attendrop.runs.config import RunConfig, checked, names
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
 from attendrop.studies.units import REFERENCE, check_evaluation, check_workers
 
@@ -65,12 +63,10 @@ def compare(
     points = _points(settings or [], named[-1] if named else "METHOD")
     if named:
         _check_compared(points, named)
-    for name in dict.fromkeys([*named, *points]):
-        for options in points.get(name, [{}]):
-            check_declared(name, options)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
-    check_evaluation(run | {"train_file": train_file})
-    config = RunConfig(**run | {"train_file": train_file}, on_data=partial(announce_files, quiet=quiet))
+    run |= {"train_file": train_file}
+    check_evaluation(run)
+    config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
@@ -80,11 +76,7 @@ def compare(
     _check_compared(points, named)
     methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
     comparison = Comparison(config=config, methods=methods, **search, **output)
-    with (
-        messages(quiet=quiet) as console,
-        closing(StudyProgress(console, quiet=quiet)) as progress,
-        continued_by(lambda: "Interrupted. Run the same command again to continue."),
-    ):
+    with messages(quiet=quiet) as console, closing(StudyProgress(console, quiet=quiet)) as progress:
         backend = LOCAL if ray is None else f"ray:{ray}"
         outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)

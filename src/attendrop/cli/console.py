@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,19 +64,6 @@ def messages(*, quiet: bool) -> Iterator[MessageConsole]:
         root.removeHandler(handler)
         root.setLevel(level)
         warnings.showwarning = show
-
-
-class Interrupted(Exception):
-    """Ctrl-C that a command has handled; the message says how to continue."""
-
-
-@contextmanager
-def continued_by(told: Callable[[], str]) -> Iterator[None]:
-    """Let Ctrl-C end the command with a sentence on how to continue, which depends on what was done."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(told()) from None
 
 
 class _Handler(logging.Handler):

@@ -11,7 +11,7 @@ import typer
 
 from attendrop.cli.app import Json, Quiet, Workers, app
 from attendrop.cli.run_options import run_option
-from attendrop.runs.declared_options import checked
+from attendrop.runs.config import checked
 from attendrop.studies.comparison import Comparison
 
 SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")

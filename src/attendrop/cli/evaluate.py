@@ -11,9 +11,12 @@ from attendrop.cli.app import Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
 from attendrop.runs.model_source import Source, check_source
+from attendrop.text_tables import aligned
 from attendrop.wording import counted, counts_of, score_text
 
 _FILE = "--eval-file"
+# Classes, confusions and errors that a report prints, and characters of a text; JSON has all.
+_CLASSES, _CONFUSIONS, _ERRORS, _WIDTH = 30, 10, 5, 100
 
 
 @app.command()
@@ -55,7 +58,35 @@ def evaluate(
         lines |= {name: f"{score} ({counted(groups[name]['rows'], 'row')})" for name, score in scores.items()}
     shown = lines_of(lines)
     if report:
-        from attendrop.cli.error_report import error_report
-
         shown = f"{shown}\n\n{error_report(found['report'])}"
     show(found, shown, quiet=quiet, as_json=as_json)
+
+
+def error_report(report: Mapping[str, Any]) -> str:
+    """Format an :func:`attendrop.tasks.error_analysis.error_analysis`: worst classes first, then its parts."""
+    from attendrop.tasks.error_analysis import remarks, worst_classes
+
+    def short(text: str) -> str:
+        line = " ".join(text.split())
+        return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
+
+    worst, scores = worst_classes(report), ("precision", "recall", "f1")
+    table = [("class", "rows", "predicted", "precision", "recall", "F1")] + [
+        (each["class"], str(each["rows"]), str(each["predicted"]), *(f"{each[name]:.3f}" for name in scores))
+        for each in worst[:_CLASSES]
+    ]
+    parts = [aligned(table, "lr")]
+    if len(worst) > _CLASSES:
+        parts[0].append(f"and {len(worst) - _CLASSES} with an F1 no lower; --json has all")
+    if confusions := report.get("confusions"):
+        pairs = [(each["class"], "->", each["predicted"], str(each["rows"])) for each in confusions[:_CONFUSIONS]]
+        parts.append(["most confused", *(f"  {line}" for line in aligned(pairs, "lllr"))])
+    parts += [found] if (found := remarks(report)) else []
+    lines = ["most confident errors"]
+    for error in report.get("errors", ())[:_ERRORS]:
+        lines.append(f"  row {error['row'] + 1}: {short(error['text'])}")
+        lines.append(f"    is {error['class']}, predicted {error['predicted']} ({error['probability']:.2f})")
+        if near := error.get("nearest"):
+            lines.append(f"    nearest training row ({near['likeness']:.2f}), {near['class']}: {short(near['text'])}")
+    parts += [lines] if len(lines) > 1 else []
+    return "\n\n".join("\n".join(part) for part in parts)

@@ -12,7 +12,7 @@ import typer
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError, printable
-from attendrop.runs.declared_options import joined_names, names
+from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
@@ -122,7 +122,7 @@ def _lengths(found: Inspection, model: str) -> list[str]:
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
     if found.label_type in ONE_CLASS and len(found.labels) > 1 and len(found.table) in _ALIKE_ROWS:
-        from attendrop.tasks.likeness import likeness  # loads scikit-learn
+        from attendrop.tasks.splits import likeness  # loads scikit-learn
 
         texts = [" ".join(map(str, row)) for row in found.table.values(found.text_columns)]
         if (alike := likeness(texts, found.written_labels)) is not None:

@@ -40,20 +40,22 @@ def patterns(
         raise AttendropError(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
-    from attendrop.files.output_files import write_json
+    from attendrop.files.output_files import check_output, write_json
     from attendrop.reports import learned_patterns
     from attendrop.runs.run_file import RUN_FILE
-    from attendrop.runs.run_folder import adding, writable
+    from attendrop.runs.run_folder import input_files
     from attendrop.text_tables import RIGHT, aligned
     from attendrop.wording import counted
 
     with messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
         fitted = None if fit is None else learned_patterns.close_fit(found, fit)
-        picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
-        schedule = writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
-        with adding(run, picture):
-            learned_patterns.plot(found, picture, fitted)
+        picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
+        for file in (picture, schedule) if fitted is not None else (picture,):
+            check_output(file, input_files(Path(run)), overwrite=overwrite)
+            if not file.parent.is_dir():
+                raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
+        learned_patterns.plot(found, picture, fitted)
         curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
         values: dict[str, Any] = {
             "run": run,
@@ -66,8 +68,7 @@ def patterns(
         text = [f"AttendOut: {found.run}", "", *_table(found), "", f"Wrote {picture}."]
         if fit is not None and fitted is not None:
             method = learned_patterns.scheduler(found, fitted)
-            with adding(run, schedule):
-                write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
+            write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
             again = ["--config", f"{run}/{RUN_FILE}", "--method", method.name, "--options", str(schedule)]
             command = shlex.join(["attendrop", "train", *again])
             values["fit"] = {

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.cli.console import MessageConsole
-from attendrop.cli.training_summary import dropped_fraction
+from attendrop.methods.core.registry import get_method
 from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.studies.units import Event, Unit, duration
 from attendrop.wording import score_text
@@ -31,26 +31,28 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 def _bar(console: Console) -> Progress:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
 
 
 class TrainingProgress(TrainerCallback):
     """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bar: Progress | None = None
-        self.line = ""
+        self.console, self.line = console, ""
+        self.bar = _bar(console)
+        self.task = self.bar.add_task("")
 
     def close(self) -> None:
         """Remove the bar, also after an exception."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        self.bar.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Update the bar: what is being done, and how much of it."""
+        self.bar.start()
+        self.bar.update(self.task, description=what, completed=done, total=total)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.close()
-        self.show("training", state.global_step, state.max_steps)
+        self.bar.reset(self.task)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.show("training", state.global_step, state.max_steps)
@@ -63,6 +65,7 @@ class TrainingProgress(TrainerCallback):
         logs: Mapping[str, float] | None = None,
         **_: Any,
     ) -> None:
+        """Print the line of an epoch once its loss is logged, and its score, if it is evaluated."""
         logs = logs or {}
         if "loss" in logs:
             number = math.ceil(state.epoch or 0)
@@ -76,22 +79,16 @@ class TrainingProgress(TrainerCallback):
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
         if self.line and (score is not None or (args.eval_strategy == IntervalStrategy.NO and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
-            selection = "" if score is None else f", selection {name} {score_text(score)}"
-            self.console.print(self.line + selection)
+            self.console.print(self.line + ("" if score is None else f", selection {name} {score_text(score)}"))
             self.line = ""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """Update the bar: what is being done, and how much of it."""
-        if not self.console.is_terminal or self.console.quiet:
-            return
-        if self.bar is None:
-            self.bar = _bar(self.console)
-            self.bar.add_task(what)
-            self.bar.start()
-        self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
+
+def dropped_fraction(method: str, fraction: float) -> str:
+    """Format the fraction of its units that a method dropped."""
+    return f"{100 * fraction:.1f} % of {get_method(method).info.units} dropped"
 
 
 @contextmanager
@@ -103,20 +100,18 @@ def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, in
     if quiet or console.quiet:
         yield None
         return
-    if console.is_terminal:
-        with _bar(console) as bar:
-            task = bar.add_task("rows", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
     last = time.monotonic()
+    with _bar(console) as bar:
+        task = bar.add_task("rows", total=None)
 
-    def line(done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
+        def show(done: int, total: int | None) -> None:
+            nonlocal last
+            bar.update(task, completed=done, total=total)
+            if bar.disable and time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
 
-    yield line
+        yield show
 
 
 # Times of a method that was not measured, relative to those that were: the dearest ones take four passes for one.

@@ -1,12 +1,10 @@
-"""Options on the command line, made from their declaration: :mod:`attendrop.runs.declared_options`."""
+"""Options on the command line, made from their declaration in :mod:`attendrop.runs.config`."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -14,34 +12,9 @@ import typer
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import declared
+from attendrop.runs.config import RunConfig, declared
 
-
-def read_options_file(file: str, method: str) -> dict[str, Any]:
-    """Read a JSON file of options: ``{"p": 0.3}``, or ``{"method": ..., "options": {...}}`` as `patterns --fit` writes.
-
-    Raises:
-        AttendropError: There is no such file, it does not have this form, or its options are for another method.
-    """
-    try:
-        found = json.loads(Path(file).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise AttendropError(f"There is no options file '{file}'; name a JSON file of the method's options.") from None
-    except IsADirectoryError:
-        raise AttendropError(f"The options file '{file}' is a folder; name a JSON file.") from None
-    except (ValueError, RecursionError) as error:
-        raise AttendropError(f"The options file '{file}' is not valid JSON ({error}); correct it.") from None
-    if isinstance(found, dict) and found.keys() == {"method", "options"}:
-        if found["method"] != method:
-            raise AttendropError(
-                f"The options file '{file}' is for method {found['method']!r}; add --method {found['method']}, or name "
-                "another file."
-            )
-        found = found["options"]
-    if not isinstance(found, dict):
-        raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
-    return {name.replace("-", "_"): value for name, value in found.items()}
+DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
 
 
 def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p=0.3") -> dict[str, str]:
@@ -61,7 +34,17 @@ def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p
     return settings
 
 
-DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
+def run_option(
+    name: str, help: str | None = None, shown: str | None = None, flag: str | None = None, *, of: Any = RunConfig
+) -> Any:
+    """Declare an option of a class for typer, optionally with another help, shown default and flag."""
+    about = declared(of)[name]
+    return typer.Option(
+        *(about["flags"] if flag is None else [flag]),
+        help=(about["help"] if help is None else help) or None,
+        show_default=(about["shown"] if shown is None else shown) or True,
+        metavar="NAME=VALUE" if about["example"] else None,
+    )
 
 
 class Groups:
@@ -74,20 +57,32 @@ class Groups:
     """
 
     def __init__(self, *groups: str, of: Any = RunConfig, **changed: tuple[str | None, ...]) -> None:
-        self.kind = of
-        self.options = {
-            name: Annotated[_type(of, name), run_option(name, *changed.get(name, ()), of=of)]
-            for group in groups
-            for name, about in declared(of).items()
-            if about["group"] == group
-        }
+        self.declared = declared(of)
+        self.parameters: list[inspect.Parameter] = []
+        for name in (name for group in groups for name, about in self.declared.items() if about["group"] == group):
+            about = self.declared[name]
+            kind: Any = list[str]
+            if not about["example"]:
+                (of_value,) = option_types(of)[name] - {NoneType}
+                kind = of_value if of_value in (int, float, bool) and not about["listed"] else str
+            # All are optional, since files and presets may set them.
+            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]  # type: ignore[valid-type]
+            place = inspect.Parameter.KEYWORD_ONLY
+            self.parameters.append(inspect.Parameter(name, place, default=None, annotation=annotation))
+
+    def taken(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Remove the options of the groups from those of a command; return those that are given, and read mappings."""
+        found = {each.name: given.pop(each.name) for each in self.parameters}
+        for name, value in found.items():
+            if value is not None and (example := self.declared[name]["example"]):
+                found[name] = read_settings(value, next(iter(self.declared[name]["flags"]), f"--{name}"), example)
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
 
-    For each such parameter, the command gets the values of the options that are given, with mappings converted from
-    text.
+    For each such parameter, the command gets the values of the options that are given.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Groups] = {}
@@ -96,22 +91,12 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
         extra = get_args(hints[name])[-1:]
         if extra and isinstance(extra[0], Groups):
             groups[name] = extra[0]
-            parameters += [
-                inspect.Parameter(option, parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-                for option, annotation in extra[0].options.items()
-            ]
+            parameters += extra[0].parameters
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
     def run(**given: Any) -> None:
-        of_groups = {
-            name: {
-                option: _read_pairs(group.kind, option, value)
-                for option in group.options
-                if (value := given.pop(option)) is not None
-            }
-            for name, group in groups.items()
-        }
+        of_groups = {name: group.taken(given) for name, group in groups.items()}
         command(**given, **of_groups)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -139,33 +124,3 @@ def one_file(file: str | None, option: str, given: str | None) -> str | None:
     if file is not None and given is not None:
         raise AttendropError(f"'{file}' and {option} '{given}' are the same option; give one.")
     return given if file is None else file
-
-
-def _read_pairs(kind: Any, name: str, value: Any) -> Any:
-    """Read an option that is given as NAME=VALUE, once or several times, such as ``lora``; others stay as they are."""
-    about = declared(kind)[name]
-    if not about["example"]:
-        return value
-    return read_settings(value, next(iter(about["flags"]), f"--{name}"), about["example"])
-
-
-def run_option(
-    name: str, help: str | None = None, shown: str | None = None, flag: str | None = None, *, of: Any = RunConfig
-) -> Any:
-    """Declare an option of a class for typer, optionally with another help, shown default and flag."""
-    about = declared(of)[name]
-    return typer.Option(
-        *(about["flags"] if flag is None else [flag]),
-        help=(about["help"] if help is None else help) or None,
-        show_default=(about["shown"] if shown is None else shown) or True,
-        metavar="NAME=VALUE" if about["example"] else None,
-    )
-
-
-def _type(kind: Any, name: str) -> Any:
-    """Return the type of an option on the command line; all are optional, since files and presets may set them."""
-    about = declared(kind)[name]
-    if about["example"]:
-        return list[str] | None
-    (of_value,) = option_types(kind)[name] - {NoneType}
-    return (of_value if of_value in (int, float, bool) and not about["listed"] else str) | None

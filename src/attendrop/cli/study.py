@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
-from attendrop.cli.console import continued_by, messages
+from attendrop.cli.console import messages
 from attendrop.cli.run_options import path_argument
 
 
@@ -52,11 +52,7 @@ def study(
     from attendrop.studies.study import check_study_file, note_study_file, run_study
 
     check_study_file(folder, file, is_named=output_dir is not None)
-    with (
-        messages(quiet=quiet) as console,
-        closing(StudyProgress(console, found.units, quiet=quiet)) as progress,
-        continued_by(lambda: f"Interrupted. Run the same command again to continue; finished runs are in {folder}."),
-    ):
+    with messages(quiet=quiet) as console, closing(StudyProgress(console, found.units, quiet=quiet)) as progress:
         backend = LOCAL if ray is None else f"ray:{ray}"
         report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
     note_study_file(folder, file)

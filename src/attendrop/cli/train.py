@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attendrop.cli.app import Json, MethodSettings, Quiet, app, show
-from attendrop.cli.console import continued_by, messages
+from attendrop.cli.console import lines_of, messages, size
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.run_options import (
-    DATA,
-    Groups,
-    file_argument,
-    one_file,
-    read_options_file,
-    read_settings,
-    with_run_options,
-)
+from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, read_settings, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
-from attendrop.runs.run_file import folder_of_run, preset, read_run_file
+from attendrop.runs.run_file import convert_option, folder_of_run, preset, read_run_file, read_yaml
+from attendrop.wording import counted, score_text
 
 _TRAINING = (
-    "start",
-    "optimization",
-    "length",
-    "sample",
-    "selection",
-    "score",
-    "logs",
-    "checkpoints",
-    "seed",
-    "machine",
+    *("start", "optimization", "length", "sample", "selection", "score", "logs", "checkpoints", "seed", "machine"),
 )
 # By option on the command line, that of a file or a preset which it excludes, or which would take precedence.
 _IN_PLACE_OF = {
@@ -97,37 +81,19 @@ def train(
         raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")
 
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.cli.training_summary import run_summary, seeds_summary
-    from attendrop.runs.run_folder import is_main_process, last_begun
-    from attendrop.runs.seeds import seed_folder, train_seeds
+    from attendrop.runs.run_folder import is_main_process
     from attendrop.runs.train import train as train_run
+    from attendrop.runs.train import train_seeds
 
-    folder = Path(run.output_dir)
-    replaced = [folder] if len(seeds) == 1 else [seed_folder(folder, seed) for seed in seeds]
-    before = {each: last_begun(each) for each in replaced} if overwrite else {}
-
-    def again() -> str:
-        if any(began and last_begun(each) <= began for each, began in before.items()):  # --resume is of the old run
-            return f"Interrupted. Run the same command again to replace what is in {run.output_dir}."
-        options = "--resume instead of --overwrite" if overwrite else "--resume"
-        told = f"Interrupted. Run the same command with {options} to continue"
-        return f"{told} from the last checkpoint in {run.output_dir}."
-
-    with (
-        messages(quiet=quiet) as console,
-        closing(TrainingProgress(console)) as progress,
-        continued_by(again),
-    ):
-        watching = [] if quiet else [progress]
-        if len(seeds) == 1:
-            found = train_run(run, resume=resume, overwrite=overwrite, callbacks=watching)
-        else:
-            found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
+    with messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "callbacks": [] if quiet else [progress]}
+        one_seed = len(seeds) == 1
+        found = train_run(run, **how) if one_seed else train_seeds(run, seeds, **how)
     if push_to_hub is not None and is_main_process():
         from attendrop.runs.hub import push_run
 
         push_run(run.output_dir, push_to_hub)
-    show(found, (run_summary if len(seeds) == 1 else seeds_summary)(found), quiet=quiet, as_json=as_json)
+    show(found, (run_summary if one_seed else seeds_summary)(found), quiet=quiet, as_json=as_json)
 
 
 def _read_run(
@@ -157,15 +123,113 @@ def _read_run(
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})
     if options_file is not None:
-        of_method |= read_options_file(options_file, method)
-    seeds = _seeds(line.get("seed", file.get("seed", [0])))
+        of_method |= _options_of(options_file, method)
+    seeds = convert_option("--seed", "seed", line["seed"]) if "seed" in line else file.get("seed", [0])
     options |= {"options": of_method | read_settings(settings), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options, on_data=check), seeds
 
 
-def _seeds(given: str | list[int]) -> list[int]:
-    try:
-        return [int(seed) for seed in given.split(",")] if isinstance(given, str) else given
-    except ValueError:
-        raise AttendropError(f"seed must be a whole number, or several such as 0,1,2, not {given!r}.") from None
+def _options_of(file: str, method: str) -> dict[str, Any]:
+    """Read a file of options, JSON or YAML: ``{"p": 0.3}``, or with ``method``, as ``patterns --fit`` writes."""
+    found = read_yaml(file, "options file")
+    if isinstance(found, dict) and found.keys() == {"method", "options"}:
+        if found["method"] != method:
+            raise AttendropError(
+                f"The options file '{file}' is for method {found['method']!r}; add --method {found['method']}, or name "
+                "another file."
+            )
+        found = found["options"]
+    if not isinstance(found, dict):
+        raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
+    return {str(name).replace("-", "_"): value for name, value in found.items()}
+
+
+# What is printed at the end -------------------------------------------------------------------------------------------
+
+
+def run_summary(metrics: Mapping[str, Any]) -> str:
+    """Summarise a run: rows, what the method did, scores, protocol, and where the model is."""
+    from attendrop.methods.core.registry import build_method
+    from attendrop.runs.model_card import scored_once
+
+    data, metric = metrics["data"], metrics["metric"].replace("_", " ")
+    lines = {
+        "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
+        "regularised": _acted(metrics),
+    }
+    lines |= build_method(metrics["method"], metrics["options"]).summary_lines(metrics)
+    if metrics["config"]["lora"] is not None:
+        trained, total = metrics["parameters"]["trained"], metrics["parameters"]["total"]
+        lines["adapter"] = f"LoRA of rank {metrics['config']['lora']['r']}; {trained:,} of {total:,} parameters trained"
+    lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
+    if data["selected_on"] is None:
+        lines["epoch kept"] += ", the last"
+    if metrics["selection"] is not None:
+        lines["epoch kept"] = f"the last of training on all rows, for {counted(metrics['selection']['steps'], 'step')}"
+    if metrics["selection_score"] is not None and data["selected_on"] != "dev":
+        held_out = f"with {counted(data['rows']['selection'], 'row')} held out"
+        lines["selection score"] = f"{metric} {score_text(metrics['selection_score'])}, {held_out}"
+    lines |= {"train score": f"{metrics['train_fit']['metric']} {score_text(metrics['train_fit']['score'])}"}
+    lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
+    if not metrics["all_scores"]:
+        lines["score"] = "none: there is no eval-file"
+    lines["protocol"] = {
+        "dev": "paper: the epoch was chosen on the reported set, so the dev score is optimistic",
+        "selection": "honest: the epoch was chosen on rows of the training data",
+        None: "honest: nothing was chosen",
+    }[data["selected_on"]]
+    if scored_once(metrics):
+        lines["protocol"] += "; dev was scored once, at the end"
+    if data["rewarded_on"] == "dev":
+        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score is optimistic"
+    memory = size(metrics["peak_memory_bytes"])
+    lines["cost"] = f"{counted(metrics['steps'], 'step')}, {metrics['train_seconds']:.0f} s, {memory} at most"
+    lines["model"] = metrics["output_dir"]
+    title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
+    return f"{title}\n{lines_of(lines)}"
+
+
+def seeds_summary(summary: Mapping[str, Any]) -> str:
+    """Summarise runs that differ in their seed: mean and standard deviation of each score."""
+    lines = {"seeds": ", ".join(map(str, summary["seeds"]))}
+    if summary["selection_score"] is not None:
+        lines["selection"] = _moments(summary["metric"], summary["selection_score"])
+    for part, scores in summary["all_scores"].items():
+        lines |= {f"{part} {name.replace('_', ' ')}": _moments("", found) for name, found in scores.items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in summary["baseline"].items()}
+    lines["runs"] = ", ".join(summary["runs"])
+    title = (
+        f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"
+    )
+    return f"{title}\n{lines_of(lines)}"
+
+
+def _moments(name: str, found: Mapping[str, Any]) -> str:
+    mean, std, *each = (score_text(value, found["mean"]) for value in (found["mean"], found["std"], *found["values"]))
+    return f"{name.replace('_', ' ')} {mean} ± {std} ({' '.join(each)})".lstrip()
+
+
+def _baseline(found: Mapping[str, Any]) -> str:
+    """Format the scores of a constant prediction."""
+    answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
+    return f"{_scores(found['scores'])} (always {answer})"
+
+
+def _acted(metrics: Mapping[str, Any]) -> str:
+    from attendrop.cli.progress import dropped_fraction
+
+    epochs = [entry for entry in metrics["history"] if entry["regularized"]]
+    if not epochs:
+        return "no epoch"
+    numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
+    text = f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}"
+    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
+        fractions = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        text += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
+    return text
+
+
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {score_text(value)}" for name, value in scores.items())

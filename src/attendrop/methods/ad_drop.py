@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attendrop.attention.edits import DropoutDraws, merge_edits
-from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
+from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (
     LAYERS,
@@ -36,19 +36,29 @@ from attendrop.extend import (
     integrated_gradient_attribution,
     option,
     optional,
+    select_layers,
     unit_interval,
 )
-from attendrop.methods.ad_drop_records import Candidates, Recorder, RowPass
+from attendrop.methods.ad_drop_records import Candidates, Recorder
 from attendrop.randomness.candidates import Region, kept
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
-# What an option that is None stands for, unless the data decide otherwise.
-_USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
-# The defaults for data with at least this many classes and at most this many rows per class: docs/does-it-help.md.
+
+
+class Setting(NamedTuple):
+    """The options whose defaults go together."""
+
+    p: float
+    attribution: str
+    layers: str | int | Sequence[int]
+
+
+_USUAL = Setting(0.1, "gradient", "first")
+# For data with at least this many classes and at most this many rows per class: docs/does-it-help.md.
+_OF_MANY_CLASSES = Setting(0.3, "recorded", "all")
 _MANY_CLASSES, _FEW_ROWS = 20, 20
-_OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class ADDrop(Method):
         link="https://arxiv.org/abs/2210.05883",
         evidence=(
             (
-                _OF_MANY_CLASSES,
+                _OF_MANY_CLASSES._asdict(),
                 "with MiniLM, many classes of few rows, accuracy +0.036 [+0.023, +0.048] on generated messages with "
                 "new phrases, +0.007 [+0.005, +0.009] on similar rows of Banking77 and HWU64, +0.005 [+0.003, +0.008] "
                 "on random ones; the setting was chosen partly on these data, and on HWU64, on which no option was "
@@ -125,7 +135,7 @@ class ADDrop(Method):
                 "(one seed), on entities -0.025 (the project's docs/does-it-help.md).",
             ),
             (
-                _USUAL,
+                _USUAL._asdict(),
                 "with MiniLM, on CoLA, MRPC, STS-B and RTE with 256 and 1,000 rows -0.001 to +0.012, nothing "
                 "significant; on Banking77 +0.002 and +0.004, and on entities +0.004, not significant after correction "
                 "(the project's docs/does-it-help.md).",
@@ -165,8 +175,8 @@ class ADDrop(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(getattr(self, name) is not None for name in _USUAL):
-            for name, value in _USUAL.items():
+        if (self.p, self.attribution, self.layers) != (None, None, None) or self.target != "pseudo_label":
+            for name, value in _USUAL._asdict().items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
         if self.attribution == "recorded" and self.target != "pseudo_label":
@@ -176,6 +186,12 @@ class ADDrop(Method):
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
+    def setting(self, classes: int = 1, rows: int = 0) -> Setting:
+        """Return ``p``, ``attribution`` and ``layers``: what was given or, if nothing was, what the data decide."""
+        if self.p is None or self.attribution is None or self.layers is None:  # all are: see __post_init__
+            return _OF_MANY_CLASSES if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else _USUAL
+        return Setting(self.p, self.attribution, self.layers)
+
     def for_data(self, classes: int, rows: int) -> ADDrop:
         """Record attributions, and act in all layers, if there are many classes with few rows.
 
@@ -183,10 +199,7 @@ class ADDrop(Method):
         recorded attributions gain more than a separate pass for the first layer, and cost less; with few classes,
         acting in all layers does harm (docs/does-it-help.md).
         """
-        if self.p is not None or self.target != "pseudo_label":
-            return self._without_data()
-        few = classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes
-        return replace(self, **(_OF_MANY_CLASSES if few else _USUAL))
+        return replace(self, **self.setting(classes, rows)._asdict())
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -197,108 +210,84 @@ class ADDrop(Method):
     def active(self, epoch: int) -> bool:
         return epoch >= self.start_epoch and (not self.cross_tuning or epoch % 2 == 1)
 
-    def takes_part(self, epoch: int) -> bool:
-        return self.active(epoch) or self.needs_rows
-
-    def needs_epoch(self) -> bool:
-        return self.cross_tuning or self.start_epoch > 0
-
-    def regularized_epochs(self, num_epochs: int) -> list[int] | None:
-        # No row has a record in the first epoch.
-        return [epoch for epoch in range(int(self.needs_rows), num_epochs) if self.active(epoch)]
-
     @property
     def needs_rows(self) -> bool:
         return self.attribution == "recorded"
 
     def start(self, training: TrainingContext) -> MethodState:
-        return RecordedState(self, training) if self.needs_rows else super().start(training)
+        return (RecordedState if self.needs_rows else ADDropState)(self, training)
+
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+        return select_layers(attention_layers, self.setting().layers)
+
+
+class ADDropState(MethodState):
+    """AD-DROP in a run, in which no option is open any more: where the data are known, they have decided before."""
+
+    method: ADDrop
+
+    def __init__(self, method: ADDrop, training: TrainingContext) -> None:
+        super().__init__(method)
+        self.setting = method.setting()
 
     def plan(self, context: StepContext) -> Plan:
-        method = self.resolved(context)
-        if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
-            assert method.p is not None
-            share = method.p * method.q
-            return RandomMaskPlan(method, context, lambda plan, call: method._drop(plan, call, share))
+        method = self.method
+        if self.setting.attribution == "random":  # each position or hidden unit is a candidate with probability p
+            share = self.setting.p * method.q
+            return RandomMaskPlan(method, context, lambda plan, call: self.drop(plan, call, share))
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # the model's own dropout, the same in the attribution pass and in this one
-        candidates = method._attribute(context, attention_layers, draws)
+        candidates = self._attribute(context, attention_layers, draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found, rows = candidates[call.layer.key], call.valid_queries()
             rows = found.signal if rows is None else found.signal & rows
-            return replace(method._drop(plan, call, method.q, found, rows), draws=draws)
+            return replace(self.drop(plan, call, method.q, found, rows), draws=draws)
 
         return RandomMaskPlan(method, context, make, candidates.keys())
-
-    def recorded_plan(self, context: StepContext, row_pass: RowPass, *, records: bool) -> Plan:
-        """Return the plan that drops candidates which were recorded of each row before, and ``records`` new ones."""
-        drops = self.active(context.epoch or 0)
-
-        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            edits = []
-            found = row_pass.candidates(call) if drops else None
-            if found is not None:
-                edits.append(self._drop(plan, call, self.q, found, found.signal))
-            elif drops:  # no possible positions, so nothing is dropped
-                context.report(call.layer.key, *torch.zeros(2, device=call.device))
-            if records:
-                edits.append(row_pass.recording(call, self.candidate_mask))
-            return merge_edits(edits) or AttentionEdit()
-
-        return RandomMaskPlan(self, context, make)
-
-    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        return Method.selected_layers(self._without_data(), attention_layers)
-
-    def resolved(self, context: StepContext) -> ADDrop:
-        """Resolve options that depend on the model: a ``direction`` of None follows from the kind of output."""
-        direction = self.direction or ("magnitude" if is_regression(context.model, context.batch) else "high")
-        return replace(self._without_data(), direction=direction)
-
-    def _without_data(self) -> ADDrop:
-        return self if self.p is not None else replace(self, **_USUAL)
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
     ) -> dict[str, Candidates]:
-        options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
-        options |= {"keep": self.candidates}
-        if self.target == "loss":
+        """Find the candidates of each layer, as packed bits: about a thirtieth of the attribution's memory."""
+        method, region = self.method, self.region(context)
+
+        def keep(call: AttentionCall, attribution: Tensor) -> Candidates:
+            found = region(call, attribution)
+            return Candidates(kept(found.mask), found.signal)
+
+        if self.setting.attribution == "attention":
+            return attention_attribution(context.adapter, context.inputs, attention_layers, keep=keep, draws=draws)
+        options: dict[str, Any] = {"target": method.target, "units": method.units, "inputs": context.inputs}
+        options["keep"] = keep
+        if method.target == "loss":
             options["forward"] = context.run_loss
-        elif "labels" in context.inputs and "labels" not in context.batch and self.attribution != "attention":
+        elif "labels" in context.inputs and "labels" not in context.batch:
             raise AttendropError(
-                f"The trainer makes the labels itself, from a batch without, so target={self.target!r} has none to "
+                f"The trainer makes the labels itself, from a batch without, so target={method.target!r} has none to "
                 "read: set target='loss', which attributes the trainer's own loss."
             )
-        match self.attribution:
-            case "gradient":
-                return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
-            case "integrated_gradient":
-                options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
-                return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
-            case _:
-                return attention_attribution(
-                    context.adapter, context.inputs, attention_layers, keep=self.candidates, draws=draws
-                )
+        if self.setting.attribution == "gradient":
+            return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
+        options |= {"scope": method.scope, "rule": method.rule, "steps": method.steps}
+        return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
 
-    def candidate_mask(self, call: AttentionCall, attribution: Tensor) -> Tensor:
-        """Find the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
-        return self._region(call, attribution).mask
+    def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
+        """Return what finds the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``.
 
-    def candidates(self, call: AttentionCall, attribution: Tensor) -> Candidates:
-        """Find the candidates of a layer, as packed bits: about a thirtieth of the attribution's memory."""
-        region = self._region(call, attribution)
-        return Candidates(kept(region.mask), region.signal)
+        A ``direction`` of None follows from the kind of output of the model.
+        """
+        usual = "magnitude" if is_regression(context.model, context.batch) else "high"
+        p, direction, hidden = self.setting.p, self.method.direction or usual, self.method.units == "hidden"
 
-    def _region(self, call: AttentionCall, attribution: Tensor) -> Region:
-        valid = call.valid
-        if self.units == "hidden":  # the units of a token form one row
-            attribution, valid = attribution.flatten(2)[:, None], None
-        assert self.p is not None  # of the resolved method
-        return candidate_region(attribution, valid, self.p, self.direction or "high")
+        def region(call: AttentionCall, attribution: Tensor) -> Region:
+            if hidden:  # the units of a token form one row
+                return candidate_region(attribution.flatten(2)[:, None], None, p, direction)
+            return candidate_region(attribution, call.valid, p, direction)
 
-    def _drop(
+        return region
+
+    def drop(
         self,
         plan: RandomMaskPlan,
         call: AttentionCall,
@@ -307,37 +296,56 @@ class ADDrop(Method):
         rows: Tensor | None = None,
     ) -> AttentionEdit:
         """Drop candidates, or any positions or units, with probability ``q``; report the fraction of ``rows``."""
+        if self.method.units == "attention":
+            sampled = plan.sample(q, call)
+            return plan.drop_scores(call, sampled if candidates is None else candidates.mask() & sampled, rows)
 
-        def among(drop: Tensor) -> Tensor:
-            return drop if candidates is None else candidates.mask & drop
+        def sample(units: int) -> Tensor:
+            sampled = plan.sample_hidden(q, call, units)
+            return sampled if candidates is None else candidates.mask() & sampled
 
-        if self.units == "hidden":
-            return plan.without_units(call, lambda units: among(plan.sample_hidden(q, call, units)), _scaled_up, rows)
-        return plan.drop_scores(call, among(plan.sample(q, call)), rows)
+        def scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
+            """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
+            kept, exact = ~drop, torch.promote_types(hidden.dtype, torch.float32)
+            scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True, dtype=exact).clamp(min=1)
+            return hidden * (kept * scale).to(hidden.dtype)
+
+        return plan.without_units(call, sample, scaled_up, rows)
 
 
-class RecordedState(MethodState):
-    """State of AD-DROP with recorded attributions: the records of the rows."""
-
-    method: ADDrop
+class RecordedState(ADDropState):
+    """AD-DROP with recorded attributions: the records of the rows."""
 
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:
-        super().__init__(method)
+        super().__init__(method, training)
         limit = None if method.record_limit is None else method.record_limit << 20
         self.recorder = Recorder(limit, training.processes)
         training.on_rewind.append(self.recorder.clear)
 
     def plan(self, context: StepContext) -> Plan:
-        options = self.method.resolved(context)
-        row_pass = self.recorder.begin_pass(context, options.units)
-        active = options.active(context.epoch or 0)
-        if active:
-            context.note("recorded", row_pass.known)
-            if self.recorder.without_signal is not None:
-                context.note("without_signal", self.recorder.without_signal)
-        # With cross-tuning, the epochs that drop do not record.
-        records = not (active and options.cross_tuning)
-        return options.recorded_plan(context, row_pass, records=records)
+        """Drop candidates that were recorded of each row before, and record new ones."""
+        method, recorder, region = self.method, self.recorder, self.region(context)
+        row_pass = recorder.begin_pass(context, method.units)
+        drops = method.active(context.epoch or 0)
+        records = not (drops and method.cross_tuning)  # the epochs that drop do not record
+        if drops:
+            known = [row in recorder.records.rows for row in row_pass.rows]
+            context.note("recorded", sum(known) / max(1, len(known)))
+            if recorder.without_signal is not None:
+                context.note("without_signal", recorder.without_signal)
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            edits = []
+            found = row_pass.candidates(call) if drops else None
+            if found is not None:
+                edits.append(self.drop(plan, call, method.q, found, found.signal))
+            elif drops:  # no possible positions, so nothing is dropped
+                context.report(call.layer.key, *torch.zeros(2, device=call.device))
+            if records:
+                edits.append(recorder.recording(row_pass, call, lambda *given: region(*given).mask))
+            return merge_edits(edits) or AttentionEdit()
+
+        return RandomMaskPlan(method, context, make)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         self.recorder.choose()
@@ -353,11 +361,4 @@ class RecordedState(MethodState):
         self.recorder.flush()
         self.recorder.exchange()
         records = self.recorder.records
-        return {"records": {"rows": len(records), "bytes": records.bytes, "forgotten": records.forgotten}}
-
-
-def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
-    """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
-    kept, exact = ~drop, torch.promote_types(hidden.dtype, torch.float32)
-    scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True, dtype=exact).clamp(min=1)
-    return hidden * (kept * scale).to(hidden.dtype)
+        return {"records": {"rows": len(records.rows), "bytes": records.bytes, "forgotten": records.forgotten}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attention.valid_keys import real_tokens
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import CLASSES, output_kind
+from attendrop.attribution.predictions import CLASSES, IGNORED, output_kind
 from attendrop.extend import (
-    DECIDES_PASSES,
     LAYERS,
     AttendropError,
     AttentionCall,
@@ -79,7 +77,6 @@ class SCAL(Method):
         forward="2",
         backward="3, one without parameters",
         tasks="text; images with where=attention",
-        traits={DECIDES_PASSES: ""},
     )
 
     epsilon: float = option(1.0, positive(), search=(0.3, 3.0))
@@ -95,17 +92,16 @@ class SCAL(Method):
             raise AttendropError("adversarial=0 and contrast=0 are plain fine-tuning; set one of them above 0.")
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        perturbed: Callable[[Mapping[str, Tensor]], _Perturbed] = _PerturbedWords
+        keys: set[str] = set()
         if self.where == "attention":
             keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
-            perturbed = partial(_PerturbedAttention, keys)
-        clean = perturbed({})
+        clean = _Perturbed(keys, {})
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if self.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = perturbed(clean.perturbations(wide(loss), self.epsilon, context.model))
+        copy = _Perturbed(keys, clean.perturbations(wide(loss), self.epsilon, context.model))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + self.adversarial * adversarial
@@ -123,14 +119,27 @@ class SCAL(Method):
 
 
 class _Perturbed(Plan):
-    """Plan that adds given perturbations to units of the model, by name, and records the units and the head's input."""
+    """Plan that adds given perturbations to units of the model, by name, and records the units and the head's input.
 
-    def __init__(self, given: Mapping[str, Tensor]) -> None:
+    The units are the attention weights of the layers with these keys, or, if there are none, the ``"words"``.
+    """
+
+    acts_on = frozenset({"attention", "embeddings", "features"})
+
+    def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
         super().__init__()
+        self.layer_keys = keys
         self.given = given
         self.units: dict[str, Tensor] = {}
         self.read: Tensor | None = None
         self._valid: dict[str, Tensor | None] = {}
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        return embedded if self.layer_keys or "words" in self.units else self._unit("words", embedded)
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        self._valid[call.layer.key] = call.valid
+        return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
     def features(self, features: Tensor) -> Tensor:
         self.read = features if self.read is None else self.read
@@ -153,29 +162,6 @@ class _Perturbed(Plan):
             unit = unit.detach().requires_grad_()
         self.units.setdefault(key, unit)
         return unit + self.given[key] if key in self.given else unit
-
-
-class _PerturbedWords(_Perturbed):
-    """Plan that perturbs the word embeddings, named ``"words"``."""
-
-    acts_on = frozenset({"embeddings", "features"})
-
-    def embed(self, embedded: Tensor) -> Tensor:
-        return embedded if "words" in self.units else self._unit("words", embedded)
-
-
-class _PerturbedAttention(_Perturbed):
-    """Plan that perturbs the attention weights of some layers, named by the key of the layer."""
-
-    acts_on = frozenset({"attention", "features"})
-
-    def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
-        super().__init__(given)
-        self.layer_keys = keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        self._valid[call.layer.key] = call.valid
-        return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:

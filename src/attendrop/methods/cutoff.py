@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attendrop.extend import (
-    DECIDES_PASSES,
     LAYERS,
     AttendropError,
     AttentionCall,
@@ -32,8 +30,8 @@ from attendrop.extend import (
     unit_interval,
     wide,
 )
-from attendrop.methods.common.divergence import with_views
-from attendrop.methods.common.perturbations import token_uniform
+from attendrop.methods.common.losses import with_views
+from attendrop.methods.common.plans import token_uniform
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class HiddenCut(Method):
         backward="1 + views",
         tasks="all; encoder-decoder: the encoder",
         units="tokens",
-        traits={DECIDES_PASSES: ""},
     )
 
     alpha: float = option(0.1, unit_interval(one=True), search=(0.05, 0.2, 0.4))
@@ -101,18 +98,14 @@ class HiddenCut(Method):
         if self.gamma == self.eta == 0:
             raise AttendropError("gamma=0 and eta=0 are plain fine-tuning; set one of them above 0.")
 
-    def keys(self, context: StepContext) -> set[str]:
-        """Return the keys of the blocks to cut in."""
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         attention_layers = context.adapter.attention_layers
         kind = "encoder" if any(layer.kind == "encoder" for layer in attention_layers) else "decoder"
         chosen = {layer.key for layer in self.selected_layers(attention_layers) if layer.kind == kind}
         keys = {block.key for block in context.adapter.blocks if block.key in chosen}
         if not keys:
             raise AttendropError(f"layers={self.layers!r} selects no block of the {kind}; choose layers of the {kind}.")
-        return keys
-
-    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        keys, received = self.keys(context), dict[str, Tensor]()
+        received: dict[str, Tensor] = {}
 
         def record(_: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             key, rows = call.layer.key, call.valid_queries()
@@ -164,13 +157,13 @@ class Cut(Plan):
             return None
         if self.received is not None and block.key not in self.received:
             return None  # the model skipped it in the first pass
-        cut = partial(self._cut, block.key)
-        return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
 
-    def _cut(self, key: str, states: Tensor) -> Tensor:
-        if key not in self.spans:
-            self.spans[key] = self._sample(key)
-        return states.masked_fill(self.spans[key][..., None], 0)
+        def cut(states: Tensor) -> Tensor:
+            if block.key not in self.spans:
+                self.spans[block.key] = self._sample(block.key)
+            return states.masked_fill(self.spans[block.key][..., None], 0)
+
+        return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
 
     def _sample(self, key: str) -> Tensor:
         """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""

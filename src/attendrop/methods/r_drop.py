@@ -24,9 +24,35 @@ from attendrop.extend import (
     option,
     positive,
 )
-from attendrop.methods.common.divergence import divergences, mean
+from attendrop.methods.common.losses import divergence, mean, predictions
 
 logger = logging.getLogger(__name__)
+
+
+class _TwoPasses(MethodState):
+    """State that checks whether the passes differ."""
+
+    def __init__(self, method: Method, training: TrainingContext) -> None:
+        super().__init__(method)
+        self._steps = 0
+        self._largest = torch.zeros(())
+
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
+        penalty = super().penalty(context, outputs)
+        assert penalty is not None
+        self._largest = torch.maximum(self._largest.to(penalty.device), penalty.detach())
+        return penalty
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        # Checked once, since it synchronizes. A zero-initialised head gives equal predictions in the first step.
+        self._steps += 1
+        if self._steps == 2 and not self._largest > 0:
+            logger.warning(
+                "R-Drop: both passes give the same predictions, so it has no effect. The model has no dropout in "
+                "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1 "
+                "(of T5, dropout_rate; of GPT-2, resid_pdrop; of Llama, attention_dropout)."
+            )
+        return {}
 
 
 @dataclass(frozen=True)
@@ -89,9 +115,9 @@ class RDrop(Method):
         backward="2 (in one batch)",
         tasks="all; regression: squared difference",
         order=-1,  # rows are repeated before tokens of each copy are dropped
-        adds_penalty=True,
         uses_attention=False,
     )
+    state_class = _TwoPasses
 
     alpha: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
     reduction: str = option("sum", choice("mean", "sum"))
@@ -105,44 +131,15 @@ class RDrop(Method):
         return repeat_rows(context.batch, 2)
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
-        kind, heads = divergences(context.model, outputs, context.batch)
-        context.note("divergence", torch.stack([mean(values) for values in heads]).mean())
-        return self.alpha / 2 * torch.stack([self._reduced(context, kind, values) for values in heads]).mean()
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return _TwoPasses(self)
-
-    def _reduced(self, context: StepContext, kind: str, values: Tensor) -> Tensor:
+        kind, heads = predictions(context.model, outputs, context.batch, copies=2)
+        values = [divergence(kind, *copies).flatten() for copies in heads]
+        means = torch.stack([mean(each) for each in values])
+        context.note("divergence", means.mean())
         if self.reduction == "mean" or kind == NUMBER:
-            return mean(values)
+            return self.alpha / 2 * means.mean()
         rows = number_of_rows(context.batch) // 2
-        return (values.sum() if values.numel() == rows else rows * mean(values)) * context.micro_batches
-
-
-class _TwoPasses(MethodState):
-    """State that checks whether the passes differ."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__(method)
-        self._steps = 0
-        self._largest = torch.zeros(())
-
-    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
-        penalty = super().penalty(context, outputs)
-        assert penalty is not None
-        self._largest = torch.maximum(self._largest.to(penalty.device), penalty.detach())
-        return penalty
-
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        # Checked once, since it synchronizes. A zero-initialised head gives equal predictions in the first step.
-        self._steps += 1
-        if self._steps == 2 and not self._largest > 0:
-            logger.warning(
-                "R-Drop: both passes give the same predictions, so it has no effect. The model has no dropout in "
-                "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1 "
-                "(of T5, dropout_rate; of GPT-2, resid_pdrop; of Llama, attention_dropout)."
-            )
-        return {}
+        sums = [each.sum() if each.numel() == rows else rows * mean(each) for each in values]
+        return self.alpha / 2 * torch.stack([each * context.micro_batches for each in sums]).mean()
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:

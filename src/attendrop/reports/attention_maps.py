@@ -19,8 +19,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.plan import Plan
-from attendrop.attribution.gradient import attention_attribution, gradient_attribution
-from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
+from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, to_device
 from attendrop.reports.attention_drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
@@ -112,7 +111,7 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
+    :func:`attendrop.attribution.predictions.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
     place; for a predicted number it is that number plus one, so that the attributed score, minus the squared error,
     rises with the prediction.
 

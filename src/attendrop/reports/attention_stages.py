@@ -18,8 +18,8 @@ from attendrop.pruning.serialization import is_pruned
 from attendrop.reports.attention_drops import DropMoment, Learnt, acting_in_attention, active_epochs
 from attendrop.reports.attention_maps import DropSettings
 from attendrop.runs.config import RunConfig
-from attendrop.runs.finished_run import check_finished, check_keeps_model, load_run_model
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
+from attendrop.runs.model_source import check_finished, check_keeps_model
 from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
@@ -145,7 +145,7 @@ def _of_run(
     metrics = read_metrics(folder) or {}
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     check_keeps_model(str(folder))
-    model, tokenizer = load_run_model(str(folder))
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
     head = head_of_model(model.config)
     task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)

@@ -17,8 +17,7 @@ from attendrop.reports.attention_stages import Stages
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
-from attendrop.tasks.tokenization import encode_columns
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns
 from attendrop.wording import counted
 
 _STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
-from attendrop.methods.scheduler import HIGHEST, Scheduler
+from attendrop.methods.random_dropout import HIGHEST, Scheduler
 from attendrop.reports.figures import picture_file, run_title
-from attendrop.runs.finished_run import read_finished
+from attendrop.runs.model_source import read_finished
 from attendrop.wording import counted
 
 _DECIMALS = 6

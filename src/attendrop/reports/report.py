@@ -18,7 +18,7 @@ from attendrop.reports.figures import Chart
 from attendrop.reports.report_page import report_page
 from attendrop.reports.results import Results, read_results
 from attendrop.reports.tables import make_result_table
-from attendrop.runs.folder_lock import check_writable
+from attendrop.runs.run_folder import check_writable
 
 FOLDER = "report"
 PAGE = "report.html"

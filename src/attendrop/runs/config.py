@@ -1,27 +1,40 @@
-"""Options of a training run: their only declaration.
+"""Options of a training run: their only declaration, and what makes it one.
 
-The command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files
-(:mod:`attendrop.runs.run_file`), ``docs/options.md`` and the errors are made from the fields of :class:`RunConfig`.
+A field of a dataclass declares an option by :func:`option`: its help, allowed values and default. From the fields of
+:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files
+(:mod:`attendrop.runs.run_file`), ``docs/options.md`` and the errors are made.
 """
 
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
 import hashlib
-import math
+import inspect
 import os
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
+from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
-from attendrop.methods.core.options import choice, read_options
-from attendrop.runs.declared_options import FRACTION, PATH, at_least, check_fields, number, option
+from attendrop.methods.core.options import (
+    SWITCH,
+    Range,
+    choice,
+    count,
+    option_types,
+    positive,
+    read_option,
+    read_options,
+    unit_interval,
+)
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -32,17 +45,174 @@ if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
     from attendrop.runs.lora import LoraOptions
 
-
 DEFAULT_METHOD = "ad-drop"
+# Options of custom files, with a task refused.
+OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
+# Pairs of options of which one can be given, and why.
+_CONFLICTS = (
+    ("test_fraction", "eval_file", "are both evaluation data"),
+    ("shots", "max_train_samples", "both limit the training data"),
+    ("bf16", "fp16", "exclude each other"),
+)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Declaration of options -----------------------------------------------------------------------------------------------
+
+
+def option(
+    default: Any,
+    group: str = "",
+    help: str = "",
+    allowed: Range | None = None,
+    *,
+    shown: str = "",
+    flags: Sequence[str] = (),
+    example: str = "",
+    listed: bool = False,
+) -> Any:
+    """Declare an option.
+
+    Args:
+        default: The default; ``MISSING`` if there is none.
+        group: Group of options on the command line; empty: commands declare it themselves.
+        help: What ``--help`` says.
+        allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
+        shown: What ``--help`` shows as the default; empty: the default itself.
+        flags: Names on the command line; empty: the option's own.
+        example: For a mapping, an example NAME=VALUE.
+        listed: Whether the command line and files take several values: a run for each.
+    """
+    if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": tuple(flags)}
+    metadata |= {"example": example, "listed": listed}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _dashed(name: str) -> str:
+    """Return the name of an option as the command line has it."""
+    return name.replace("_", "-")
+
+
+def names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Read names, which may be one text, comma-separated, of which some are quoted; an empty text has none."""
+    if isinstance(given, str):
+        return tuple(part.strip() for part in next(csv.reader([given], skipinitialspace=True))) if given else ()
+    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
+        raise AttendropError(f"{given!r} must be names, comma-separated.")
+    return tuple(given)
+
+
+def joined_names(given: Sequence[str]) -> str:
+    """Write names as :func:`names` reads them."""
+    return ",".join(f'"{name}"' if "," in name else name for name in given)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise AttendropError(f"{name} must be a mapping such as {{p: 0.3}}, not {value!r}.")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(value, str):
+        raise AttendropError(f"{_dashed(name)}={value!r} is not a text.")
+    return value
+
+
+def _path(name: str, value: Any) -> str:
+    """Replace ``~`` by the home folder, also in the second of two files, where no shell does."""
+    return re.sub(r"(^|,\s*)(~[^,/]*)", lambda found: found[1] + os.path.expanduser(found[2]), _text(name, value))
+
+
+def _seed(name: str, value: int) -> int:
+    check_least(name, value, 0, bits=32)
+    return value
+
+
+PATH = Range("", _path)
+_SEEDS = Range("0 or more", _seed)
+FRACTION = unit_interval(zero=True)
+_OF_TYPE: dict[Any, Range] = {
+    int: count(1),
+    bool: SWITCH,
+    str: Range("", _text),
+    tuple: Range("names, comma-separated", lambda name, value: names(value)),
+    Mapping: Range("names with values", _mapping),
+}
+
+
+@cache
+def declared(kind: Any) -> dict[str, Mapping[str, Any]]:
+    """Return what is declared of each option of a class, by name: the arguments of :func:`option`."""
+    return {field.name: field.metadata for field in dataclasses.fields(kind) if "group" in field.metadata}
+
+
+def allowed_values(kind: Any, name: str) -> Range:
+    """Return the allowed values of an option of a class besides None: those declared, or those of its type."""
+    (of_type,) = option_types(kind)[name] - {NoneType}
+    return declared(kind)[name]["range"] or _OF_TYPE[get_origin(of_type) or of_type]
+
+
+def checked(kind: Any, name: str, value: Any) -> Any:
+    """Convert a value, which may be text, to the type of an option of a class, and check it.
+
+    Raises:
+        AttendropError: It is not of this type, or out of range.
+    """
+    found = read_option(kind, name, value)
+    missing = found is None and NoneType in option_types(kind)[name]
+    return None if missing else allowed_values(kind, name).check(name, found)
+
+
+def check_fields(options: Any) -> None:
+    """Convert and check all options of a frozen dataclass, as :func:`checked` does."""
+    kind: Any = type(options)
+    for name in declared(kind):
+        object.__setattr__(options, name, checked(kind, name, getattr(options, name)))
+
+
+def takes_options(*kinds: Any) -> Callable[[Function], Function]:
+    """Return a decorator that lists the options of classes in a signature, for ``help`` and notebooks.
+
+    They replace the function's ``**options``; its own parameters take precedence.
+    """
+    fields = [field for kind in kinds for field in dataclasses.fields(kind) if "group" in field.metadata]
+
+    def decorate(function: Function) -> Function:
+        signature, listed = inspect.signature(function), {}
+        for field in fields:
+            default = field.default_factory() if callable(field.default_factory) else field.default
+            default = inspect.Parameter.empty if default is MISSING else default
+            kind = inspect.Parameter.KEYWORD_ONLY
+            listed[field.name] = inspect.Parameter(field.name, kind, default=default, annotation=field.type)
+        listed |= {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
+        function.__signature__ = signature.replace(parameters=[*listed.values()])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def as_in_runs(name: str, group: str, **changed: Any) -> Any:
+    """Declare an option of runs for another class, in another group, except for what is ``changed``."""
+    field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
+    metadata = {**field.metadata, "group": group, **changed}
+    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
+
+
+# Options of a run -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Options of a training run.
 
-    Options of the training that are None follow from the rows and the model, see
-    :mod:`attendrop.runs.small_data_recipe`. The optimizer is AdamW, with warmup over a tenth of the steps and linear
-    decay to zero. Published settings are in :mod:`attendrop.runs.run_file`. Numbers and switches may be given as text.
+    Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.resolved_run`.
+    The optimizer is AdamW, with warmup over a tenth of the steps and linear decay to zero. Published settings are in
+    :mod:`attendrop.runs.run_file`. Numbers and switches may be given as text.
 
     Raises:
         AttendropError: An option is out of range, or two options conflict.
@@ -97,11 +267,7 @@ class RunConfig:
     and those of baselines, are fitted with these texts, too, if held-out training rows lose nothing by it, see
     :func:`attendrop.tasks.heads.linear_models.self_trained`. For files with one text a row, of one class."""
     task_options: Mapping[str, Any] = option(
-        {},
-        "columns",
-        "Option of the kind of task: num_beams=4.",
-        flags=["--task-set"],
-        example="num_beams=4",
+        {}, "columns", "Option of the kind of task: num_beams=4.", flags=["--task-set"], example="num_beams=4"
     )
     skip_bad_rows: bool = option(False, "rows", "Skip invalid rows of your files, and list them.")
     unknown_labels: str | None = option(
@@ -123,7 +289,7 @@ class RunConfig:
         flags=["--shift"],
     )
     """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
-    :func:`attendrop.tasks.likeness.hold_out_like`."""
+    :func:`attendrop.tasks.splits.hold_out_like`."""
     shift_column: str | None = option(
         None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
     )
@@ -141,10 +307,7 @@ class RunConfig:
         None, "score", "balanced: classes have equal weight in the loss.", choice("balanced"), shown="none"
     )
     pooling: str = option(
-        "auto",
-        "start",
-        "What the classifier reads: cls, mean (of all tokens) or auto.",
-        choice("auto", "cls", "mean"),
+        "auto", "start", "What the classifier reads: cls, mean (of all tokens) or auto.", choice("auto", "cls", "mean")
     )
     """``"cls"`` is what the class of transformers reads, mostly the first token; ``"mean"`` the mean of the last hidden
     states over all tokens; ``"auto"`` the mean if the model was trained so."""
@@ -170,7 +333,7 @@ class RunConfig:
         None,
         "optimization",
         "Number of training steps; overrides --epochs.",
-        at_least(0),
+        count(0),
         shown="by the number of rows",
     )
     """Optimizer steps; for comparisons between methods that train on different numbers of rows. 0: only a head that
@@ -182,12 +345,10 @@ class RunConfig:
     learning_rate: float | None = option(
         None,
         "optimization",
-        allowed=number("a number above 0", lambda value: 0 < value < math.inf),
+        allowed=positive(),
         shown="by the size of the model",
     )
-    weight_decay: float = option(
-        0.01, "optimization", allowed=number("at least 0", lambda value: 0 <= value < math.inf)
-    )
+    weight_decay: float = option(0.01, "optimization", allowed=positive(zero=True))
     schedule: str = option(
         "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
     )
@@ -226,10 +387,7 @@ class RunConfig:
     refit: bool | None = option(None, "selection", "Train again, including the held-out rows.", shown="if any are")
     """For the number of steps that was best with rows held out. None: if rows were held out, except for rewards."""
     patience: int | None = option(
-        None,
-        "selection",
-        "Stop after this many epochs without improvement.",
-        flags=["--patience", "--early-stopping"],
+        None, "selection", "Stop after this many epochs without improvement.", flags=["--patience", "--early-stopping"]
     )
     calibrate: bool | None = option(
         None, "selection", "Scale the logits so that probabilities fit held-out rows.", shown="no"
@@ -246,9 +404,7 @@ class RunConfig:
     """Where metrics are logged while the run trains."""
     logging_steps: int | None = option(None, "logs", "Number of steps between logs.")
     """None logs after each epoch."""
-    seed: int = option(
-        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", at_least(0, bits=32), listed=True
-    )
+    seed: int = option(0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", _SEEDS, listed=True)
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
     device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
@@ -259,41 +415,40 @@ class RunConfig:
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)
-        self._read_kind_of_task()
-        texts, label = default_columns(self.train_file)
-        object.__setattr__(self, "text_columns", self.text_columns or texts)
-        object.__setattr__(self, "label_column", label if self.label_column is None else self.label_column)
-        if self.label_type == "auto":
-            object.__setattr__(self, "label_type", default_label_type(self.train_file))
-        self._check_data()
-        self._settle_label_names()
-        self._check_training()
-        self._check_selection()
-        if self.bf16 and self.fp16:
-            raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        check_declared(self.method, self.options)
+        if self.task in LABEL_TYPES:  # it is a kind of rows
+            if self.train_file is None:
+                raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
+            if self.label_type not in ("auto", self.task):
+                raise AttendropError(f"Task {self.task!r} and label-type {self.label_type!r} differ; give one of them.")
+            self._set(label_type=self.task, task=None)
+        self._check_options()
+        if self.train_file is not None:
+            self._complete_columns(self.train_file)
+        if self.group_column is not None and self.group_column == self.label_column:
+            raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
+        of_names = (self.task, self.label_type, len(self.text_columns))
+        check_label_names(self.label_names, why_no_names(*of_names))
+        if why_no_names(*of_names):  # known without reading the data
+            self._set(label_names=None)
+        check_unlabelled(self.unlabelled, *of_names)
         if on_data is not None:
             on_data(self)
-        object.__setattr__(self, "options", self.regularizer.options())
+        method = self.regularizer
+        self._set(options=method.options())
         if self.adapter is not None:
             from attendrop.methods.core.base import refuse_with_adapter
 
-            object.__setattr__(self, "lora", self.adapter.as_dict())
-            refuse_with_adapter(self.regularizer)
-        self._check_rows_of_method(self.regularizer)
+            self._set(lora=asdict(self.adapter))
+            refuse_with_adapter(method)
+        if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
+            raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")
 
-    def _read_kind_of_task(self) -> None:
-        """Read a task that is a type of labels, as for ``label_type``."""
-        if self.task not in LABEL_TYPES:
-            return
-        if self.train_file is None:
-            raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
-        if self.label_type not in ("auto", self.task):
-            raise AttendropError(f"Task {self.task!r} and label-type {self.label_type!r} differ; give one of them.")
-        object.__setattr__(self, "label_type", self.task)
-        object.__setattr__(self, "task", None)
+    def _set(self, **options: Any) -> None:
+        for name, value in options.items():
+            object.__setattr__(self, name, value)
 
-    def _check_data(self) -> None:
+    def _check_options(self) -> None:
+        """Refuse options that contradict each other, without looking into files."""
         if self.task is None and self.train_file is None:
             raise AttendropError(
                 "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
@@ -305,24 +460,32 @@ class RunConfig:
                 f"{self.task!r}; give one of these, or omit one of the two."
             )
         if self.task is not None:
-            refuse_options_of_files(self)
+            refuse_options_of_files(self, (*OF_FILES, "shift_column", "group_column"))
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
-        if self.train_file is not None:
-            self._complete_columns(self.train_file)
-        if self.eval_file is not None and self.test_fraction:
-            raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
-        if self.shift_column is not None and (self.task is not None or self.shift is False):
-            raise AttendropError("shift-column is for custom files, with shift; omit it here.")
-        if self.group_column is not None and self.task is not None:
-            raise AttendropError("group-column is for custom files; omit it here.")
-        if self.group_column is not None and self.group_column == self.label_column:
-            raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
-        if self.shots is not None and self.max_train_samples is not None:
-            raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
+        for one, other, conflict in _CONFLICTS:
+            if getattr(self, one) and getattr(self, other):
+                raise AttendropError(f"{_dashed(one)} and {_dashed(other)} {conflict}; choose one.")
+        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit or self.lora is not None):
+            raise AttendropError(
+                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit and "
+                "lora."
+            )
+        paper = self.protocol == "paper"
+        if paper and self.train_file is not None and not self._has_eval_rows:
+            raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
+        nothing_held_out = paper or self.selection_fraction == 0
+        for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):
+            if nothing_held_out and getattr(self, name):
+                raise AttendropError(f"{name} needs rows held out from training, but there are none; omit it.")
 
     def _complete_columns(self, file: str) -> None:
-        """Detect columns that are not given from the file, if they are unambiguous."""
+        """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
+        usual, label = default_columns(file)
+        self._set(text_columns=self.text_columns or usual)
+        self._set(label_column=label if self.label_column is None else self.label_column)
+        if self.label_type == "auto":
+            self._set(label_type=default_label_type(file))
         guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
         labelled, hint = self.label_column is not None or self.label_type not in guessed, ""
         if self.text_columns and labelled:
@@ -333,8 +496,8 @@ class RunConfig:
             from attendrop.tasks.inspection import candidate_columns
 
             texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)
-            object.__setattr__(self, "text_columns", texts[0] if len(texts) == 1 else ())
-            object.__setattr__(self, "label_column", labels[0] if len(labels) == 1 else None)
+            self._set(text_columns=texts[0] if len(texts) == 1 else ())
+            self._set(label_column=labels[0] if len(labels) == 1 else None)
             labelled = labelled or self.label_column is not None
         missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
         if any(missing.values()):
@@ -346,39 +509,6 @@ class RunConfig:
                 columns = names_of(column_names(file))
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
-
-    def _settle_label_names(self) -> None:
-        reason = why_no_names(self.task, self.label_type, len(self.text_columns))
-        check_label_names(self.label_names, reason)
-        if reason:  # known without reading the data
-            object.__setattr__(self, "label_names", None)
-        check_unlabelled(self.unlabelled, self.task, self.label_type, len(self.text_columns))
-
-    def _check_training(self) -> None:
-        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):
-            raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit."
-            )
-        if self.max_steps == 0 and self.lora is not None:
-            raise AttendropError("max-steps 0 trains nothing but the head's start, so no adapter; omit lora.")
-
-    def _check_selection(self) -> None:
-        if self.protocol == "paper":
-            if self.train_file is not None and not self._has_eval_rows:
-                raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
-        elif self.patience is not None and self.selection_fraction == 0:
-            raise AttendropError("patience needs a selection split, but selection-fraction is 0; raise it.")
-        if self.calibrate and (self.protocol == "paper" or self.selection_fraction == 0):
-            raise AttendropError("calibrate needs rows held out from training, but there are none; omit it.")
-        if self.refit and (self.protocol == "paper" or self.selection_fraction == 0):
-            raise AttendropError(
-                "refit trains on the selection split, too, but no training rows are held out; omit it."
-            )
-
-    def _check_rows_of_method(self, method: Method) -> None:
-        """Refuse a method that reads rows that the data do not have."""
-        if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
-            raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")
 
     @property
     def _has_eval_rows(self) -> bool:
@@ -406,16 +536,14 @@ class RunConfig:
     @property
     def label_names_file(self) -> str | None:
         """The file of ``label_names``; None if it is no file."""
-        given = self.label_names
-        return given if given != AUTO else None
+        return self.label_names if self.label_names != AUTO else None
 
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""
         found = copy.copy(self)
         if "options" in options:
             vars(found).pop("regularizer", None)
-        for name, value in options.items():
-            object.__setattr__(found, name, value)
+        found._set(**options)
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -432,21 +560,11 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 
-def as_in_runs(name: str, group: str, **changed: Any) -> Any:
-    """Declare an option of runs for another class, in another group, except for what is ``changed``."""
-    field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
-    metadata = {**field.metadata, "group": group, **changed}
-    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
-
-
-_OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
-
-
-def refuse_options_of_files(options: Any, names: Sequence[str] = _OF_FILES) -> None:
+def refuse_options_of_files(options: Any, names: Sequence[str] = OF_FILES) -> None:
     """Refuse the given options of files, since the data are those of a task.
 
     Raises:
         AttendropError: One is given.
     """
     if given := next((name for name in names if getattr(options, name, None)), None):
-        raise AttendropError(f"{given.replace('_', '-')} is for custom files; omit it for a task.")
+        raise AttendropError(f"{_dashed(given)} is for custom files; omit it for a task.")

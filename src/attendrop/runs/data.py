@@ -31,12 +31,11 @@ from attendrop.tasks.class_names import (
 )
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
-from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
-from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of
 from attendrop.tasks.tokenization import encode
 from attendrop.wording import counted
@@ -84,6 +83,17 @@ class Parts:
         texts = texts_of(self.train)
         return replace(self, train=self.train.select(chain(*texts[: len(texts) - self.names])), names=0)
 
+    @property
+    def named(self) -> dict[str, Dataset]:
+        """The parts by name, each set of rows once: under protocol 'paper', "selection" is another name of "dev"."""
+        others = {"selection": self.selection, "reward": self.reward}
+        kept = {
+            name: rows
+            for name, rows in others.items()
+            if rows is not None and not any(rows is known for known in self.report.values())
+        }
+        return {"train": self.train} | kept | self.report
+
     def trained_on(self, label_names: str | None) -> str:
         """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
         rows = counted(len(self.train) - self.names, "row")
@@ -95,21 +105,21 @@ def load_data(config: RunConfig) -> TaskData:
     files = data_files(config)
     options = {name: getattr(config, name) for name in _READ_BY}
 
-    def key() -> list[Any]:
-        digests = [[str(file), digest(file)] for file in files]
-        return [config.task, config.data_dir, digests, options]
-
     def load() -> TaskData:
         if config.task is not None:
             return load_task(config.task, data_dir=config.data_dir)
         assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
-    def size(data: TaskData) -> int:
-        return sum(split.data.nbytes for split in data.splits.values())
-
-    known = files and all(file.exists() for file in files)
-    data = shared(key, load, size, kind="data") if known else load()
+    if files and all(file.exists() for file in files):
+        data = shared(
+            lambda: [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options],
+            load,
+            lambda data: sum(split.data.nbytes for split in data.splits.values()),
+            kind="data",
+        )
+    else:
+        data = load()
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
@@ -136,20 +146,24 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     Names of classes are added to the training rows last, so that they change none of these. Unlabelled texts are none
     of the training file's rows that are drawn.
     """
-    rows = data.splits["train"]
+    rows, task, head, shifted = data.splits["train"], data.task, data.task.head, {}
     given = len(rows)
-    shifted = {}
-    if config.shift or config.shift_column is not None:
-        rows, shifted["shifted"] = _shifted(config, rows, data.task)
+    if config.shift or config.shift_column is not None:  # the same for every seed, as the test rows
+        fraction = config.test_fraction or SHIFT_FRACTION
+        if config.shift_column is None:
+            rows, shifted["shifted"] = hold_out_like(rows, task, fraction, _TEST_SEED)
+        else:
+            values = rows[SHIFT_VALUES][:]
+            rows, shifted["shifted"] = hold_out_values(rows, config.shift_column, values, fraction)
     if config.test_fraction:
-        rows, held = hold_out(rows, data.task, config.test_fraction, _TEST_SEED)
+        rows, held = hold_out(rows, task, config.test_fraction, _TEST_SEED)
         assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
     report |= shifted
     if config.shots is not None:
-        rows = few_shot(rows, data.task, config.shots, config.seed)
+        rows = few_shot(rows, task, config.shots, config.seed)
         given = len(rows)
     if config.max_train_samples is not None:
         rows = subset(rows, config.max_train_samples, config.seed)
@@ -157,38 +171,28 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
-        kept, selection = hold_out(rows, data.task, config.selection_fraction or 0.0, config.seed)
-    match config.rewarded_on:
-        case "split":
-            kept, reward = hold_out(kept, data.task, config.regularizer.rewarded_fraction(), config.seed)
-        case "eval":
-            reward = report["dev"]
-        case _:
-            reward = None
+        kept, selection = hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
+    reward = report["dev"] if config.rewarded_on == "eval" else None
+    if config.rewarded_on == "split":
+        kept, reward = hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
     # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
-    texts, left_out = _names(config, data.task, given, held_out)
-    parts = Parts(kept, selection, report, reward, 0, left_out)
+    texts, left_out = _names(config, task, given, held_out)
     if texts:
-        parts = replace(parts, train=_with_names(kept, texts), names=len(texts))
-    head = data.task.head
-    check_unlabelled(config.unlabelled, config.task, head.label_type, len(data.task.text_columns))
+        columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
+        columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
+        columns["index"] = [-1] * len(texts)  # that of no row of a file
+        kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
+    parts = Parts(kept, selection, report, reward, len(texts), left_out)
+    check_unlabelled(config.unlabelled, config.task, head.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
-    drawn = [parts.train, *(part for part in (selection, reward) if part is not None and part is not report.get("dev"))]
+    drawn = [part for name, part in parts.named.items() if name not in report]
     known, scored = ([text for part in some for (text,) in head.texts(part)] for some in (drawn, report.values()))
     column, skip = config.text_columns[0], config.skip_bad_rows
     found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
-
-
-def _with_names(kept: Dataset, texts: Sequence[tuple[str, Any]]) -> Dataset:
-    """Add texts with labels to training rows; their index, as that of no row of a file, is -1."""
-    columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
-    columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts], "index": [-1] * len(texts)}
-    names = Dataset.from_dict(columns, features=kept.features)
-    return concatenate_datasets([kept, names])
 
 
 def _names(
@@ -213,14 +217,6 @@ def _names(
     return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
 
 
-def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dataset]:
-    """Hold out rows that are unlike the others; they are the same for every seed."""
-    fraction = config.test_fraction or SHIFT_FRACTION
-    if config.shift_column is None:
-        return hold_out_like(rows, task, fraction, _TEST_SEED)
-    return hold_out_values(rows, config.shift_column, rows[SHIFT_VALUES][:], fraction)
-
-
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Tokenize all parts."""
     encoded = partial(encode, task=task, tokenizer=tokenizer, max_length=config.max_length)
@@ -233,13 +229,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:
     """Return the indices of the train split's rows used for training, selection and rewards."""
-    named = {"train": parts.real.train, "selection": parts.selection, "reward": parts.reward}
-    evaluated = list(parts.report.values())
-    return {
-        name: rows["index"][:]
-        for name, rows in named.items()
-        if rows is not None and not any(rows is other for other in evaluated)
-    }
+    return {name: rows["index"][:] for name, rows in parts.real.named.items() if name not in parts.report}
 
 
 def fingerprint(parts: Parts) -> str:

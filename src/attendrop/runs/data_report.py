@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +14,13 @@ from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.likeness import class_likeness
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
+from attendrop.tasks.splits import class_likeness
 from attendrop.tasks.table import skipped_places
-from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.tokenization import columns_of, unknown_rows
+from attendrop.tasks.values import joined_labels, plain
 from attendrop.text_tables import NAMES_LEFT, aligned
-from attendrop.wording import counted, counts_of
+from attendrop.wording import counted, counts_of, names_of
 
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
@@ -27,6 +28,10 @@ _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 # Parts on which the model that is kept has no score.
 _UNSCORED = ("train", "reward")
+# Up to this many classes are listed in tables, and named in warnings.
+_MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
+# Rows that are tokenised together, where only their lengths are kept: a token takes 120 bytes until then.
+_AT_A_TIME = 1000
 _MOST_PAIRS = 5  # of similar classes that are named
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
 ALIKE = 0.15
@@ -43,21 +48,21 @@ def data_report(
     Returns:
         Plain values: ``kind``; ``parts``, each with ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
         ``mean``, ``max``), ``unknown_labels`` (counts of labels that train lacks, if any), what
-        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``truncated`` and ``unknown`` rows, ``duplicates`` (rows whose text an earlier row of the part has) and
         ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
         ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
         ``skipped_places``, the files and lines of the first of them.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: head.texts(rows) for name, rows in _named(parts).items()}
-    tokens = _named(encoded)
+    texts = {name: head.texts(rows) for name, rows in parts.named.items()}
+    tokens = encoded.named
     described: dict[str, dict[str, Any]] = {}
-    for name, rows in _named(parts).items():
+    for name, rows in parts.named.items():
         described[name] = {
             "rows": len(rows),
             **head.describe_labels(rows),
-            **head.input_report(rows, columns_of(tokens[name]), tokenizer, limit),
+            **_input_report(head, rows, columns_of(tokens[name]), tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
         if described[name].get("unknown") == len(rows):
@@ -76,22 +81,82 @@ def data_report(
         "long_texts": data.task.long_texts,
         "parts": described,
         "conflicts": _conflicts(texts["train"], parts.train, head),
-        "similar_classes": head.similar_classes(),
+        "similar_classes": _similar(head.label_names[: head.num_classes]),
         "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
     }
 
 
+def _input_report(
+    head: Head, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> dict[str, int]:
+    """Count rows ``truncated`` to ``limit`` tokens, and ``unknown``, without a token that the tokenizer knows."""
+    full = [row for row, length in enumerate(of_documents(encoded["length"], encoded)) if length >= limit]
+    parts = rows.select(full).iter(_AT_A_TIME)
+    whole = (length for part in parts for length in head.lengths(head.tokenize(part, tokenizer, None)))
+    truncated = sum(length > limit for length in whole)
+    return {"truncated": truncated, "unknown": unknown_rows(encoded, tokenizer)}
+
+
+def _similar(classes: Sequence[str]) -> list[list[str]]:
+    """List pairs of classes that differ only in case and spaces."""
+    first: dict[str, str] = {}
+    keys = [(name, plain(name)) for name in classes]
+    return [[first[key], name] for name, key in keys if first.setdefault(key, name) != name]
+
+
 def report_table(report: dict[str, Any], head: Head) -> str:
     """Format the report as a table with a column for each part."""
     parts = report["parts"]
     lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
-    lines += head.label_lines(list(parts.values()))
+    lines += label_lines(list(parts.values()))
     if "truncated" in parts["train"]:
         cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
         lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
     return "\n".join([f"Data: {head.kind}, {head.labels_are}", *aligned(lines, NAMES_LEFT)])
+
+
+def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`Head.describe_labels`.
+
+    Of more than 12 classes, one line has the smallest and the largest number of rows.
+    """
+    first = parts[0]
+    if "numbers" in first:
+        ranges = ("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)
+        return [["numbers", *ranges], ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)]]
+    if "choices" in first:
+        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
+        counts = ["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))]
+        names = max((part["correct"] for part in parts), key=len)
+        correct = [[f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names]
+        return [counts, *correct]
+    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
+    if kind is None:  # translations
+        return [["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
+    of_words = "words" in first
+    lines = [["words", *(str(part["words"]) for part in parts)]] if of_words else []
+    if len(first[kind]) <= _MOST_LISTED:
+        lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
+    else:
+        title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+        lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
+    return lines + ([["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else [])
+
+
+def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
+    """Yield warnings about named labels, given the :meth:`Head.describe_labels` of training and of scored rows."""
+    for kind in {"classes", "labels", "tags"} & train.keys():
+        missing = [name for name, count in train[kind].items() if count == 0]
+        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
+        if scored:  # a class of a single row is never held out
+            single = [name for name, count in train[kind].items() if count == 1]
+            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
+            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
+        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        if kind == "classes" and (joined := joined_labels(train[kind])):
+            yield f"The class {joined}."
 
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
@@ -101,7 +166,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    yield from head.label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
+    yield from label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
             lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
@@ -132,16 +197,6 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     for name, part in parts.items():
         if part.get("unknown"):
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
-
-
-def _named(parts: Parts) -> dict[str, Dataset]:
-    """Name the parts, each set of rows once."""
-    others = {"selection": parts.selection, "reward": parts.reward} | parts.report
-    named: dict[str, Dataset] = {"train": parts.train}
-    for name, rows in reversed(others.items()):  # under protocol 'paper', "selection" is a second name of "dev"
-        if rows is not None and not any(rows is known for known in named.values()):
-            named[name] = rows
-    return {name: named[name] for name in ("train", *others) if name in named}
 
 
 def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> dict[str, Any]:

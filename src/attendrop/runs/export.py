@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
@@ -18,11 +16,9 @@ from attendrop.files.output_files import check_output, disk_errors, share_permis
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config
-from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run, load_run_model
-from attendrop.runs.run_folder import input_files, read_run, run_options
-from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
+from attendrop.runs.run_folder import input_files, is_baseline, read_run
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -59,83 +55,55 @@ def export_run(
         AttendropError: There is no such format or finished run, the run is of a baseline, or the output cannot be
             written or exists.
     """
-    if format not in FORMATS:
-        raise AttendropError(f"format {format!r} is not known. Choose from: {', '.join(FORMATS)}.")
+    check_choice("format", format, tuple(FORMATS))
     if quantize is not None:
         check_choice("quantize", quantize, QUANTIZATIONS)
         if format != "onnx":
             raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
-    check_finished(run_dir)
-    target = _target(output, FORMATS[format])
+    suffix, target = Path(FORMATS[format]).suffix, Path(output)
+    if target.suffix in {Path(name).suffix for name in FORMATS.values()} - {suffix}:
+        raise AttendropError(f"'{output}' is the name of another format; name it {suffix}, or a folder.")
+    target = target / FORMATS[format] if target.is_dir() or target.suffix != suffix else target
+    above = target.parent if target.parent.is_dir() else target.parent.absolute().parent
+    if not above.is_dir() or target.is_dir() or target.parent.is_file():
+        raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
-    model, tokenizer = load_run_model(run_dir)
-    head_of_model(model.config).refuse("export")
+    if is_baseline(run_dir):
+        raise AttendropError(f"'{run_dir}' is a baseline without attention, which has no form for other programs.")
+    run = load_run(run_dir)
+    run.head.refuse("export")
+    model: Any = run.model
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
-    with _beside(target, overwrite=overwrite) as partial:
-        file = partial / target.name
+    with disk_errors(target), tempfile.TemporaryDirectory(dir=above, prefix=".export-") as name:
+        file = Path(name) / target.name
         if target.parent.resolve() != Path(run_dir).resolve():
             if is_pruned(target.parent) or read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
-            tokenizer.save_pretrained(partial)
-            stock_config(model.config).save_pretrained(partial)
+            run.tokenizer.save_pretrained(name)
+            stock_config(model.config).save_pretrained(name)
         if format == "torch":
             export_torch(model, file)
         else:
-            options = run_options(Path(run_dir))
-            length = options.get("max_length") or DEFAULT_MAX_LENGTH
-            length = min(length, getattr(tokenizer, "model_max_length", length))  # it has no positions for more tokens
-            read = {"max_length": length, "long_texts": options.get("long_texts")}
+            length = run.options.get("max_length") or DEFAULT_MAX_LENGTH
+            # A model has no positions for more tokens than this.
+            length = min(length, getattr(run.tokenizer, "model_max_length", length))
+            read = {"max_length": length, "long_texts": run.options.get("long_texts")}
             metadata = {name: str(value) for name, value in read.items() if value is not None}
             found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
         if quantize is not None:
             found["loss"] = _loss(run_dir, data_dir, file)
+        share_permissions(Path(name))
+        for path in Path(name).iterdir() if not overwrite else ():
+            there = target.parent / path.name
+            if path.name != target.name and there.exists() and there.read_bytes() != path.read_bytes():
+                raise AttendropError(
+                    f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
+                    "replaces it."
+                )
+        target.parent.mkdir(exist_ok=True)
+        for path in Path(name).iterdir():
+            path.replace(target.parent / path.name)
     return found | {"bytes": target.stat().st_size}
-
-
-@contextmanager
-def _beside(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder, whose files are moved into that of ``target`` when the block ends without an error."""
-    made = not target.parent.exists()
-    target.parent.mkdir(exist_ok=True)
-    try:
-        with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as name:
-            partial = Path(name)
-            yield partial
-            if not overwrite:
-                _check_others(partial, target)
-            share_permissions(partial)
-            for path in partial.iterdir():
-                path.replace(target.parent / path.name)
-    except BaseException:
-        if made:
-            shutil.rmtree(target.parent, ignore_errors=True)
-        raise
-
-
-def _target(output: str, name: str) -> Path:
-    """Choose the file to write: the output, if its extension is that of the format, otherwise one in this folder."""
-    target = Path(output)
-    if target.suffix in {Path(each).suffix for each in FORMATS.values()} - {Path(name).suffix}:
-        raise AttendropError(f"'{output}' is the name of another format; name it {Path(name).suffix}, or a folder.")
-    if target.is_dir() or target.suffix != Path(name).suffix:
-        target = target / name
-        writable = target.parent.parent.is_dir()
-    else:
-        writable = target.parent.absolute().is_dir()
-    if not writable or target.is_dir() or target.parent.is_file():
-        raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
-    return target
-
-
-def _check_others(partial: Path, target: Path) -> None:
-    """Raise AttendropError if a file that is written beside the target exists, and is another."""
-    for path in partial.iterdir():
-        there = target.parent / path.name
-        if path.name != target.name and there.exists() and there.read_bytes() != path.read_bytes():
-            raise AttendropError(
-                f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
-                "replaces it."
-            )
 
 
 def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | None:
@@ -149,8 +117,7 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     if name is None:
         logger.warning("The loss of score due to int8 was not measured: the run has no rows except its training rows.")
         return None
-    before = run.predictions(name, run.outputs(name))
-    after = run.predictions(name, _onnx_logits(run, name, onnx_model(file)))
+    before, after = run.predictions(name, run.outputs(name)), run.predictions(name, onnx_outputs(run, name, file))
     return {
         "set": name,
         "rows": len(before.labels),
@@ -161,12 +128,13 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     }
 
 
-def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]], Array]) -> Array:
-    rows = run.sets[name]
-    order = np.argsort(rows["length"], kind="stable")
-    batches = run.batches(rows.select(order), run.config.eval_batch_size)
-    if "input_ids" in rows.column_names:  # a tokenizer may make no token types
-        batches = [{"token_type_ids": np.zeros_like(batch["input_ids"]), **batch} for batch in batches]
-    logits = [model(batch) for batch in batches]
-    head = run.task.head
-    return head.row_outputs(head.concatenate(logits)[np.argsort(order)], columns_of(rows), run.tokenizer)
+def onnx_outputs(run: FinishedRun, name: str, file: Path) -> Array:
+    """Compute the outputs of an ONNX file for one of the sets of a run, in its order."""
+    program = onnx_model(file)
+
+    def logits(batch: dict[str, Tensor]) -> Array:
+        if "input_ids" in batch:  # a tokenizer may make no token types
+            batch = {"token_type_ids": torch.zeros_like(batch["input_ids"]), **batch}
+        return program({name: tensor.cpu() for name, tensor in batch.items()})
+
+    return run.outputs(name, predict=logits)

@@ -26,6 +26,10 @@ from attendrop.tasks.long_texts import document_means, of_documents
 logger = logging.getLogger(__name__)
 
 
+class _NoStart(Exception):
+    """Reason why the head cannot start from a linear model."""
+
+
 def start_head(
     loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
 ) -> dict[str, Any] | None:
@@ -50,10 +54,6 @@ def start_head(
         return None
 
 
-class _NoStart(Exception):
-    """Reason why the head cannot start from a linear model."""
-
-
 def _started(
     loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None
 ) -> dict[str, Any]:
@@ -63,14 +63,13 @@ def _started(
     linear = _new_linear_layer(model, new, strict=config.head_start == "auto")
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
-
     columns = encoded.train.to_dict()
-    others = {} if encoded.unlabelled is None else encoded.unlabelled.to_dict()
+    unlabelled = None if encoded.unlabelled is None else encoded.unlabelled.to_dict()
 
     def key() -> list[Any]:
         start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
         options = [config.eval_batch_size, str(model.device), head.kind, balanced, groups]
-        return [start, columns, *options, others, encoded.names]
+        return [start, columns, *options, unlabelled or {}, encoded.names]
 
     def features_of(columns: dict[str, list[Any]]) -> Array:
         return document_means(_features(model, linear, tokenizer, head, columns, config.eval_batch_size), columns)
@@ -79,19 +78,20 @@ def _started(
         features = features_of(columns)
         labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
         fit = head.fit_linear(features, labels, balanced=balanced, groups=groups)
-        if fit is None or not others:
+        if fit is None or unlabelled is None:
             return fit, {}
         names = [False] * (len(labels) - encoded.names) + [True] * encoded.names
-        unlabelled = features_of(others)
         fit, decision = self_trained(
-            fit, features, labels, unlabelled, never_held_out=names, balanced=balanced, groups=groups
+            fit, features, labels, features_of(unlabelled), never_held_out=names, balanced=balanced, groups=groups
         )
         return fit, {"unlabelled": decision}
 
-    def size(found: tuple[LinearFit | None, Any]) -> int:
-        return 0 if found[0] is None else found[0].weight.nbytes + found[0].bias.nbytes
-
-    fit, decision = shared(key, fitted, size, kind="head start")
+    fit, decision = shared(
+        key,
+        fitted,
+        lambda found: 0 if found[0] is None else found[0].weight.nbytes + found[0].bias.nbytes,
+        kind="head start",
+    )
     if fit is None:
         raise _NoStart("the training rows do not determine a linear model")
     with torch.no_grad():
@@ -99,13 +99,8 @@ def _started(
         linear.bias.copy_(torch.from_numpy(fit.bias))
     metric, score = fit.score
     settings = ", ".join(f"{name} = {value:g}" for name, value in fit.settings.items())
-    logger.info(
-        "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows.",
-        fit.kind,
-        settings,
-        metric,
-        score,
-    )
+    told = "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows."
+    logger.info(told, fit.kind, settings, metric, score)
     if decision:
         logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
     return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision

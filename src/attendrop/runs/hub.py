@@ -8,35 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HfUriError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HfUriError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, PRUNED_CONFIG
 from attendrop.files.output_files import refuse_links
-from attendrop.pruning.serialization import MODEL_CONFIG
-from attendrop.runs.baseline_models import is_baseline
-from attendrop.runs.finished_run import check_finished
-from attendrop.runs.model_card import CARD
-from attendrop.runs.run_folder import check_whole, keeps_model
-from attendrop.tasks.heads.model_classes import MODELING_FILE
+from attendrop.runs.model_source import check_finished, check_keeps_model
+from attendrop.runs.run_folder import check_whole, is_baseline
 
 # All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.
-_UPLOADED = (
-    r"model\.safetensors", r"model-\d+-of-\d+\.safetensors", r"model\.safetensors\.index\.json",
-    r"adapter_model\.safetensors",
-    *map(re.escape, ("config.json", "generation_config.json", ADAPTER_CONFIG, PRUNED_CONFIG, MODEL_CONFIG)),
-    # Tokenizers.
-    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json", r"(vocab|merges)\.txt",
-    r"(tokenizer|spiece|spm|sentencepiece\.bpe)\.model", r"(source|target)\.spm", r"chat_template\.jinja",
-    # The card, and the class of a model that transformers has no class for.
-    *map(re.escape, (CARD, MODELING_FILE.name)),
-)  # fmt: skip
+_UPLOADED = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
+    r"|(config|generation_config|adapter_config|pruned_config|model_config)\.json"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|(vocab|merges)\.txt"
+    r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm|chat_template\.jinja"
+    r"|README\.md|modeling_mean_pooling\.py"
+)
 
 
 def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]:
@@ -63,20 +50,14 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     if is_baseline(folder):
         raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; copy its folder instead.")
     check_whole(folder)
-    if not keeps_model(folder):
-        raise AttendropError(f"'{run_dir}' has no model; it was trained without keeping it.")
+    check_keeps_model(run_dir)
     refuse_links(folder)
-    allowed = re.compile("|".join(_UPLOADED))
-    files = sorted(name for name in os.listdir(folder) if allowed.fullmatch(name))
+    files = sorted(filter(_UPLOADED.fullmatch, os.listdir(folder)))
     api = HfApi()
     try:
         repo = api.create_repo(name, private=not public, exist_ok=True).repo_id
-        api.upload_folder(
-            repo_id=repo,
-            folder_path=folder,
-            allow_patterns=files,
-            commit_message="Upload a model trained with attendrop",
-        )
+        message = "Upload a model trained with attendrop"
+        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=message)
     except LocalTokenNotFoundError:
         raise AttendropError("nobody is logged in to the hub; run `hf auth login`, or set HF_TOKEN.") from None
     except (HFValidationError, HfUriError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +49,7 @@ class TextPredictor:
 
     def __init__(self, folder: Path, model: Any = None) -> None:
         self._folder, self._model = folder, model
-
-    @cached_property
-    def _run(self) -> RunModel:
-        try:
-            from attendrop.runs.inference import open_model
-        except ModuleNotFoundError as error:
-            raise AttendropError(f"predict needs {error.name}; run `pip install 'attendrop[cli]'`.") from None
-        inner = self._model.model if isinstance(self._model, PrunedModel) else self._model
-        return open_model(str(self._folder), model=inner)
+        self._run: RunModel | None = None
 
     def predict(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
         """Predict texts.
@@ -77,6 +68,13 @@ class TextPredictor:
             AttendropError: A text is empty, or there are more or fewer than the model reads together; or the model has
                 no probabilities.
         """
+        if self._run is None:
+            try:
+                from attendrop.runs.inference import load_run
+            except ModuleNotFoundError as error:
+                raise AttendropError(f"predict needs {error.name}; run `pip install 'attendrop[cli]'`.") from None
+            inner = self._model.model if isinstance(self._model, PrunedModel) else self._model
+            self._run = load_run(str(self._folder), model=inner)
         return self._run.predict_texts(texts, probabilities=probabilities)
 
     __call__ = predict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,10 @@ ALL_LINEAR = "all-linear"
 
 def _targets(name: str, value: str | Sequence[str] | None) -> str | None:
     """Write targets as one text, with commas."""
-    if value is None:
-        return None
-    parts = value.split(",") if isinstance(value, str) else value
-    names = [str(part).strip() for part in parts]
-    if not all(names) or not names:
+    names = value.split(",") if isinstance(value, str) else value
+    if names is not None and not (names and all(str(each).strip() for each in names)):
         raise AttendropError(f"{name}={value!r} must name modules, such as 'query,value', or be '{ALL_LINEAR}'.")
-    return ",".join(names)
+    return None if names is None else ",".join(str(each).strip() for each in names)
 
 
 @dataclass(frozen=True)
@@ -56,27 +52,30 @@ class LoraOptions:
         if self.alpha is None:
             object.__setattr__(self, "alpha", float(self.r))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
-        return dataclasses.asdict(self)
-
 
 def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
-    """Make a ``PeftModel``, of which only the adapter, the head and what no file has are trained and saved.
+    """Make a ``PeftModel``, of which only the adapter, the head and what no file has (``new``) are trained and saved.
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
     from attendrop.pruning.serialization import import_peft, quiet_peft
 
-    peft = import_peft()
-    targets = options.targets
+    peft, targets = import_peft(), options.targets
+    modules = {name.rpartition(".")[0] for name in new}
+    if head.generates and any(key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules):
+        raise AttendropError(
+            f"The model has no trained head for {head.predicts}, and a new one, which shares weights with the "
+            "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
+        )
+    children = [] if head.generates or model.base_model is model else list(model.named_children())
+    heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
     config = peft.LoraConfig(
         task_type=head.peft_task_type,
         r=options.r,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=targets if targets in (None, ALL_LINEAR) else targets.split(","),
-        modules_to_save=_saved_modules(model, new, head),
+        modules_to_save=[*heads, *sorted(each for each in modules if each.partition(".")[0] not in heads)],
     )
     try:
         with quiet_peft():
@@ -86,20 +85,3 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
             f"{type(model).__name__} takes no adapter with targets={targets!r} ({str(error).splitlines()[0]}) Name "
             f"layers of it, or '{ALL_LINEAR}': --lora targets={ALL_LINEAR}."
         ) from None
-
-
-def _saved_modules(model: PreTrainedModel, new: Collection[str], head: Head) -> list[str]:
-    """List the modules to train and save as a whole: a head of the task, and those with new parameters below it."""
-    if head.pretrained:
-        within = {name.rpartition(".")[0] for name in new}
-        if any(key.startswith(f"{module}.") for key in model.all_tied_weights_keys for module in within):
-            raise AttendropError(
-                f"The model has no trained head for {head.predicts}, and a new one, which shares weights with the "
-                "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
-            )
-        return sorted(within)
-    body: Any = model.base_model
-    children = [] if body is model else [(name, child) for name, child in model.named_children() if child is not body]
-    heads = [name for name, child in children if any(True for _ in child.parameters())]
-    within = {name.rpartition(".")[0] for name in new if not name.startswith(tuple(f"{each}." for each in heads))}
-    return [*heads, *sorted(within)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from attendrop.files.model_files import lasting_name
-from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.table import files_of
@@ -20,6 +20,11 @@ CARD = "README.md"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 # What code on a card calls inputs of heads.
 _SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words"}
+# Training options that are shown.
+_TRAINING = (
+    *("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup"),
+    *("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed"),
+)
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
@@ -40,12 +45,54 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
 
     ``stock``: the model is of a class of transformers; others need ``trust_remote_code=True``.
     """
-    parts = build_method(metrics["method"], metrics["options"]).parts
-    library = "peft" if _is_adapter(metrics, stock) else "transformers"
+    config, rows, method = metrics["config"], metrics["data"]["rows"], metrics["method"]
+    parts = build_method(method, metrics["options"]).parts
+    # One on a class that transformers lacks is saved merged.
+    is_adapter = stock and config.get("lora") is not None
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
-    front = _front_matter(library, head, metrics["method"], base=base if is_on_hub else None)
-    return "\n\n".join([front, _title(metrics, parts), *_sections(metrics, head, parts, stock)]) + "\n"
+    front = _front_matter("peft" if is_adapter else "transformers", head, method, base=base if is_on_hub else None)
+    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
+    options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
+    values = config | metrics["training"]
+    training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}
+    training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
+    acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
+    trusted = "" if stock else ", trust_remote_code=True"
+    texts = len(metrics["data"]["text_columns"])
+    usage = usage_of(head, texts, config["max_length"], stock=not is_adapter, options=trusted)
+    alone = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
+    if is_adapter:
+        alone = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
+    with_peft, refit = "", ""
+    if is_adapter and head.peft_task_type is not None:
+        name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
+        classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
+        code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"
+        with_peft = f"\n\nPEFT alone:\n\n```python\n{code}\n```"
+    if (selected := metrics["selection"]) is not None:
+        refit = (
+            f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
+            f"again on all {rows['train']} rows, for {counted(selected['steps'], 'step')}."
+        )
+    sections = [
+        f"# {in_markdown(Path(metrics['model']).name)} fine-tuned on {_data_name(metrics)} with {method}\n\n"
+        f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{method}`: "
+        f"{'; '.join(part.info.summary for part in parts)}.",
+        f"## Data\n\n{_data(metrics)}",
+        f"## Protocol\n\n`{metrics['protocol']}`. "
+        + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+        + refit
+        + (_SCORED_ONCE if scored_once(metrics) else "")
+        + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
+        "## Scores\n\n" + _scores(metrics),
+        f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
+        _table("option", options) if options else "",
+        "## Training\n\n" + _table("option", training),
+        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```" + with_peft,
+        "## Citation\n\n" + "\n".join(papers) if papers else "",
+    ]
+    return "\n\n".join([front, *filter(None, sections)]) + "\n"
 
 
 def with_section(card: str, title: str, text: str) -> str:
@@ -67,15 +114,6 @@ def _front_matter(library: str, head: Head, tag: str, base: str | None = None) -
     return "\n".join([*lines, "tags:", "- attendrop", f"- {tag}", "---"])
 
 
-def _title(metrics: Mapping[str, Any], parts: Sequence[Method]) -> str:
-    model = in_markdown(Path(metrics["model"]).name)
-    return (
-        f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
-        f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
-        f"{'; '.join(part.info.summary for part in parts)}."
-    )
-
-
 def _data_name(metrics: Mapping[str, Any]) -> str:
     """Return the name of the task, or of the training file, in Markdown."""
     config = metrics["config"]
@@ -94,72 +132,12 @@ def _data(metrics: Mapping[str, Any]) -> str:
     return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 
 
-def _sections(metrics: Mapping[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
-    config, rows = metrics["config"], metrics["data"]["rows"]
-    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
-    shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
-    others = ("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed")
-    options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
-    values = config | metrics["training"]
-    training = {f"`{name}`": values[name] for name in (*shown, *others) if values[name] is not None}
-    training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
-    acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    adapter, trusted = _is_adapter(metrics, stock), "" if stock else ", trust_remote_code=True"
-    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=not adapter, options=trusted)
-    alone = (
-        "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
-        if adapter
-        else ("With transformers alone" + ("" if stock else ", and the modelling file beside the weights"))
-    )
-    sections = [
-        f"## Data\n\n{_data(metrics)}",
-        f"## Protocol\n\n`{metrics['protocol']}`. "
-        + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
-        + _refit(metrics)
-        + (_SCORED_ONCE if scored_once(metrics) else "")
-        + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
-        "## Scores\n\n" + _scores(metrics),
-        f"## Method\n\n`{metrics['method']}`, active in epochs: {', '.join(acted) or 'none'}.",
-        _table("option", options) if options else "",
-        "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```"
-        + (_with_peft(head) if adapter and head.peft_task_type is not None else ""),
-        "## Citation\n\n" + "\n".join(papers) if papers else "",
-    ]
-    return [section for section in sections if section]
-
-
-def _is_adapter(metrics: Mapping[str, Any], stock: bool) -> bool:
-    """Return whether the files are an adapter; one on a class that transformers lacks is saved merged."""
-    return stock and metrics["config"].get("lora") is not None
-
-
 def _predicting(metrics: Mapping[str, Any], head: Head) -> str:
     """Return a block of Python code that predicts with the model."""
     names = [_SHOWN_NAMES.get(name, name) for name in head.inputs_of(len(metrics["data"]["text_columns"]))]
     row = names[0] if len(names) == 1 else f"({', '.join(names)})"
     more = "  # probabilities=True: and how probable each is" if head.has_probabilities else ""
     return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"
-
-
-def _with_peft(head: Head) -> str:
-    """Describe how PEFT alone loads an adapter."""
-    classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
-    name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
-    return (
-        f"\n\nPEFT alone:\n\n```python\nfrom peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})\n```"
-    )
-
-
-def _refit(metrics: Mapping[str, Any]) -> str:
-    """Describe the final training on all rows, if there was one."""
-    selected = metrics["selection"]
-    if selected is None:
-        return ""
-    return (
-        f" {selected['rows']} training rows were held out for the selection score; then the model was trained again on "
-        f"all {metrics['data']['rows']['train']} rows, for {counted(selected['steps'], 'step')}."
-    )
 
 
 def _scores(metrics: Mapping[str, Any]) -> str:
@@ -201,6 +179,10 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
     chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"
+    speed = ""
+    if (found := pruned["speed"]) is not None:
+        spread = f"({found['low']:.2f} to {found['high']:.2f} in {found['rounds']} rounds)"
+        speed = f"\nMeasured speed where it was pruned: {found['median']:.2f} times that of the whole model {spread}.\n"
     return f"""{_front_matter("attendrop", head, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
@@ -212,7 +194,7 @@ Layers were {chosen}.{unknown}
 |---|---|---|---|
 {scores}
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
-{_speed(pruned["speed"])}
+{speed}
 {_predicting(metrics, head)}
 """
 
@@ -241,8 +223,13 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 """
 
 
-def _speed(speed: Mapping[str, Any] | None) -> str:
-    if speed is None:
-        return ""
-    spread = f"({speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds)"
-    return f"\nMeasured speed where it was pruned: {speed['median']:.2f} times that of the whole model {spread}.\n"
+def usage_of(head: Head, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
+    """Return Python code that loads and calls a model; ``stock``: with transformers alone, and further ``options``."""
+    texts = ", ".join(("text", "second_text")[:num_texts])
+    code = Template(head.example).substitute(texts=texts, max_length=max_length, **head.example_values(stock=stock))
+    imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
+    if stock:
+        imports = f"from transformers import {head.auto_class}, AutoTokenizer"
+        model = f"{head.auto_class}.from_pretrained(folder{options})"
+    first = "import torch\n" if "torch." in code else ""
+    return f"{first}{imports}\n\nmodel = {model}\ntokenizer = AutoTokenizer.from_pretrained(folder{options})\n{code}"

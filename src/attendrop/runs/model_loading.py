@@ -18,18 +18,18 @@ from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.model_support.models import freeze_unsaved
 from attendrop.pruning.pruned_model import load_model
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
-from attendrop.runs.baseline_models import is_baseline
-from attendrop.runs.run_folder import check_whole
+from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
 
 logger = logging.getLogger(__name__)
 
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Loaded(NamedTuple):
@@ -66,16 +66,32 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     """
     _check_folder(name)
     if is_pruned(name) or is_adapter(name):
-        return _load_finished(name, task)
+        if task is not None:
+            refuse_untrainable(name)
+        with _load_errors(name), without_report():
+            model = load_model(name)
+            model = model.model if is_pruned(name) else model
+            head = head_of_model(model.config)
+            tokenizer = head.load_tokenizer(name)
+        declare_output(model, head.output_kind)
+        fit_tokenizer(name, model, tokenizer)
+        return Loaded(model, tokenizer)
     place = resolve_model(name)
-    _check_weights(Path(place))
+    if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
+        files = sorted(file.name for file in Path(place).iterdir() if file.suffix in _PICKLED)
+        if pickled := next((file for file in files if "training_args" not in file), None):
+            raise AttendropError(
+                f"The folder '{place}' holds pickled weights only ({pickled}), and unpickling can run any code. Load "
+                "the model where you trust it and save it with save_pretrained, which writes safetensors."
+            )
+        raise AttendropError(f"The folder '{place}' holds no weights: it has no model.safetensors.")
     with _load_errors(name), without_report():
         config = read_config(place)
         head = head_of_model(config) if task is None else task.head
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
             head.configure(config)
-            if head.has_pooling:
+            if head.one_vector:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
         model, found = head.model_class(config).from_pretrained(
             place,
@@ -90,7 +106,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     freeze_unsaved(model)
     declare_output(model, head.output_kind)
     _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
-    head.fit_tokenizer(name, model, tokenizer)
+    fit_tokenizer(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
@@ -124,23 +140,27 @@ def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
     was fine-tuned with the mean. Otherwise ``"cls"``: what the class of transformers reads.
     """
     config = load_config(name) if config is None else config
-    if name in ("minilm", MINILM_HUB_ID) or (is_encoder(config) and _sentence_is_mean(resolve_model(name))):
+    if name in ("minilm", MINILM_HUB_ID):
         return "mean"
-    return pooling_of(config)
+    if not is_encoder(config):
+        return pooling_of(config)
+    place = resolve_model(name)
+    modules = _read_json(place, "modules.json") or []
+    paths = [part.get("path") for part in modules if str(part.get("type")).endswith("Pooling")]
+    found = (_read_json(place, f"{paths[0]}/config.json") if paths else None) or {}
+    modes = [mode for mode, value in found.items() if mode.startswith("pooling_mode_") and value is True]
+    is_mean = modes == ["pooling_mode_mean_tokens"] or found.get("pooling_mode") == "mean"
+    return "mean" if is_mean else pooling_of(config)
 
 
-def _load_finished(name: str, task: Task | None) -> Loaded:
-    """Load a pruned model, or an adapter merged into its model."""
-    if task is not None:
-        refuse_untrainable(name)
-    with _load_errors(name), without_report():
-        model = load_model(name)
-        model = model.model if is_pruned(name) else model
-        head = head_of_model(model.config)
-        tokenizer = head.load_tokenizer(name)
-    declare_output(model, head.output_kind)
-    head.fit_tokenizer(name, model, tokenizer)
-    return Loaded(model, tokenizer)
+def _read_json(place: str, name: str) -> Any:
+    """Read a file beside a model; None if there is none, or it cannot be read."""
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    try:
+        file = cached_file(place, name, **quiet)
+        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -161,20 +181,6 @@ def _check_folder(name: str) -> None:
         )
 
 
-def _check_weights(folder: Path) -> None:
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(
-        file.name for pattern in _PICKLED for file in folder.glob(pattern) if "training_args" not in file.name
-    )
-    if pickled:
-        raise AttendropError(
-            f"The folder '{folder}' holds pickled weights only ({pickled[0]}), and unpickling can run any code. "
-            "Load the model where you trust it and save it with save_pretrained, which writes safetensors."
-        )
-    raise AttendropError(f"The folder '{folder}' holds no weights: it has no model.safetensors.")
-
-
 def _report_loading(
     name: str, model: PreTrainedModel, found: dict[str, Any], trained_for: list[str], head: Head, *, keeps_head: bool
 ) -> None:
@@ -192,7 +198,7 @@ def _report_loading(
             "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
-    if head.pretrained and in_head:
+    if head.generates and in_head:
         logger.warning(
             "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,
@@ -237,24 +243,3 @@ def _load_errors(name: str) -> Iterator[None]:
             f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
             f"({first_line(error)}).{hint}"
         ) from error
-
-
-def _sentence_is_mean(place: str) -> bool:
-    modules = _read_json(place, "modules.json") or []
-    paths = [part.get("path") for part in modules if str(part.get("type")).endswith("Pooling")]
-    pooling = _read_json(place, f"{paths[0]}/config.json") if paths else None
-    if pooling is None:
-        return False
-    modes = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value is True]
-    return modes == ["pooling_mode_mean_tokens"] or pooling.get("pooling_mode") == "mean"
-
-
-def _read_json(place: str, name: str) -> Any:
-    """Read a file beside a model; None if there is none, or it cannot be read."""
-    try:
-        file = cached_file(
-            place, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-        )
-        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -1,7 +1,8 @@
-"""Data to evaluate or predict with a finished model."""
+"""What is evaluated or predicted: the finished run, and the data; checked before PyTorch is loaded."""
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +10,55 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import as_in_runs, refuse_options_of_files
-from attendrop.runs.declared_options import PATH, check_fields, option
-from attendrop.runs.run_folder import keeps_model, run_options
+from attendrop.runs.config import PATH, as_in_runs, check_fields, option, refuse_options_of_files
+from attendrop.runs.run_file import RUN_FILE, partial_of
+from attendrop.runs.run_folder import (
+    METRICS,
+    RUN,
+    check_whole,
+    is_baseline,
+    keeps_model,
+    read_metrics,
+    read_run,
+    run_options,
+)
 from attendrop.tasks.labels import label_columns
 from attendrop.tasks.table import STDIN, BadRows, column_names, default_columns, read_chunks
 from attendrop.wording import names_of
+
+
+def check_finished(run_dir: str) -> None:
+    """Raise AttendropError if there is no such folder, or no finished run or other model in it, but runs below it."""
+    folder = Path(run_dir)
+    unfinished = (partial_of(folder) / RUN).is_file()
+    if not folder.is_dir() and not unfinished:
+        raise AttendropError(f"There is no run folder '{run_dir}'.")
+    inner = next((path.parent for path in sorted(folder.glob(f"[!.]*/{METRICS}"))), None)
+    if inner is not None and not any((folder / name).exists() for name in (RUN, "config.json")):
+        raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
+    if (read_run(folder) is not None or unfinished) and read_metrics(folder) is None:
+        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
+
+
+def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read ``run.json`` and ``metrics.json``; raises AttendropError if the folder holds no finished run."""
+    check_finished(run_dir)
+    run, metrics = read_run(Path(run_dir)), read_metrics(Path(run_dir))
+    if run is None or metrics is None:
+        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+    return run, metrics
+
+
+def check_keeps_model(run_dir: str) -> None:
+    """Raise AttendropError if a run kept its scores, and not its model, or lost a file of it."""
+    folder = Path(run_dir)
+    if not keeps_model(folder) and not is_baseline(folder):
+        check_whole(folder)
+        again = shlex.quote(f"{run_dir}/{RUN_FILE}")
+        raise AttendropError(
+            f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config {again}`."
+        )
+
 
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
@@ -86,8 +130,7 @@ def names_of_columns(file: str) -> str:
 
 def check_source(run_dir: str, source: Source, split: str) -> None:
     """Check the run and the beginning of the file, to refuse errors in them before PyTorch is loaded."""
-    if not Path(run_dir).is_dir():
-        raise AttendropError(f"There is no run folder '{run_dir}'.")
+    check_finished(run_dir)
     options = run_options(Path(run_dir))
     if not options and not keeps_model(run_dir):
         return  # loading the model says that there is none

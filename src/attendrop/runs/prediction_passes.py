@@ -1,21 +1,49 @@
-"""Inference passes: batches of similar length, outputs or features in the order of the rows."""
+"""Outputs for rows: passes of a model over batches of similar length, and models without fine-tuning.
+
+Baselines are a linear model on TF-IDF or on a frozen encoder, or a constant prediction. Their folders are those of
+runs, with ``baseline.json`` (the head with its classes, and the vocabularies) and ``baseline.safetensors`` (the linear
+model) instead of a model of transformers, which refuses such a folder.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
+from safetensors.numpy import load_file, save_file
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
+from attendrop.files.model_files import BASELINE_CONFIG
+from attendrop.files.output_files import write_json
 from attendrop.model_support.devices import compute_device
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.runs.run_folder import check_whole
+from attendrop.tasks.heads.base import Array, Head, row_array
+from attendrop.tasks.heads.model_classes import MODELING_FILE
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.tokenization import fit_tokenizer
+
+_WEIGHTS = "baseline.safetensors"
+# Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
+_WORD = re.compile(r"\w")
+_TERMS: tuple[dict[str, Any], ...] = (
+    {"token_pattern": r"\w+", "ngram_range": (1, 2)},
+    {"analyzer": "char_wb", "ngram_range": (2, 5)},
+)
 
 
 def predict_outputs(
@@ -26,14 +54,17 @@ def predict_outputs(
     batch_size: int,
     device: str,
     on_batch: Callable[[int], None] | None = None,
+    *,
+    predict: Callable[[dict[str, Tensor]], Array] | None = None,
 ) -> Array:
     """Compute a model's outputs for encoded rows, one per row of the data, such as logits ``(rows, classes)``.
 
-    The model is moved to the device; ``on_batch`` is called after each batch with the number of its rows.
+    The model is moved to the device; ``on_batch`` is called after each batch with the number of its rows. ``predict``
+    computes the outputs of a batch in place of the model, such as an exported file.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
-    predict, concatenate = partial(head.predict, model), head.concatenate
-    raw = over_rows(predict, model, tokenizer, head, encoded, batch_size, on_batch, concatenate=concatenate)
+    compute, concatenate = predict or partial(head.predict, model), head.concatenate
+    raw = over_rows(compute, model, tokenizer, head, encoded, batch_size, on_batch, concatenate=concatenate)
     return head.row_outputs(raw, encoded, tokenizer)
 
 
@@ -53,7 +84,7 @@ def over_rows(
     So batches have little padding. The values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
-    read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
+    read = [*tokenizer.model_input_names, *(["labels"] if head.generates else [])]
     columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
     collate, found = head.collator(tokenizer), []
@@ -104,3 +135,126 @@ def frozen_features(
         return units
 
     return over_rows(means, encoder, tokenizer, head, encoded, batch_size)
+
+
+# Baselines -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BaselineModel:
+    """Model of a baseline.
+
+    Attributes:
+        name: Name of the baseline.
+        head: Head of the task, which reads rows and scores outputs.
+        tokenizer: Tokenizer with which rows are encoded.
+        bias: Bias of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each
+            word of a row, ``(1, outputs)``.
+        weight: Weights of the linear model, ``(outputs, features)``; None: all rows have one answer.
+        vectorizers: TF-IDF of each text column, two for each, see :func:`fit_tf_idf`; empty: the encoder's features.
+        encoder: The frozen model, if it computes the features.
+    """
+
+    name: str
+    head: Head
+    tokenizer: PreTrainedTokenizerBase
+    bias: Array
+    weight: Array | None = None
+    vectorizers: Sequence[TfidfVectorizer] = ()
+    encoder: PreTrainedModel | None = None
+
+    def outputs(
+        self,
+        columns: Mapping[str, list[Any]],
+        encoded: Mapping[str, list[Any]],
+        batch_size: int,
+        device: str,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Array:
+        """Compute one output for each row, as :func:`attendrop.runs.prediction_passes.predict_outputs` does."""
+        if self.weight is None:
+            found = self.constant(columns)
+        elif self.encoder is None:
+            texts = Dataset.from_dict({name: columns[name] for name in self.head.inputs_in(columns)})
+            found = self.linear(tf_idf(self.vectorizers, self.head.texts(texts)))
+        else:
+            means = frozen_features(self.encoder, self.tokenizer, self.head, encoded, batch_size, device)
+            found = self.linear(document_means(means, encoded))
+        if on_batch is not None:
+            on_batch(len(found))
+        return found
+
+    def linear(self, features: Array) -> Array:
+        """Compute the outputs of the linear model, ``(rows, outputs)``."""
+        assert self.weight is not None
+        outputs: Array = features @ self.weight.T + self.bias
+        return outputs
+
+    def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
+        """Repeat the constant output for each row, or for each word of it; a row's choices may be fewer, or more."""
+        inputs = columns[self.head.inputs[0]]
+        if self.head.one_vector:
+            return np.tile(self.bias, (len(inputs), 1))
+        if self.bias.ndim == 2:
+            return row_array([np.tile(self.bias, (len(row), 1)) for row in inputs])
+        counts = [len(choices) for choices in columns[self.head.inputs[-1]]]
+        return row_array([np.pad(self.bias, (0, max(0, count - len(self.bias))))[:count] for count in counts])
+
+    def save(self, folder: Path, config: PreTrainedConfig) -> None:
+        """Write the model into a folder."""
+        self.tokenizer.save_pretrained(folder)
+        if self.encoder is not None:
+            self.encoder.save_pretrained(folder)
+            for name in ("config.json", MODELING_FILE.name):  # for transformers, which is to load no such folder
+                (folder / name).unlink(missing_ok=True)
+        arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})
+        arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)
+        vocabularies = [each.get_feature_names_out().tolist() for each in self.vectorizers]
+        content = {"baseline": self.name, "frozen": self.encoder is not None}
+        content |= {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
+        write_json(folder / BASELINE_CONFIG, content)
+
+
+def load_baseline(folder: Path) -> BaselineModel:
+    """Load the model of a baseline; raises AttendropError if its files are missing, damaged, or not attendrop's."""
+    check_whole(folder)
+    try:
+        saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))
+        arrays = load_file(folder / _WEIGHTS)
+        config: PreTrainedConfig = CONFIG_MAPPING[saved["model"]["model_type"]].from_dict(saved["model"])
+        vectorizers = []
+        for number, terms in enumerate(saved["vocabularies"]):
+            vectorizer = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
+            vectorizer.idf_ = arrays[f"idf.{number}"]
+            vectorizers.append(vectorizer)
+        head, place = head_of_model(config), str(folder)
+        tokenizer, encoder = head.load_tokenizer(place), None
+        if saved["frozen"]:
+            options = {"config": config, "use_safetensors": True, "dtype": "float32"}
+            encoder = head.model_class(config).from_pretrained(place, **options)
+            fit_tokenizer(place, encoder, tokenizer)
+        weight = arrays.get("weight")
+        return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
+    except (OSError, KeyError, ValueError) as error:
+        raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
+
+
+def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
+    """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column.
+
+    Raises:
+        AttendropError: No text of a column has a letter or a digit.
+    """
+    columns = list(zip(*texts, strict=True))
+    if not all(any(map(_WORD.search, column)) for column in columns):
+        raise AttendropError("No training text has a word, of letters or digits, which TF-IDF counts.")
+    return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
+
+
+def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ...]]) -> Array:
+    """Compute the features of rows, a sparse matrix ``(rows, features)``."""
+    columns = list(zip(*texts, strict=True))
+    parts = [each.transform(columns[number // len(_TERMS)]) for number, each in enumerate(vectorizers)]
+    features: Array = sparse.hstack(parts).tocsr()
+    return features

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import shlex
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
 from attendrop.argument_checks import check_choice, check_least
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json
-from attendrop.methods.core.info import LayerRanking
+from attendrop.methods.core.base import LayerRanking
 from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import compute_device
 from attendrop.pruning.comparison import CONFIDENCE, Array, paired_difference
@@ -32,21 +36,19 @@ from attendrop.pruning.selection import (
     prune_selected,
     undecided_message,
 )
-from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.fitting import run_loss
-from attendrop.runs.folder_lock import new_folder
-from attendrop.runs.model_card import pruned_card
-from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
+from attendrop.runs.inference import FinishedRun, load_finished_run
+from attendrop.runs.model_card import CARD, pruned_card
+from attendrop.runs.run_file import RUN_FILE
+from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
 from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.speed import measure_speed
-from attendrop.runs.training_args import recovery_arguments
+from attendrop.runs.run_trainer import RunTrainer, recovery_arguments, run_loss
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted, counted_rows
 
-# Number and size of the batches on which speed is measured.
+# Number and size of the batches on which speed is measured, for how many seconds at least, in rounds of the same work.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
+SECONDS, ROUNDS = 2.0, 5
 SELECT_BY = ("auto", "importance", "method")
 # What metrics.json holds of the predictions of a model.
 _OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "shifted", "predicted", "report")
@@ -105,14 +107,25 @@ def prune_run(
     check_tolerance(tolerance, selection)
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
-        run = _load(run_dir, data_dir, device)
+        run = load_finished_run(run_dir, data_dir=data_dir, device=device)
+        run.task.head.refuse("prune")
+        if "pruned" in run.metrics:
+            raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
+        if run.chosen_on is None:
+            again = shlex.quote(f"{run_dir}/{RUN_FILE}")
+            raise AttendropError(
+                f"The run in '{run_dir}' has no labelled rows that it was not trained on. Train it again with some: "
+                f"attendrop train --config {again} --eval-file FILE --output-dir FOLDER, or with --selection-fraction "
+                "0.1 --no-refit in place of the file, which holds out rows."
+            )
         if recover_epochs and run.config.adapter is not None:
             raise AttendropError(
                 f"The run in '{run_dir}' trained an adapter, and its learning rate is not one for all weights; omit "
                 "recover-epochs."
             )
+        run.model.to(compute_device(device))  # type: ignore[arg-type]
         ranking = _ranking(run, selection, select_by)
-        work = _Work(run, on_pass)
+        work = _Work(run, run.chosen_on, on_pass)
         light, found = _pruned(work, selection, ranking, tolerance, recover_epochs, callbacks)
         return _save(work, light, found, folder, output_dir)
 
@@ -147,11 +160,11 @@ def _pruned(
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
     run, chosen_on = work.run, work.chosen_on
-    rows = len(run.labels(chosen_on))
     attention_layers = prunable_layers(run.model)
+    rows = len(texts_of(run.sets[chosen_on]))
     selection.check(len(attention_layers))
     chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))
-    if chosen and run.chosen_on == "dev" and run.config.protocol != "paper":
+    if chosen and chosen_on == "dev" and run.config.protocol != "paper":
         logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     if ranking is None:  # a threshold is refused without one
         pi, harm = None, work.importance(attention_layers) if selection.threshold is None else {}
@@ -175,6 +188,7 @@ def _pruned(
         light = _recover(run, light.layers, recover_epochs, callbacks)
         work.known.clear()
     after = {name: work.outputs(light, name) for name in run.sets}
+    scores = {name: change_of_score(run, name, before[name], after[name], changed=bool(light.layers)) for name in after}
     return light, {
         "layers": list(light.layers),
         "of": light.num_layers,
@@ -191,7 +205,8 @@ def _pruned(
         "unknown": undecided_message(trials, len(light.layers), tolerance),
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
-        **_scores(run, before, after, changed=bool(light.layers)),
+        "selection": scores.pop("selection", None),
+        "all_scores": scores,
         "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
         "speed": _speed(work, light) if light.layers else None,
     }
@@ -200,14 +215,12 @@ def _pruned(
 class _Work:
     """Passes over the rows of a run, with progress; outputs are computed once for the same pruned layers."""
 
-    def __init__(self, run: FinishedRun, on_pass: OnPass | None) -> None:
-        self.run = run
-        self.chosen_on = run.chosen_on or ""  # that there is one was checked
+    def __init__(self, run: FinishedRun, chosen_on: str, on_pass: OnPass | None) -> None:
+        self.run, self.chosen_on = run, chosen_on
         self.known: dict[tuple[tuple[int, ...], str], Array] = {}
-        self._on_pass = on_pass
+        self._on_pass, self._done = on_pass, 0
         # Each layer alone, each number of layers, and all sets before and after.
         self._total = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets)
-        self._done = 0
 
     def begin(self, what: str) -> None:
         """Report that a pass begins."""
@@ -225,34 +238,25 @@ class _Work:
     def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
         """Measure the loss without each layer on the set that layers are chosen on."""
         rows, keys = self.run.sets[self.chosen_on], [layer.key for layer in attention_layers]
-        logger.info(
-            "Ranking %d layers by the loss without each, on %d rows of %s.",
-            len(keys),
-            len(texts_of(rows)),
-            self.chosen_on,
-        )
+        told = "Ranking %d layers by the loss without each, on %d rows of %s."
+        logger.info(told, len(keys), len(texts_of(rows)), self.chosen_on)
         by_length = rows.select(np.argsort(rows["length"], kind="stable"))  # for batches with little padding
+
+        def reported(layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
+            for layer in layers:
+                self.begin(f"loss without {layer.key}")
+                yield layer
+
         batches = self.batches(by_length, self.run.config.eval_batch_size)
-        return dict(zip(keys, importance(self.run.model, self._reported(attention_layers), batches), strict=True))
+        return dict(zip(keys, importance(self.run.model, reported(attention_layers), batches), strict=True))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Collate rows into batches, in their order, on the model's device."""
-        return [to_device(batch, self.run.model.device) for batch in self.run.batches(rows, size)]
-
-    def _reported(self, attention_layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
-        for layer in attention_layers:
-            self.begin(f"loss without {layer.key}")
-            yield layer
-
-
-def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
-    run = load_finished_run(run_dir, data_dir=data_dir, device=device)
-    run.task.head.refuse("prune")
-    if "pruned" in run.metrics:
-        raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
-    run.check_held_out()
-    run.model.to(compute_device(device))  # type: ignore[arg-type]
-    return run
+        """Collate encoded rows into batches, in their order, on the model's device."""
+        run, collate = self.run, self.run.task.head.collator(self.run.tokenizer)
+        read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
+        listed = rows.select_columns(read).to_list()
+        batches = (dict(collate(listed[i : i + size])) for i in range(0, len(listed), size))
+        return [to_device(batch, run.model.device) for batch in batches]
 
 
 def _recover(
@@ -277,20 +281,14 @@ def _recover(
         return PrunedModel(masked.eval())
 
 
-def _scores(
-    run: FinishedRun, before: Mapping[str, Array], after: Mapping[str, Array], *, changed: bool
-) -> dict[str, Any]:
-    """Score before and after; if the model was changed, with the difference of the metric that decides."""
-    scores: dict[str, Any] = {}
-    for name in run.sets:
-        labels = run.labels(name)
-        first, second = (run.predictions(name, logits[name]) for logits in (before, after))
-        scores[name] = {
-            "before": compute_scores(run.task, before[name], labels),
-            "after": compute_scores(run.task, after[name], labels),
-            "difference": paired_difference(first, second).as_dict() if changed else None,
-        }
-    return {"selection": scores.pop("selection", None), "all_scores": scores}
+def change_of_score(run: FinishedRun, name: str, before: Array, after: Array, *, changed: bool) -> dict[str, Any]:
+    """Score outputs before and after for a set; if the model was ``changed``, with the difference of its metric."""
+    first, second = (run.predictions(name, outputs) for outputs in (before, after))
+    return {
+        "before": compute_scores(run.task, before, first.labels),
+        "after": compute_scores(run.task, after, first.labels),
+        "difference": paired_difference(first, second).as_dict() if changed else None,
+    }
 
 
 def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
@@ -301,31 +299,57 @@ def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
     logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {work.chosen_on}", len(timed)))
     batches = work.batches(timed, _TIMED_ROWS)
     speed = measure_speed(lambda batch: whole(**batch), lambda batch: light(**batch), batches)
-    return dataclasses.asdict(speed) | {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
+    return speed | {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
+
+
+def measure_speed(
+    before: Callable[[Mapping[str, Any]], Any],
+    after: Callable[[Mapping[str, Any]], Any],
+    batches: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Time two models on the same batches, in turn, so that other load on the machine affects both.
+
+    Returns:
+        How many times faster the second one is: ``median``, ``low`` and ``high`` of several ``rounds``.
+    """
+
+    def seconds(run: Callable[[Mapping[str, Any]], Any], batch: Mapping[str, Any]) -> float:
+        start = time.perf_counter()
+        logits_of(run(batch)).cpu()  # waits for a GPU
+        return time.perf_counter() - start
+
+    ratios = []
+    with torch.no_grad():
+        for batch in batches:  # warm-up, since the first call of a shape may take longer
+            seconds(before, batch), seconds(after, batch)
+        for _ in range(ROUNDS):
+            spent = [0.0, 0.0]
+            while sum(spent) < SECONDS / ROUNDS:
+                for batch in batches:
+                    for number, run in enumerate((before, after)):
+                        spent[number] += seconds(run, batch)
+            ratios.append(spent[0] / spent[1])
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": ROUNDS}
 
 
 def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
-    run = work.run
-    metric, source = run.task.metric, Path(run.config.output_dir)
+    def weights(place: Path) -> int:
+        return sum(file.stat().st_size for file in place.glob("model*.safetensors"))
+
+    run, source = work.run, Path(work.run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
     merged = sum(parameter.nbytes for parameter in run.model.parameters())  # of an adapter with its model
-    before = merged if run.config.adapter is not None else _weights(source)
-    found["bytes"] = {"before": before, "after": _weights(folder)}
-    selection_score = found["selection"]["after"][metric] if found["selection"] else None
-    after = {
-        name: set_scores(run, name, work.outputs(light, name), run.labels(name))
-        for name in run.parts.report or run.sets
-    }
+    found["bytes"] = {"before": weights(source) if run.config.adapter is None else merged, "after": weights(folder)}
+    selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
+    after = {}
+    for name in run.parts.report or run.sets:
+        outputs = work.outputs(light, name)
+        after[name] = set_scores(run, name, outputs, run.predictions(name, outputs).labels)
     scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
     metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
     metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
-    (folder / "README.md").write_text(pruned_card(metrics, run.task.head), encoding="utf-8")
+    (folder / CARD).write_text(pruned_card(metrics, run.task.head), encoding="utf-8")
+    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
     write_json(folder / METRICS, metrics)
-    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
     return metrics
-
-
-def _weights(folder: Path) -> int:
-    """Size of the weights of a model in bytes."""
-    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))

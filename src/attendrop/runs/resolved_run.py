@@ -1,18 +1,45 @@
-"""Runs with options resolved to method, task, rows and training."""
+"""A run with resolved options: its method, task and rows, and what follows from rows and model.
+
+All constants of the recipe for small data are here: enough optimizer steps that plain fine-tuning fits the training
+rows, at a learning rate that a head which starts from the frozen encoder survives.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
+from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
 from attendrop.runs.run_folder import number_of_processes
-from attendrop.runs.small_data_recipe import with_selection, with_training
 from attendrop.tasks.base import Task, TaskData
+
+BATCH_SIZE = 16
+# Bounds on epochs and steps for small and large data sets.
+EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
+# Learning rates by the largest hidden size that they are for.
+LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
+# For adapters, which take higher rates: Hu et al. (2022) tune RoBERTa-base with 4e-4 to 5e-4, large with 2e-4 to 4e-4.
+LORA_FACTOR = 10
+# Fraction of rows to hold out if a selection split is requested, or there is no other set to score on.
+SELECTION_FRACTION = 0.1
+_DECIDED = (
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "learning_rate",
+    "pooling",
+    "head_start",
+    "selection_fraction",
+    "refit",
+)
 
 
 @dataclass(frozen=True)
@@ -57,19 +84,74 @@ class ResolvedRun:
 
 
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
-    """Resolve the options of a run: build its method, load and split its data, and apply the recipe."""
+    """Resolve the options of a run: build its method, load and split its data, and apply the recipe.
+
+    Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, or a score if
+    there are no evaluation rows. Finally the model is also trained on held-out rows, unless there is no step to take.
+    ``decided`` are the options of a run that is resumed as they were decided when it began.
+    """
     data = load_data(config)
     head = data.task.head
     if config.calibrate and not head.num_classes:
         raise AttendropError(f"calibrate is for classes; the labels are {head.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
-    resolved = with_selection(resolved, has_eval_rows="dev" in data.splits or bool(config.test_fraction))
+    honest, fraction, refit = resolved.protocol == "honest", resolved.selection_fraction, resolved.refit
+    if fraction is None:
+        has_eval_rows = "dev" in data.splits or config.test_fraction
+        needed = resolved.patience is not None or refit or resolved.calibrate or not has_eval_rows
+        fraction = SELECTION_FRACTION if needed and honest else 0.0
+    if refit is None:
+        refit = fraction > 0 and honest and resolved.max_steps != 0
+    resolved = resolved.filled(selection_fraction=fraction, refit=refit)
     parts = divide(resolved, data)
-    held_out = parts.selection if resolved.protocol == "honest" else None
+    # The steps do not depend on the method, so that methods that hold rows out are compared over the same steps.
+    held_out = parts.selection if honest else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    resolved = with_training(resolved, rows, has_pooling=head.has_pooling, processes=number_of_processes())
+    resolved = with_training(resolved, rows, has_pooling=head.one_vector, processes=number_of_processes())
     method = resolved.regularizer.for_data(len(head.strata), rows)
     if method != resolved.regularizer:
         resolved = resolved.filled(options=method.options())
     return ResolvedRun(resolved, config, data, parts)
+
+
+def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, processes: int = 1) -> RunConfig:
+    """Decide batch size, number of steps, learning rate and pooling.
+
+    - A step has 16 rows.
+    - Steps are 10 epochs, but at least 240 and at most 1,200; for large sets, 3 epochs if that is more.
+    - The learning rate falls with the model's hidden size, see ``LEARNING_RATES``. An adapter's is ten times that.
+    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None if
+      the model offers no choice.
+    """
+    refuse_untrainable(config.model)
+    found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}
+    if config.epochs is None and config.max_steps is None:
+        found["max_steps"] = steps(rows, found["batch_size"] * config.gradient_accumulation * processes)
+    if not has_pooling:
+        if config.pooling == "mean":
+            raise AttendropError("pooling 'mean' is for tasks with one prediction for a whole text; omit it here.")
+        found["pooling"] = None
+    elif config.pooling == "auto":
+        found["pooling"] = default_pooling(config.model)
+    if config.learning_rate is None:
+        rate = learning_rate(load_config(config.model))
+        found["learning_rate"] = rate if config.lora is None else rate * LORA_FACTOR
+    return config.filled(**found)
+
+
+def steps(rows: int, batch_size: int) -> int:
+    """Return the number of optimizer steps for a number of rows, ``batch_size`` of them in a step."""
+    of_small = min(max(math.ceil(EPOCHS * rows / BATCH_SIZE), LEAST_STEPS), MOST_STEPS)
+    return max(of_small, math.ceil(LEAST_EPOCHS * rows / batch_size))
+
+
+def learning_rate(config: PreTrainedConfig) -> float:
+    """Return the learning rate for a model, given its configuration."""
+    size = getattr(config.get_text_config(), "hidden_size", 0)
+    return next(rate for largest, rate in LEARNING_RATES if size <= largest)
+
+
+def decided(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a resolved run that the recipe may have decided, for ``metrics.json``."""
+    return {name: getattr(config, name) for name in _DECIDED}

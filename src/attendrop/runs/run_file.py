@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,73 +12,68 @@ import yaml
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import MINILM
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import checked, declared
+from attendrop.runs.config import RunConfig, checked, declared
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import files_of
-
-# Characters that a file may stand for when its aliases, ``*name``, are written out: nested ones double them each time.
-_MOST_CHARACTERS = 10**6
-
-
-def read_yaml(path: str | Path, what: str) -> Any:
-    """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
-    try:
-        loader = _Loader(Path(path).read_text(encoding="utf-8"))
-        try:
-            node = loader.get_single_node()
-            if node is not None and _characters(node, {}) > _MOST_CHARACTERS:
-                raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
-            return None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except FileNotFoundError:
-        raise AttendropError(f"There is no {what} '{path}'.") from None
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
-    except RecursionError:
-        raise AttendropError(f"The {what} '{path}' cannot be read: its values are nested too deeply.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no date, such as 2024-13-45
-        raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
-
-
-def _characters(node: Any, known: dict[int, float]) -> float:
-    """Count the characters of a value with its aliases written out; those of an alias within itself are infinite."""
-    if isinstance(node, yaml.ScalarNode):
-        return len(node.value) + 1
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
-        known[id(node)] = 1 + sum(_characters(part, known) for part in parts)
-    return known[id(node)]
-
-
-def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
-    known = set()
-    for key, _ in node.value:
-        name = (key.tag, str(key.value).replace("-", "_"))  # options may be written with either
-        if name in known:
-            problem = f"the key {key.value!r} is given twice; delete one"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-        known.add(name)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep)
-
-
-_Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _construct_mapping})
-
 
 RUN_FILE = "run.yaml"
 _DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*_DATA, "data_dir", "model")
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Loader that refuses a key that is given twice, with dashes or underscores, and aliases, which may be endless."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases, *name, are not read; write the value out"
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known = set()
+        for key, _ in node.value:
+            if (name := str(key.value).replace("-", "_")) in known:
+                problem = f"the key {key.value!r} is given twice; delete one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            known.add(name)
+        return super().construct_mapping(node, deep)
+
+
+RUN_FILE = "run.yaml"
+DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*DATA, "data_dir", "model")
+
+
+def read_yaml(path: str | Path, what: str) -> Any:
+    """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise AttendropError(f"There is no {what} '{path}'.") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # not UTF-8, no date, nested too deeply
+        raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+
+
+def partial_of(folder: Path) -> Path:
+    """Return the folder in which a run is made whose output folder is ``folder``."""
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def read_run_file(path: str) -> dict[str, Any]:
     """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
 
-    Names may have dashes, as on the command line; lists may be written as there, with commas.
+    Names may have dashes, as on the command line; lists may be written as there, with commas. ``RUN/run.yaml`` of a
+    run that is not finished is where the run is made.
     """
-    found = read_yaml(path, "config file")
+    file = Path(path)
+    if not file.exists() and file.name == RUN_FILE and (unfinished := partial_of(file.parent) / RUN_FILE).exists():
+        file = unfinished
+    found = read_yaml(file, "config file")
     if not isinstance(found, dict):
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}
@@ -112,28 +106,32 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_paths(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a run's options that are paths, absolute, so that they are found from other folders, too."""
-    return {name: _absolute(options[name]) for name in PATHS if options.get(name) is not None}
+    """Return those of a run's options that are paths of files and folders that exist, absolute.
+
+    So they are found from other folders, too; a hub id, and words for no file, stay as they are.
+    """
+    found = {name: value for name in PATHS if (value := options.get(name)) is not None}
+    for name, value in found.items():
+        files = files_of(value)
+        if value not in (MINILM, AUTO) and all(file.exists() for file in files):
+            found[name] = ",".join(map(os.path.abspath, files))
+    return found
 
 
 def folder_of_run(config: str) -> str | None:
-    """Return the folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
     folder = Path(config).parent
-    return str(folder) if any((folder / name).is_file() for name in ("run.json", "seeds.json")) else None
+    if folder.name.endswith(".partial"):
+        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
+    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
+    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
+    return str(folder) if of_one or of_seeds else None
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    names = {name: ",".join(file.name for file in files_of(value)) for name in _DATA if (value := options.get(name))}
+    names = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | names
-
-
-def _absolute(value: str) -> str:
-    """Make the paths of files and folders that exist absolute; a hub id, and words for no file, stay as they are."""
-    if value in (MINILM, AUTO):
-        return value
-    files = files_of(value)
-    return ",".join(map(os.path.abspath, files)) if all(file.exists() for file in files) else value
 
 
 def convert_option(where: str, name: str, value: Any) -> Any:
@@ -199,5 +197,5 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     for each in methods:
         published = each.preset(name, task)
         training |= published.training
-        options |= {each.name: dict(published.options)} if published.options else {}
-    return training | {"options": options if len(methods) > 1 else options.get(methods[0].name, {})}
+        options |= {each.info.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].info.name, {})}

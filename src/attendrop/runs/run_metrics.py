@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,10 +24,9 @@ from attendrop.files.output_files import finite
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
-from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.resolved_run import ResolvedRun, decided
 from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.small_data_recipe import decided
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import texts_of
@@ -125,7 +124,11 @@ def scored_run(
         },
         "config": run.given.as_dict(),
         "output_dir": config.output_dir,
-        "versions": versions(),
+        "versions": {
+            "attendrop": attendrop.__version__,
+            "python": sys.version.split()[0],
+            **{package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")},
+        },
     }
 
 
@@ -145,14 +148,12 @@ def score_model(
     if not encoded.report and selected is not None:
         return {"selection": SetScores(**selected["scores"])}
     sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
-    train = encoded.real.train
-    return {name: _score(run, trainer, train, rows, name) for name, rows in sets.items()}
+    return {name: _score(run, trainer, encoded, rows, name) for name, rows in sets.items()}
 
 
-def _score(run: ResolvedRun, trainer: RunTrainer, train: Dataset, rows: Dataset, name: str) -> SetScores:
-    head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
-    references, of_train = (head.references(columns_of(each)) for each in (rows, train))
-    return set_scores(run, name, outputs, references, of_train)
+def _score(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, rows: Dataset, name: str) -> SetScores:
+    head, train, outputs = run.task.head, encoded.real.train, _outputs(trainer, run.task, rows)[0]
+    return set_scores(run, name, outputs, head.references(columns_of(rows)), head.references(columns_of(train)))
 
 
 def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -181,8 +182,8 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
         "planned_steps": trainer.state.max_steps,
         "epoch": ended[int(steps)],
         "score": _selection_score(run, trainer),
-        "scores": asdict(_score(run, trainer, encoded.real.train, encoded.selection, "selection")),
-        "history": _history(log, run.method, run.data),
+        "scores": asdict(_score(run, trainer, encoded, encoded.selection, "selection")),
+        "history": _history(log, run.method, run.task),
         "seconds": round(trainer.meter.seconds_so_far, 3),
     } | ({"temperature": held_out_temperature(run, trainer, encoded.selection)} if run.config.calibrate else {})
 
@@ -219,7 +220,7 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.
-    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), task.head.most_fit_rows))
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), 100 if task.head.generates else 1000))
     kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
@@ -237,16 +238,12 @@ def run_metrics(
     selected: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Make the content of ``metrics.json``, except for the data report and the total time."""
-    config, method, parts, head = run.config, run.method, run.parts, run.task.head
-    history = _history(trainer.state.log_history, final.method, run.data)
+    config, method, parts, state = run.config, run.method, run.parts, trainer.state
+    history = _history(state.log_history, final.method, run.task)
     best = selected["score"] if selected is not None else _selection_score(run, trainer)
     if best is None and "selection" in scores:
         best = scores["selection"].scores[run.task.metric]
-    chosen = [
-        entry["epoch"]
-        for entry in history
-        if selected is None and run.chooses_epoch and entry["step"] == trainer.state.best_global_step
-    ]
+    chosen = (entry["epoch"] for entry in history if run.chooses_epoch and entry["step"] == state.best_global_step)
     held_out = parts.selection if config.protocol == "honest" else None
     rows = training_rows(final.parts.train, final.parts)
     rows |= {"selection": len(held_out)} if held_out is not None else {}
@@ -258,17 +255,22 @@ def run_metrics(
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_start or {}).get("unlabelled") or {"used": False}
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
+    parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
     return found | {
-        "best_epoch": chosen[0] if chosen else len(history),
+        "best_epoch": len(history) if selected is not None else next(chosen, len(history)),
         "history": history,
-        "dropout_steps": method.dropout_steps(trainer.state.log_history),
-        "training": decided(config) | {"head_start": None if head.pretrained and started == "random" else started},
+        "dropout_steps": method.dropout_steps(state.log_history),
+        "training": decided(config)
+        | {"head_start": None if run.task.head.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
-        "steps": trainer.state.global_step,
-        "planned_steps": trainer.state.max_steps,
+        "steps": state.global_step,
+        "planned_steps": state.max_steps,
         "train_seconds": round(trainer.meter.seconds_so_far + (selected["seconds"] if selected else 0), 3),
         "peak_memory_bytes": _peak_memory(trainer.args.device),
-        "parameters": _parameters(trainer.accelerator.unwrap_model(trainer.model)),
+        "parameters": {
+            "total": sum(each.numel() for each in parameters),
+            "trained": sum(each.numel() for each in parameters if each.requires_grad),
+        },
         "world_size": trainer.args.world_size,
         "device": str(trainer.args.device),
         "head_start": trainer.head_start,
@@ -287,67 +289,58 @@ def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     return trainer.method_state.final_report(data.iter_batches(trainer.args.eval_batch_size, Processes()))
 
 
-def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
+def _history(log: list[dict[str, float]], method: Method, task: Task) -> list[dict[str, Any]]:
     """Make one entry per epoch, counted from 1: losses, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
-    names = (data.task.metric, *data.task.other_metrics)
+    sources = [part.source for part in method.parts]
     history: dict[int, dict[str, Any]] = {}
-    for number in dict.fromkeys(math.ceil(entry["epoch"]) for entry in log if "loss" in entry):
-        metrics = epoch_metrics(log, number)
-        history[number] = {
-            "epoch": number,
-            "step": max(entry["step"] for entry in log if "loss" in entry and math.ceil(entry["epoch"]) == number),
-            "train_loss": metrics["loss"],
-            "selection_loss": None,
-            "selection": {},
-            "regularized": number - 1 in acts_in,
-            "dropped": {
-                part.name: metrics[f"{part.source}/dropped"]
-                for part in method.parts
-                if f"{part.source}/dropped" in metrics
-            },
-            "figures": {name: value for name, value in metrics.items() if _is_metric(name, method)},
-        }
+    for entry in log:
+        number = math.ceil(entry["epoch"])
+        if "loss" in entry and number not in history:
+            metrics = epoch_metrics(log, number)
+            own = {name: name.partition("/") for name in metrics}
+            history[number] = {
+                "epoch": number,
+                "step": max(each["step"] for each in log if "loss" in each and math.ceil(each["epoch"]) == number),
+                "train_loss": metrics["loss"],
+                "selection_loss": None,
+                "selection": {},
+                "regularized": number - 1 in acts_in,
+                "dropped": {
+                    part.name: metrics[f"{part.source}/dropped"]
+                    for part in method.parts
+                    if f"{part.source}/dropped" in metrics
+                },
+                "figures": {  # metrics of the method, other than the fractions that it dropped
+                    name: metrics[name]
+                    for name, (source, _, what) in own.items()
+                    if source in sources and what != "active" and not what.startswith("dropped")
+                },
+            }
     for entry in log:
         if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
-            found = {name: entry[f"eval_{name}"] for name in names}
+            found = {name: entry[f"eval_{name}"] for name in (task.metric, *task.other_metrics)}
             history[math.ceil(entry["epoch"])] |= {"selection": found, "selection_loss": finite(entry["eval_loss"])}
     return list(history.values())
 
 
 def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, float]:
     """Average what was logged beside the loss in an epoch, counted from 1, weighted by steps."""
-    entries = [entry for entry in _with_steps(log) if math.ceil(entry["epoch"]) == epoch]
-    found = {}
-    for name in dict.fromkeys(name for entry in entries for name in entry):
-        having = [entry for entry in entries if name in entry]
-        mean = having[0][name]  # exact, if there is only one
-        if len(having) > 1:
-            mean = float(np.average([entry[name] for entry in having], weights=[entry["steps"] for entry in having]))
-        found[name] = mean
-    return found
-
-
-def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
-    """Yield the entries of the log with a training loss, and the number of ``steps`` that each is about."""
+    found: dict[str, list[tuple[float, float]]] = {}
     last_step = 0.0
     for entry in log:
         if "loss" in entry:
-            yield entry | {"steps": entry["step"] - last_step}
+            entry = entry | {"steps": entry["step"] - last_step}
             last_step = entry["step"]
-
-
-def _is_metric(name: str, method: Method) -> bool:
-    """Return whether a log entry is a metric of the method, other than the fractions that it dropped."""
-    source, _, own = name.partition("/")
-    return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
-
-
-def _parameters(model: torch.nn.Module) -> dict[str, int]:
-    """Count the parameters of a model, and those that are trained."""
-    parameters = list(model.parameters())
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return {"total": sum(parameter.numel() for parameter in parameters), "trained": trained}
+            for name, value in entry.items() if math.ceil(entry["epoch"]) == epoch else ():
+                found.setdefault(name, []).append((value, entry["steps"]))
+    # Exact, if there is only one.
+    return {
+        name: pairs[0][0]
+        if len(pairs) == 1
+        else float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
+        for name, pairs in found.items()
+    }
 
 
 def reset_peak_memory() -> None:
@@ -367,9 +360,3 @@ def _peak_memory(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that determine results."""
-    others = {package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")}
-    return {"attendrop": attendrop.__version__, "python": sys.version.split()[0], **others}

@@ -1,19 +1,21 @@
-"""Trainer of runs, with predictions in the order of the rows; and callbacks for extra checkpoints and logs."""
+"""Trainer of runs, which predicts in the order of the rows; its callback, arguments and loss."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Sampler
 from transformers import (
+    EarlyStoppingCallback,
     EvalPrediction,
     ProgressCallback,
     Trainer,
@@ -24,18 +26,20 @@ from transformers import (
 )
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput
 
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
 from attendrop.model_support.batches import to_device
-from attendrop.model_support.models import trained_tensors
-from attendrop.runs.run_folder import TENSORBOARD
+from attendrop.model_support.devices import compute_device
+from attendrop.runs.config import RunConfig
+from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
+from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
-from attendrop.training.checkpoints import reading
+from attendrop.training.checkpoints import trainer_state
 from attendrop.training.model_call import replaced_attribute
-from attendrop.training.regularization import Regularization
 from attendrop.training.trainer import RegularizedTrainer
 
 
@@ -46,87 +50,62 @@ def check_integration(name: str) -> None:
         raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
 
 
-class Meter(TrainerCallback, ExportableState):
-    """Timer of training, including the time before a run was resumed.
+class RunCallback(TrainerCallback, ExportableState):
+    """Callback of a run: time, additional checkpoints and logs, the record of its begin, and its end.
+
+    One does all, since the trainer warns of two callbacks of a class. Its time is restored from a checkpoint.
+
+    Args:
+        save_steps: Number of optimizer steps between checkpoints, besides those at the end of an epoch.
+        log_steps: The same for logs.
+        save_seconds: Seconds between checkpoints, each at the end of a step.
+        stop_after: Number of steps of a longer schedule after which training ends.
+        begun: Called after the first step, since methods and models refuse invalid settings before that.
 
     Attributes:
-        seconds_so_far: Seconds of training, once it has ended.
+        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes.
         seconds_before: Seconds of training in earlier processes.
     """
 
-    def __init__(self) -> None:
-        self.seconds_so_far = 0.0
-        self.seconds_before = 0.0
-        self.start = time.monotonic()
+    def __init__(
+        self,
+        *,
+        save_steps: int | None = None,
+        log_steps: int | None = None,
+        save_seconds: float | None = None,
+        stop_after: int | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> None:
+        self.steps = {"should_save": save_steps, "should_log": log_steps}
+        self.save_seconds, self.stop_after, self.begun = save_seconds, stop_after, begun
+        self.seconds_so_far = self.seconds_before = 0.0
+        self.start = self.last_save = time.monotonic()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.start = time.monotonic()
+        self.start = self.last_save = time.monotonic()
         self.seconds_before = self.seconds_so_far
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.seconds_so_far = self.seconds()
-
-    def seconds(self) -> float:
-        """Return the seconds of training until now."""
-        return self.seconds_so_far + time.monotonic() - self.start
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
-
-
-class EverySteps(TrainerCallback):
-    """Save a checkpoint every ``save`` optimizer steps, and log every ``log``, besides what each epoch's end does.
-
-    One does both: the trainer warns of two callbacks of a class.
-    """
-
-    def __init__(self, *, save: int | None, log: int | None) -> None:
-        self.steps = {"should_save": save, "should_log": log}
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.begun is not None:
+            self.begun()
+            self.begun = None
         for flag, steps in self.steps.items():
             if steps and state.global_step % steps == 0 and not float(state.epoch or 0).is_integer():
                 setattr(control, flag, True)
-
-
-class StopAfter(TrainerCallback):
-    """Stop after ``steps`` optimizer steps of a longer schedule."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_training_stop |= state.global_step >= self.steps
-
-
-class AfterFirstStep(TrainerCallback):
-    """Call ``do`` after the first step, since methods and models refuse invalid settings before that."""
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        self.do: Callable[[], None] | None = do
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.do is not None:
-            self.do()
-            self.do = None
-
-
-class SaveBySeconds(TrainerCallback):
-    """Save a checkpoint at the first step that ends ``seconds`` or more after the last one."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.last = time.monotonic()
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if time.monotonic() - self.last >= self.seconds:
+        if self.save_seconds is not None and time.monotonic() - self.last_save >= self.save_seconds:
             control.should_save = True
+        if self.stop_after is not None and state.global_step >= self.stop_after:
+            control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last = time.monotonic()
+        self.last_save = time.monotonic()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds_so_far += time.monotonic() - self.start
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it."""
+        return {"args": {}, "attributes": {"seconds_so_far": self.seconds_so_far + time.monotonic() - self.start}}
 
 
 def silence(trainer: Trainer) -> None:
@@ -156,7 +135,7 @@ class RunTrainer(RegularizedTrainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
                 callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
-        if head.rewarded_by_loss:
+        if head.generates:
             self.compute_reward_metrics = None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -164,15 +143,6 @@ class RunTrainer(RegularizedTrainer):
         warmup = self.args.warmup_steps
         with replaced_attribute(self.args, "warmup_steps", warmup if num_training_steps * warmup >= 1 else 0.0):
             return super().create_scheduler(num_training_steps, optimizer)
-
-    def found_best(self) -> None:
-        """Note the step, which transformers does only if it saves a checkpoint then."""
-        self.state.best_global_step = self.state.global_step
-
-    @property
-    def meter(self) -> Meter:
-        """The timer among the callbacks, which runs have."""
-        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Meter))
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -209,6 +179,11 @@ class RunTrainer(RegularizedTrainer):
     def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.argsort(-np.asarray(self.head.lengths(columns_of(rows))), kind="stable")
 
+    @property
+    def meter(self) -> RunCallback:
+        """The callback of the run, which measures its time."""
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, RunCallback))
+
 
 def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     """Reorder an array of rows, or each array of a tuple; None stays None."""
@@ -219,40 +194,118 @@ def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     return values[places]
 
 
-_BEST = "best_weights.safetensors"
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
-class BestInMemoryTrainer(RunTrainer):
-    """Trainer that keeps the weights of the best epoch in memory, since checkpoints may not have them.
+def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = False) -> TrainingArguments:
+    """Make the arguments of a run; raises AttendropError if its options conflict on this machine.
 
-    When training ends, the model has these weights. Each checkpoint has them beside the latest ones.
+    There is a checkpoint of each epoch, or in a ``timed`` run only of those that were the best so far.
     """
+    config, selecting = run.config, run.parts.selection is not None
+    saved = "epoch" if not timed else "best" if run.chooses_epoch else "no"
+    return _arguments(
+        config,
+        output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
+        num_train_epochs=num_epochs(config, rows),
+        max_steps=config.max_steps or -1,
+        per_device_eval_batch_size=config.eval_batch_size,
+        eval_strategy="epoch" if selecting else "no",
+        save_strategy=saved,
+        save_total_limit=2,
+        load_best_model_at_end=run.chooses_epoch,
+        metric_for_best_model=f"eval_{run.task.metric}",  # methods may score models by it, too
+        greater_is_better=True,
+        report_to=config.report_to,
+        run_name=Path(config.output_dir).name,
+    )
 
-    best_weights: dict[str, Tensor] | None = None
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in ``RegularizedTrainer``."""
-        if isinstance(resume_from_checkpoint, str) and (Path(resume_from_checkpoint) / _BEST).exists():
-            with reading(resume_from_checkpoint, _BEST):
-                kept = load_file(Path(resume_from_checkpoint) / _BEST)
-                model = self.accelerator.unwrap_model(self.model)
-                self.best_weights = {name: kept[name] for name in trained_tensors(model)}
-        found = super().train(resume_from_checkpoint, *args, **kwargs)
-        if self.best_weights is not None:
-            with torch.no_grad():
-                for name, tensor in trained_tensors(self.accelerator.unwrap_model(self.model)).items():
-                    tensor.copy_(self.best_weights[name])
-        return found
+def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
+    """Make the arguments for fine-tuning a pruned model, with the options of its run."""
+    return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
 
-    def found_best(self) -> None:
-        """As in ``RunTrainer``, and keep a copy of the weights."""
-        super().found_best()
-        model = self.accelerator.unwrap_model(self.model)
-        tensors = trained_tensors(model).items()
-        self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
 
-    def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
-        """As in ``RegularizedTrainer``, after adding the best weights."""
-        if self.best_weights is not None and self.args.should_save:
-            save_file(self.best_weights, checkpoint / _BEST)
-        super().complete_checkpoint(checkpoint, regularization)
+def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
+    """Make training arguments from a run's resolved options and additional ones."""
+    assert config.batch_size is not None and config.learning_rate is not None
+    try:
+        arguments = TrainingArguments(
+            per_device_train_batch_size=config.batch_size,
+            gradient_accumulation_steps=config.gradient_accumulation,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            lr_scheduler_type=config.schedule,
+            warmup_steps=config.warmup,
+            train_sampling_strategy="group_by_length",
+            logging_strategy="epoch",
+            seed=config.seed,
+            data_seed=config.seed,
+            # Without this argument, the trainer does not start DDP on CPUs.
+            use_cpu=compute_device(config.device).type == "cpu",
+            bf16=config.bf16,
+            fp16=config.fp16,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            disable_tqdm=True,
+            **own,
+        )
+    except ValueError as error:  # such as half precision on a device without it
+        raise AttendropError(
+            f"These options cannot be combined on this machine: {str(error).splitlines()[0]}"
+        ) from error
+    if arguments.n_gpu > 1:  # otherwise the trainer would divide batches among all that this process sees
+        arguments._n_gpu = 1
+    return arguments
+
+
+def num_epochs(config: RunConfig, rows: int) -> int:
+    """Count the epochs of a run, including a partial last one."""
+    if config.max_steps is None:
+        assert config.epochs is not None
+        return config.epochs
+    assert config.batch_size is not None
+    batches = math.ceil(rows / (config.batch_size * number_of_processes()))
+    return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
+
+
+def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> bool:
+    """Return whether a run had stopped early at a checkpoint, so that it takes no more steps if it is resumed."""
+    state = trainer_state(checkpoint)
+    stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
+    waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    stopped = config.patience is not None and waited >= config.patience
+    return stopped or (stop_after is not None and state.global_step >= stop_after)
+
+
+# Loss -----------------------------------------------------------------------------------------------------------------
+
+
+def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
+    """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
+
+    A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
+    every class has the same total weight and the mean weight is 1. The sum over a batch is divided by the number
+    of rows of the whole step, so that the gradient does not depend on how a step is split into micro-batches.
+
+    Args:
+        labels: Labels of the training rows, ``(rows,)``.
+        num_classes: Number of classes; a class without rows has weight 0.
+    """
+    counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
+    weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        total = functional.cross_entropy(logits, labels, weight=weights.to(logits), reduction="sum")
+        return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+    return loss
+
+
+def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
+    """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
+    if config.class_weights is None:
+        return None
+    if not task.head.num_classes:
+        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
+    return balanced_loss(labels, task.head.num_classes)

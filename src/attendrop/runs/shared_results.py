@@ -50,13 +50,9 @@ def shared(
     if _results is None:
         return compute()
     digest = hashlib.sha256(json.dumps([kind, key()], sort_keys=True).encode()).hexdigest()
-    if digest in _results:
-        _results.move_to_end(digest)
-        known: Result = _results[digest][0]
-        return known
-    result = compute()
-    if size(result) <= MOST_BYTES:
-        _results[digest] = result, size(result)
+    result, needed = _results.pop(digest, None) or ((found := compute()), size(found))
+    if needed <= MOST_BYTES:
+        _results[digest] = result, needed  # as the newest
     while sum(kept for _, kept in _results.values()) > MOST_BYTES:
         _results.popitem(last=False)
     return result

@@ -1,52 +1,66 @@
-"""Training of one model on one task, from options to results."""
+"""Training of one model on one task, from options to results, with one seed or several.
+
+If rows are held out and are to be trained on in the end (``refit``), a run has two stages, which share data, options
+and folder: a training without these rows, which chooses the number of steps (and the temperature of ``calibrate``), and
+then one on all rows for as many steps, whose model is kept. ``run.json`` has what the first one found, so that a run
+that is resumed goes on with the second.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, set_seed
+from transformers.trainer_utils import EvalPrediction
 
+from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.files.model_files import lasting_name
-from attendrop.files.output_files import write_json, write_text
-from attendrop.methods.core.registry import decided_by_data
+from attendrop.files.output_files import disk_errors, write_json, write_text
+from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.model_support.devices import compute_device
 from attendrop.model_support.models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
-from attendrop.runs.fitting import fit, load_model
+from attendrop.runs.head_start import start_head
+from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_card import CARD, model_card
-from attendrop.runs.model_loading import Loaded
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.model_loading import Loaded, load_for
+from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
-    METRICS,
     SAMPLED_ROWS,
     SELECTION,
     begin_run,
-    check_processes,
+    check_folder,
     check_unchanged,
-    clear_unfinished,
-    delete_checkpoints,
+    finish_run,
     is_main_process,
+    locked,
+    name_aside,
     note_in_run,
     number_of_processes,
+    put_in_place,
+    read_json,
     read_metrics,
     read_run,
-    replace_run,
-    results,
     run_folder,
+    set_aside,
 )
 from attendrop.runs.run_metrics import (
     SetScores,
@@ -56,16 +70,31 @@ from attendrop.runs.run_metrics import (
     score_model,
     selection_report,
 )
-from attendrop.runs.run_trainer import RunTrainer, check_integration
-from attendrop.runs.small_data_recipe import decided
-from attendrop.runs.training_args import num_epochs
+from attendrop.runs.run_trainer import (
+    RunCallback,
+    RunTrainer,
+    check_integration,
+    has_stopped,
+    num_epochs,
+    run_arguments,
+    run_loss,
+)
 from attendrop.tasks.class_names import names_told, unlabelled_told
+from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
+from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
+from attendrop.tasks.tokenization import columns_of
+from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
 
+# Scores of the runs of several seeds, beside their folders.
+SUMMARY = "summary.json"
+# Usual upper limits in fine-tuning; an option above its limit is named as the likely cause of a divergence.
+_HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
+_HIGHEST_OF_METHOD = 100.0
 logger = logging.getLogger(__name__)
 
 
@@ -88,10 +117,11 @@ def train(
         config: Options of the run.
         resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
             training rows and its model are the same.
-        overwrite: Replace the run in the folder; it is deleted when this one is complete.
+        overwrite: Replace the run in the folder; it is moved aside when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
-        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch.
+        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; if the epoch is
+            chosen, there is one of the best epoch, too.
 
     Returns:
         The content of ``metrics.json``.
@@ -116,52 +146,68 @@ def _train(
     began = time.monotonic()
     reset_peak_memory()
     check_integration(config.report_to)
-    # Resolve the options, and load the data.
+    # Resolve the options, and load the data and the model.
     begun = (read_run(place) if resume else None) or {}
     run = resolve_run(config, begun.get("decided"))
     rows = fingerprint(run.parts)
     if begun:
         check_unchanged(place, config, rows)
-    finished = read_metrics(place) if resume else None
-    if finished is not None:
+    if resume and (finished := read_metrics(place)) is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
-        if is_main_process():
-            delete_checkpoints(place)
+        if is_main_process():  # which may have died before this
+            put_in_place(place, Path(config.output_dir))
         return finished
-    check_processes(place, begun)
-    # Load the model.
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
     report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
     announce_data(report, run.task.head)
     if not begun and is_main_process():
-        clear_unfinished(place)
-    # Fit it; if held-out rows are to be trained on, too, once without and once with them.
+        set_aside(place)
     found = decided(run.config) | {"options": run.config.options}
-    begin = partial(begin_run, place, config, rows, decided=found, processes=number_of_processes())
-    fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
+    fit_here = partial(
+        fit,
+        place=place,
+        begin=partial(begin_run, place, config, rows, decided=found, processes=number_of_processes()),
+        callbacks=callbacks,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    # Without the held-out rows, if they are to be trained on in the end.
     final, selected, seconds_before = run, begun.get("selected"), 0.0
-    if run.config.refit:
-        if selected is None:
-            selected, seconds_before = _select(fit_here, place, run, loaded, encoded, begun)
-            begun, loaded = {}, load_model(run)
-        else:
-            seconds_before = float(selected["seconds"])
+    if run.config.refit and selected is None:
+        trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / SELECTION)
+        selected, seconds_before = selection_report(run, trainer, encoded), trainer.meter.seconds_before
+        if trainer.is_world_process_zero():
+            note_in_run(place, selected=selected)
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            shutil.rmtree(place / SELECTION, ignore_errors=True)
+        begun, loaded = {}, load_model(run)
+    elif selected is not None:
+        seconds_before = float(selected["seconds"])
+    # The training whose model is kept.
+    if selected is not None:
         final = run.on_all_rows(selected["planned_steps"])
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
-    seconds_before += trainer.meter.seconds_before
-    temperature = _calibrate(run, trainer, encoded, selected) if config.calibrate else None
+    temperature = None
+    if config.calibrate:
+        if selected is None:
+            assert encoded.selection is not None
+            temperature = held_out_temperature(run, trainer, encoded.selection)
+        else:
+            temperature = float(selected["temperature"])
+        divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
+        logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
     # Score it, and write the results.
     scores = score_model(run, trainer, encoded, selected)
     metrics = run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
     metrics["data"]["report"] = report
     metrics["temperature"] = temperature
-    metrics["total_seconds"] = round(time.monotonic() - began + seconds_before, 3)
+    metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + trainer.meter.seconds_before, 3)
     if trainer.is_world_process_zero():
         predictions = scores["dev"].predictions if "dev" in scores else None
         _write(trainer, run, metrics, predictions, place, model=keep_model)
@@ -169,39 +215,111 @@ def _train(
     return metrics
 
 
-def _select(
-    fit_here: Callable[..., RunTrainer],
-    place: Path,
+def load_model(run: ResolvedRun) -> Loaded:
+    """Load the model as each training of a run begins with it, and check that the method can act on it."""
+    set_seed(run.config.seed)
+    loaded = load_for(run.config.model, run.task, run.config.pooling)
+    if run.method.info.uses_attention:
+        run.method.selected_layers(find_attention_layers(loaded.model))
+    return loaded
+
+
+def fit(
     run: ResolvedRun,
     loaded: Loaded,
     encoded: Parts,
+    place: Path,
+    begin: Callable[[], None],
+    *,
     begun: Mapping[str, Any],
-) -> tuple[dict[str, Any], float]:
-    """Train with held-out rows, to determine the number of epochs for the training on all rows.
+    checkpoints: Path | None = None,
+    stop_after: int | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    checkpoint_seconds: float | None = None,
+) -> RunTrainer:
+    """Train a model, or resume from its last checkpoint; return the trainer, which stores the head's start.
 
-    Returns:
-        :func:`selection_report`, and the seconds of this training in earlier processes.
+    After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
+    record if this training may have begun before, otherwise empty. ``checkpoints`` are in ``place`` by default, one
+    after each epoch or ``checkpoint_seconds``. ``stop_after`` ends a longer schedule after this number of steps.
     """
-    trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / SELECTION)
-    selected = selection_report(run, trainer, encoded)
-    if trainer.is_world_process_zero():
-        note_in_run(place, selected=selected)
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        shutil.rmtree(place / SELECTION, ignore_errors=True)
-    return selected, trainer.meter.seconds_before
-
-
-def _calibrate(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None) -> float:
-    """Divide the model's logits by the temperature fitted on held-out rows, in this or the previous training."""
-    if selected is None:
-        assert encoded.selection is not None
-        temperature = held_out_temperature(run, trainer, encoded.selection)
+    config, task, tokenizer, checkpoints = run.config, run.task, loaded.tokenizer, checkpoints or place
+    checkpoint = last_checkpoint(checkpoints) if begun else None
+    arguments = run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
+    if checkpoint is not None:
+        logger.info("Resuming from %s.", checkpoint)
+        head_start = begun.get("head_start")
     else:
-        temperature = float(selected["temperature"])
-    divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
-    logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
-    return temperature
+        if begun:
+            logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+        run.method.prepare(loaded.model, config.seed)
+        rows = run.parts.train
+        groups = given_groups(rows) if GROUP in rows.column_names else None
+        head_start = start_head(loaded, task.head, encoded, config, groups)
+    if config.adapter is not None:
+        loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.head, config.adapter))
+
+    def note() -> None:
+        if read_run(place) is None:
+            begin()
+        note_in_run(place, head_start=head_start)
+
+    own: list[TrainerCallback] = [
+        RunCallback(
+            save_steps=config.save_steps,
+            log_steps=config.logging_steps,
+            save_seconds=checkpoint_seconds,
+            stop_after=stop_after,
+            begun=note if checkpoint is None and is_main_process() else None,
+        )
+    ]
+    if config.patience is not None and encoded.selection is not None:
+        own.append(EarlyStoppingCallback(config.patience))
+
+    def scores(found: EvalPrediction, rows: Mapping[str, Any]) -> dict[str, float]:
+        refuse_diverged(config, found.predictions)
+        outputs = task.head.row_outputs(np.asarray(found.predictions), rows, tokenizer)
+        return compute_scores(task, outputs, task.head.references(rows))
+
+    selection = {} if encoded.selection is None else columns_of(encoded.selection)
+    trainer = RunTrainer(
+        loaded.model,
+        arguments,
+        regularizer=run.method,
+        train_dataset=encoded.train,
+        reward_dataset=encoded.reward,
+        eval_dataset=encoded.selection,
+        data_collator=task.head.collator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=lambda found: scores(found, selection),
+        compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
+        compute_loss_func=run_loss(config, task, encoded.train["labels"][:]),
+        head=task.head,
+        callbacks=[*own, *callbacks],
+    )
+    trainer.head_start = head_start
+    trainer.has_stopped = checkpoint is not None and has_stopped(config, checkpoint, stop_after)
+    if config.max_steps == 0:
+        note()
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    refuse_diverged(config, *(parameter.detach() for parameter in loaded.model.parameters()))
+    return trainer
+
+
+def refuse_diverged(config: RunConfig, *values: Any) -> None:
+    """Raise AttendropError, with advice, if an array or a tensor has an entry that is NaN or infinite."""
+    if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
+        return
+    given = {name: getattr(config, name) for name in _HIGHEST}
+    absurd = {name: value for name, value in given.items() if value > _HIGHEST[name]}
+    numbers = {name: value for name, value in flat_options(config.options).items() if isinstance(value, float)}
+    absurd |= {name: value for name, value in numbers.items() if abs(value) > _HIGHEST_OF_METHOD}
+    named = " and ".join(f"{name.replace('_', '-')} is {value:g}" for name, value in absurd.items())
+    half = ", or train without fp16" if config.fp16 else ""
+    advice = f"Lower learning-rate, which is {config.learning_rate:g}{half}."
+    advice = f"Much lower values are usual: {named}." if named else advice
+    raise AttendropError(f"Training diverged: the model's numbers are NaN or infinite. {advice}")
 
 
 def divide_logits(model: PreTrainedModel, temperature: float) -> None:
@@ -234,22 +352,18 @@ def _write(
     *,
     model: bool,
 ) -> None:
-    """Write the files of a finished run, ``metrics.json`` and its options at least, and put it in its folder."""
+    """Write the files of a finished run, ``metrics.json`` at least, and put it in its folder."""
     config = run.given
-    with results(place) as files:
+    with disk_errors(place):
         if model:
-            _save(trainer, run, metrics, files)
-        write_json(files / METRICS, metrics)
+            _save(trainer, run, metrics, place)
         if predictions is not None:
-            write_predictions(files / PREDICTIONS, predictions)
-        if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
-            write_text(files / RUN_FILE, run_file(config))
+            write_predictions(place / PREDICTIONS, predictions)
         if config.shots is not None or config.max_train_samples is not None:
-            write_json(files / SAMPLED_ROWS, sampled_rows(run.parts))
+            write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
         if run.data.skipped:
-            write_skipped(files / SKIPPED, run.data.skipped)
-    delete_checkpoints(place)  # a run with metrics.json is never resumed
-    replace_run(Path(config.output_dir))
+            write_skipped(place / SKIPPED, run.data.skipped)
+        finish_run(place, Path(config.output_dir), metrics)
 
 
 def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
@@ -292,7 +406,12 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.warning("The method scores models on dev during training, so the score on it is optimistic.")
     if not run.chooses_epoch:
         logger.info("Nothing is chosen: the last epoch is kept.")
-    logger.info("%s", _training(run))
+    length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
+    reads = ", on the mean over all tokens" if run.task.head.one_vector and config.pooling == "mean" else ""
+    head = "" if run.task.head.generates else " and the head"
+    adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
+    rate = f"learning rate {config.learning_rate:g}"
+    logger.info("Training: %s of batches of %d, %s%s%s.", length, config.batch_size, rate, reads, adapter)
     if decision := decided_by_data(run.method.name, run.given.options, run.method.options()):
         logger.info("The data have many classes with few rows each, so the method is %s.", decision)
     total = num_epochs(config, rows)
@@ -301,30 +420,13 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         if epochs is None:
             logger.info("Method %s: nothing is regularised.", part.name)
         elif epochs:  # if there are none, the trainer warns
-            logger.info("Method %s will regularise %s.", part.name, _listed(epochs, total))
+            names = [str(epoch + 1) for epoch in epochs]
+            shown = names if len(names) <= 8 else [*names[:3], "...", names[-1]]
+            some = f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
+            every = f"all {total} epochs" if total > 1 else "the only epoch"
+            logger.info("Method %s will regularise %s.", part.name, every if len(epochs) == total else some)
     if run.method.evidence:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
-
-
-def _training(run: ResolvedRun) -> str:
-    """Describe the training options, as given or as decided by the recipe."""
-    config = run.config
-    length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
-    reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
-    head = "" if run.task.head.pretrained else " and the head"
-    adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
-    return (
-        f"Training: {length} of batches of {config.batch_size}, learning rate {config.learning_rate:g}{reads}{adapter}."
-    )
-
-
-def _listed(epochs: list[int], total: int) -> str:
-    """Format epochs, given from 0, counted from 1."""
-    if len(epochs) == total:
-        return f"all {total} epochs" if total > 1 else "the only epoch"
-    names = [str(epoch + 1) for epoch in epochs]
-    shown = names if len(names) <= 8 else [*names[:3], "...", names[-1]]
-    return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
 
 
 def announce_data(report: dict[str, Any], head: Head) -> None:
@@ -353,3 +455,88 @@ def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> 
             fit["metric"],
             fit["score"],
         )
+
+
+# Several seeds --------------------------------------------------------------------------------------------------------
+
+
+def train_seeds(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> dict[str, Any]:
+    """Train with each seed in the folder ``seedN`` of ``config.output_dir``.
+
+    Beside these folders are ``run.yaml``, which repeats all runs, once the first of them is finished, and
+    ``summary.json`` once all are.
+
+    Returns:
+        The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and
+        ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
+
+    Raises:
+        AttendropError: As for :func:`train`, if possible before the first run starts; or a seed is given twice.
+    """
+    if len(set(seeds)) < len(seeds):
+        raise AttendropError(f"seed {next(seed for seed in seeds if seeds.count(seed) > 1)} is given twice.")
+    folder, writes = Path(config.output_dir), is_main_process()
+    configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
+    with locked(folder) if writes else nullcontext():
+        if writes:
+            _check_summary(folder, replaces=resume or overwrite)
+            for each in configs:
+                check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
+        found = []
+        for number, each in enumerate(configs, start=1):
+            logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
+            found.append(train(each, resume=resume, overwrite=overwrite, callbacks=callbacks))
+            file, content = folder / RUN_FILE, run_file(config, seeds)
+            if writes and number == 1:
+                if file.exists() and file.read_text(encoding="utf-8") != content:
+                    file.replace(name_aside(file))
+                write_text(file, content)
+        summary = summarise(found)
+        if writes:
+            write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def _check_summary(folder: Path, *, replaces: bool) -> None:
+    """Refuse a folder that holds a run of one seed, files of others, or a summary that nothing ``replaces``."""
+    if read_run(folder) is not None:
+        raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
+    found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
+    begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
+    if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
+        raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
+    if found is not None and not replaces:
+        raise AttendropError(
+            f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
+        )
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Average the scores of runs that differ in their seed, given the ``metrics.json`` of each."""
+    first = runs[0]
+    return {
+        "seeds": [run["seed"] for run in runs],
+        "n": len(runs),
+        **{name: first[name] for name in ("task", "model", "method", "metric")},
+        "selection_score": None
+        if first["selection_score"] is None
+        else _moments([run["selection_score"] for run in runs]),
+        "all_scores": {
+            part: {name: _moments([run["all_scores"][part][name] for run in runs]) for name in scores}
+            for part, scores in first["all_scores"].items()
+        },
+        "baseline": first["baseline"],
+        "runs": [run["output_dir"] for run in runs],
+    }
+
+
+def _moments(values: list[float]) -> dict[str, Any]:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "values": values}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.base import FineTune
 from attendrop.methods.core.registry import decided_by_data
-from attendrop.methods.finetune import FineTune
 from attendrop.studies.method_rows import (
     HOLDS_FOR_SHIFTED,
     MethodRow,

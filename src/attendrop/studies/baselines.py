@@ -19,31 +19,27 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.argument_checks import check_choice
 from attendrop.attention.isolation import forked_rng
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json, write_text
+from attendrop.files.output_files import write_text
 from attendrop.model_support.devices import compute_device
 from attendrop.pruning.serialization import without_report
-from attendrop.runs.baseline_models import BaselineModel, fit_tf_idf, tf_idf
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
-from attendrop.runs.prediction_passes import frozen_features
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
 from attendrop.runs.run_folder import (
-    METRICS,
     begin_run,
     check_unchanged,
-    clear_unfinished,
+    finish_run,
+    put_in_place,
     read_metrics,
-    read_run,
-    replace_run,
-    results,
     run_folder,
+    set_aside,
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.runs.small_data_recipe import steps
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.class_names import unlabelled_decisions
@@ -51,7 +47,7 @@ from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.linear_models import self_trained
 from attendrop.tasks.heads.model_classes import is_encoder
-from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
@@ -81,7 +77,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         config: Options of the run; those of its method and of the optimization are not used.
         name: Name of the baseline.
         keep_model: Also write the model, which `attendrop predict` and `evaluate` read
-            (:mod:`attendrop.runs.baseline_models`).
+            (:mod:`attendrop.runs.prediction_passes`).
         overwrite: Replace the run in the folder when this one is complete.
 
     Returns:
@@ -96,6 +92,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
     config = replace(config, method="finetune", options={})
     with run_folder(config, resume=not overwrite, overwrite=overwrite, baseline=name) as place:
         if (finished := read_metrics(place)) is not None:
+            put_in_place(place, Path(config.output_dir))
             return finished
         run = resolve_run(config)
         if name not in (found := defined_for(run.task)):
@@ -104,22 +101,19 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             raise AttendropError(f"Baseline {name!r} is not defined for {what}; {defined}.")
         rows = fingerprint(run.parts)
         if overwrite:
-            clear_unfinished(place)
+            set_aside(place)
         check_unchanged(place, config, rows)
-        if read_run(place) is None:  # else its record lists files that it wrote before it was stopped
-            begin_run(place, config, rows, baseline=name)
+        begin_run(place, config, rows, baseline=name)
         metrics, predictions, model = _fitted(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
-        with results(place) as files:
-            if keep_model:
-                own = load_config(run.config.model)
-                run.task.head.configure(own)
-                model.save(files, own)
-                write_text(files / CARD, baseline_card(metrics, run.task.head))
-            write_json(files / METRICS, metrics)
-            if predictions is not None:
-                write_predictions(files / PREDICTIONS, predictions)
-        replace_run(Path(config.output_dir))
+        if keep_model:
+            own = load_config(run.config.model)
+            run.task.head.configure(own)
+            model.save(place, own)
+            write_text(place / CARD, baseline_card(metrics, run.task.head))
+        if predictions is not None:
+            write_predictions(place / PREDICTIONS, predictions)
+        finish_run(place, Path(config.output_dir), metrics)
     return metrics
 
 
@@ -185,9 +179,7 @@ class _Fits:
     def targets(self, rows: Dataset) -> list[Any]:
         """Return the target of each row: where rows are read in several windows, that of the first one."""
         columns = self._columns(rows)
-        firsts = {number: place for place, number in reversed(list(enumerate(self.head.row_numbers(columns))))}
-        labels = columns["labels"][:]
-        return [labels[place] for place in sorted(firsts.values())]
+        return list(of_documents(columns["labels"][:], columns))
 
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attendrop.files.output_files import write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config
-from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import MethodRow, method_label
@@ -28,7 +28,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
     A linear model on the frozen encoder is made by a run that fine-tunes nothing, so that it is a model of
-    transformers. Other baselines are models of :mod:`attendrop.runs.baseline_models`.
+    transformers. Other baselines are models of :mod:`attendrop.runs.prediction_passes`.
     """
     found = {method_label(each.metrics): (each.unit, each.metrics) for each in results if each.metrics is not None}
     unit, metrics = found[answer.use or REFERENCE]
@@ -38,7 +38,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "honest"}
-    if baseline == FROZEN and head.has_pooling and is_encoder(load_config(unit.config.model)):
+    if baseline == FROZEN and head.one_vector and is_encoder(load_config(unit.config.model)):
         changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
@@ -61,7 +61,7 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
         f"`{label}`: {scores} These are scores of the comparison's models, which were trained without these rows, and "
         "not of this one, which was trained in the end."
     )
-    rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
+    write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
 
 
 def _spread(row: MethodRow) -> str:

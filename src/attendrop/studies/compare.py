@@ -14,13 +14,12 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method, labelled_method
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, declared, takes_options
 from attendrop.runs.data import fingerprint
-from attendrop.runs.declared_options import declared, takes_options
-from attendrop.runs.folder_lock import locked
 from attendrop.runs.model_loading import load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import NEW_RUN, clear_unfinished, holds_run, read_metrics, read_run, replace_run
+from attendrop.runs.run_file import partial_of
+from attendrop.runs.run_folder import holds_run, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
@@ -209,21 +208,18 @@ def _keep_best(
     job = Job(wanted, Path(wanted.config.output_dir))
     place, rows = job.folder, fingerprint(resolve_run(wanted.config).parts)
     try:
-        if (place / NEW_RUN).is_dir():  # its replacement may have been interrupted
-            with locked(place):
-                replace_run(place)
-        same = holds_run(place, wanted.config, rows, wanted.baseline)
-        if finished := same and read_metrics(place) is not None:
-            clear_unfinished(place / NEW_RUN)  # of a model that was recommended meanwhile
-        else:
+        finished = read_metrics(place) if holds_run(place, wanted.config, rows, wanted.baseline) else None
+        same = holds_run(partial_of(place), wanted.config, rows, wanted.baseline)
+        if finished is None:
             on_event(Event("started", job))
-        overwrite = not same and read_run(place) is not None
-        if wanted.baseline is None:
-            reports = StepReports(lambda message: on_event(Event(job=job, **message)))
-            metrics = train(wanted.config, resume=same, overwrite=overwrite, callbacks=[reports])
+        reports = StepReports(lambda message: on_event(Event(job=job, **message)))
+        if finished is not None:
+            metrics = finished
+        elif wanted.baseline is None:
+            metrics = train(wanted.config, resume=same, overwrite=not same, callbacks=[reports])
         else:
-            metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=overwrite)
-        on_event(Event("kept" if finished else "finished", job, metrics=metrics))
+            metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=not same)
+        on_event(Event("kept" if finished is not None else "finished", job, metrics=metrics))
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error

@@ -14,8 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import model_sha256
 from attendrop.files.output_files import write_json
 from attendrop.methods.core.options import Range
-from attendrop.runs.config import RunConfig
-from attendrop.runs.declared_options import PATH, check_fields, names, option
+from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
 from attendrop.runs.run_file import located
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (

@@ -16,8 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.files.model_files import model_sha256
 from attendrop.files.output_files import write_json
 from attendrop.methods.core.registry import is_of_this_program
-from attendrop.runs.folder_lock import locked
-from attendrop.runs.run_folder import delete_checkpoints, number_of_processes, read_metrics
+from attendrop.runs.run_folder import locked, number_of_processes, read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.local_workers import LocalWorkers
 from attendrop.studies.units import RUNS, Event, Job, Result, Unit, check_workers, data_sha256
@@ -168,7 +167,6 @@ class Runner:
                     report(Event("failed", job, text=f"{error} Or delete it, and start again."))
                     continue
                 if finished:
-                    delete_checkpoints(job.folder)  # which a kill left behind
                     report(Event("kept", job))
                 else:
                     yield job

@@ -13,8 +13,7 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import write_json, write_text
-from attendrop.runs.folder_lock import LOCK, check_writable
-from attendrop.runs.run_folder import read_json
+from attendrop.runs.run_folder import LOCK, check_writable, read_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.method_rows import MethodRow, method_label

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
-from attendrop.methods.core.declared import check_declared
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
@@ -243,7 +242,6 @@ class _Reader:
         label = " ".join(label.split())  # tables have a line for each method
         options = self.mapping("options", given.get("options") or {})
         for point, varied in self.grid(options):
-            check_declared(given["name"], point)
             yield _MethodEntry(given["name"], point, " ".join([label, *varied.values()]) if label else "")
 
     def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:

@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from attendrop.errors import AttendropError, machine_failure, one_line
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import refuse_if_locked
+from attendrop.runs.run_folder import refuse_if_locked
 from attendrop.runs.train import train
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Job, Unit

@@ -62,7 +62,7 @@ class Task:
         if wanted in (None, HEAD):
             return self if wanted is None else replace(self, long_texts=wanted)
         what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
-        if wanted not in self.head.long_texts:
+        if not self.head.one_vector:
             raise AttendropError(f"{what} one prediction for each text, and the task is {self.kind}; omit it.")
         if texts > 1:
             raise AttendropError(f"{what} single texts, and the rows have {texts}; omit it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
-from attendrop.tasks.heads.classification import predicted_classes
-from attendrop.tasks.likeness import nearest_texts
+from attendrop.tasks.heads.classification import MultiLabel, predicted_classes
+from attendrop.tasks.splits import nearest_texts
 from attendrop.tasks.values import plain
 from attendrop.wording import counted
 
@@ -47,32 +47,52 @@ def error_analysis(
         with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     head = task.head
-    if not head.analysed_by:
+    if not head.num_classes and not isinstance(head, MultiLabel):
         return None
     outputs = head.checked(outputs)
-    if head.analysed_by == "label":
-        return {"classes": _by_class(references, expit(outputs) > 0.5, head.label_names)}
-    names, predicted = head.all_names, predicted_classes(outputs)
-    confused = Counter(zip(references[predicted != references], predicted[predicted != references], strict=True))
+    names, numbers = head.all_names, range(len(head.output_names))
+    predicted: Array = predicted_classes(outputs) if head.num_classes else expit(outputs) > 0.5
+    found = precision_recall_fscore_support(references, predicted, labels=list(numbers), zero_division=0.0)
+    counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(numbers))
+    classes = [
+        {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
+        for name, p, r, f1, rows, count in zip(
+            head.label_names, *(part.tolist() for part in found), counts, strict=True
+        )
+    ]
+    if not head.num_classes:
+        return {"classes": classes}
+    wrong = np.flatnonzero(predicted != references)
+    confused = Counter(zip(references[wrong], predicted[wrong], strict=True))
+    probabilities, texts = softmax(outputs, axis=1)[wrong, predicted[wrong]], head.texts(rows)
+    errors: list[dict[str, Any]] = [
+        {
+            "row": rows["index"][int(wrong[place])],
+            "text": " | ".join(map(str, texts[wrong[place]])),
+            "class": names[references[wrong[place]]],
+            "predicted": names[predicted[wrong[place]]],
+            "probability": float(probabilities[place]),
+        }
+        for place in np.argsort(-probabilities, kind="stable")[:_LISTED]
+    ]
+    if train is not None and errors:
+        known, labels = [" | ".join(map(str, text)) for text in head.texts(train)], head.strata_of(train)
+        same: defaultdict[str, list[int]] = defaultdict(list)
+        for row, text in enumerate(known):
+            same[plain(text)].append(row)
+        for error, (row, likeness) in zip(errors, nearest_texts([e["text"] for e in errors], known), strict=True):
+            # Of several rows as near, one that contradicts the label.
+            row = next((each for each in same[plain(error["text"])] if names[labels[each]] != error["class"]), row)
+            error["nearest"] = {"text": known[row], "class": names[labels[row]], "likeness": likeness}
     return {
-        "classes": _by_class(references, predicted, head.label_names),
+        "classes": classes,
         "confusions": [
-            {"class": names[true], "predicted": names[found], "rows": count}
-            for (true, found), count in confused.most_common(_LISTED)
+            {"class": names[true], "predicted": names[answer], "rows": count}
+            for (true, answer), count in confused.most_common(_LISTED)
         ],
         "calibration": calibration(outputs, references),
-        "errors": _surest_errors(task, outputs, references, rows, train),
+        "errors": errors,
     }
-
-
-def _by_class(references: Array, predicted: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    labels = list(range(len(names)))
-    scores = precision_recall_fscore_support(references, predicted, labels=labels, zero_division=0.0)
-    counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(names))
-    return [
-        {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
-        for name, p, r, f1, rows, count in zip(names, *(part.tolist() for part in scores), counts, strict=True)
-    ]
 
 
 def calibration(logits: Array, labels: Array) -> dict[str, Any]:
@@ -87,18 +107,13 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
         each with its ``rows``, mean ``probability`` and ``accuracy``; and ``temperature``, by which to divide logits
         for probabilities that fit these rows best (least cross-entropy, between 0.05 and 20).
     """
-    probabilities = softmax(logits, axis=1).max(axis=1)
-    right = predicted_classes(logits) == labels
+    probabilities, right = softmax(logits, axis=1).max(axis=1), predicted_classes(logits) == labels
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
-    bins = [
-        {
-            "rows": int(inside.sum()),
-            "probability": float(probabilities[inside].mean()),
-            "accuracy": float(right[inside].mean()),
-        }
-        for inside in (places == place for place in range(_BINS))
-        if inside.any()
-    ]
+    bins = []
+    for place in np.unique(places):
+        inside = places == place
+        means = {"probability": float(probabilities[inside].mean()), "accuracy": float(right[inside].mean())}
+        bins.append({"rows": int(inside.sum()), **means})
     error = sum(part["rows"] * abs(part["probability"] - part["accuracy"]) for part in bins) / len(labels)
     return {"error": error, "bins": bins, "temperature": best_temperature(logits, labels)}
 
@@ -123,47 +138,6 @@ def best_temperature(logits: Array, labels: Array) -> float:
     return float(np.exp(minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded").x))
 
 
-def _surest_errors(
-    task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None
-) -> list[dict[str, Any]]:
-    probabilities, predicted = softmax(outputs, axis=1), predicted_classes(outputs)
-    wrong = np.flatnonzero(predicted != references)
-    wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:_LISTED]
-    texts, names = task.head.texts(rows), task.head.all_names
-    found: list[dict[str, Any]] = [
-        {
-            "row": rows["index"][int(row)],
-            "text": " | ".join(map(str, texts[row])),
-            "class": names[references[row]],
-            "predicted": names[predicted[row]],
-            "probability": float(probabilities[row, predicted[row]]),
-        }
-        for row in wrong
-    ]
-    if train is not None and found:
-        known = [" | ".join(map(str, text)) for text in task.head.texts(train)]
-        classes = task.head.strata_of(train)
-        same: defaultdict[str, list[int]] = defaultdict(list)
-        for row, text in enumerate(known):
-            same[plain(text)].append(row)
-        for error, (row, likeness) in zip(found, nearest_texts([e["text"] for e in found], known), strict=True):
-            # Of several rows as near, one that contradicts the label.
-            row = next((each for each in same[plain(error["text"])] if names[classes[each]] != error["class"]), row)
-            error["nearest"] = {"text": known[row], "class": names[classes[row]], "likeness": likeness}
-    return found
-
-
-def suspicious_labels(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List the errors whose text is that of a training row of another class: one of the two labels is wrong."""
-    return [
-        error
-        for error in analysis.get("errors", ())
-        if (nearest := error.get("nearest"))
-        and plain(nearest["text"]) == plain(error["text"])
-        and nearest["class"] != error["class"]
-    ]
-
-
 def worst_classes(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the classes that occur or are predicted, those with the lowest F1 first."""
     found = (each for each in analysis["classes"] if each["rows"] or each["predicted"])
@@ -171,7 +145,10 @@ def worst_classes(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def remarks(analysis: Mapping[str, Any]) -> list[str]:
-    """Describe in sentences how well probabilities are calibrated, and which labels are doubtful."""
+    """Describe in sentences how well probabilities are calibrated, and which labels are doubtful.
+
+    Of an error whose text is that of a training row of another class, one of the two labels is wrong.
+    """
     found = []
     if calibrated := analysis.get("calibration"):
         found.append(f"Probabilities are off by {calibrated['error']:.3f} on average (expected calibration error).")
@@ -181,16 +158,14 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
             share = f"{accuracy:.1%} are" if rows >= 100 else f"{right} is" if right == 1 else f"{right} are"
             found.append(f"Of {counted(rows, 'prediction')} with a probability above 0.9, {share} right.")
         if sum(part["rows"] for part in calibrated["bins"]) >= ROWS_FOR_TEMPERATURE:
-            temperature = calibrated["temperature"]
-            side, shown = "less" if temperature > 1 else "more", f"{temperature:.2f}"
-            so = (
-                "the model is as confident as it should be"
-                if shown == "1.00"
-                else f"the model should be {side} confident"
-            )
+            temperature, shown = calibrated["temperature"], f"{calibrated['temperature']:.2f}"
+            so = f"the model should be {'less' if temperature > 1 else 'more'} confident"
+            so = "the model is as confident as it should be" if shown == "1.00" else so
             found.append(f"A temperature of {shown} would fit these rows best: {so}.")
-    if doubtful := suspicious_labels(analysis):
-        among = f" of the {_LISTED} most confident ones" if len(analysis["errors"]) == _LISTED else ""
+    errors = analysis.get("errors", ())
+    nearest = [(error, error["nearest"]) for error in errors if error.get("nearest")]
+    if doubtful := [e for e, n in nearest if plain(n["text"]) == plain(e["text"]) and n["class"] != e["class"]]:
+        among = f" of the {_LISTED} most confident ones" if len(errors) == _LISTED else ""
         found.append(
             f"The text of {counted(len(doubtful), 'error')}{among} is that of a training row with another label: one "
             "of the two labels is wrong."

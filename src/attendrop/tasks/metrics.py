@@ -14,6 +14,17 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array, Head, row_array
 
+# Names of metrics in the field, and those of scikit-learn's scorers. Some heads have further ones.
+ALIASES = {
+    **{f"{average}_f1": f"f1_{average}" for average in ("macro", "micro", "weighted")},
+    **dict.fromkeys(("mcc", "matthews", "matthews_corrcoef"), "matthews_correlation"),
+    "auc": "roc_auc",
+    "map": "average_precision",
+    "exact_match": "accuracy",
+    "loss": "neg_log_loss",
+    "chrf2": "chrf",
+}
+
 
 def with_metric(task: Task, name: str) -> Task:
     """Return the task with another metric for model selection; the previous one is reported beside it.
@@ -25,7 +36,7 @@ def with_metric(task: Task, name: str) -> Task:
         AttendropError: The metric is unknown or does not fit the task.
     """
     wanted = name.strip().lower().replace("-", "_")
-    wanted = task.head.metric_aliases.get(wanted, wanted)
+    wanted = task.head.metric_aliases.get(wanted, ALIASES.get(wanted, wanted))
     fitting = [metric for metric, score in task.head.metrics.items() if score.selects]
     problem = f"there is no metric {name!r} for {task.head.labels_are}"
     check_known(wanted, fitting, problem, f"there are {', '.join(fitting)}")

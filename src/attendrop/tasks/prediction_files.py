@@ -18,8 +18,8 @@ from typing import Any, TextIO
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import finite, new_file
 from attendrop.tasks.base import Task
-from attendrop.tasks.glue import GLUE, submitted
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.table import STDIN, BadRows, Table
 from attendrop.wording import counted
 

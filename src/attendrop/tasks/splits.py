@@ -1,27 +1,47 @@
-"""Few-shot samples, subsets and held-out splits, all determined by a seed."""
+"""Few-shot samples, subsets and held-out rows, all determined by a seed; how alike rows are.
+
+Rows are held out at random, stratified by class; or, to measure a shift, as groups unlike the others, or as the last
+values of a column. Rows that belong together (:func:`attendrop.tasks.groups.groups_of`) are always in the same part.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import random
+import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.decomposition import TruncatedSVD
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.groups import GROUP, groups_of
+from attendrop.tasks.groups import GROUP, given_groups, groups_of, text_vectorizer
+from attendrop.tasks.values import may_be_missing
+from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from attendrop.tasks.base import Task
 
+logger = logging.getLogger(__name__)
 # Number of classes of too few rows that warnings name.
 _SHOWN = 5
+# Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
+_DIRECTIONS = 64
+# Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
+_SAMPLE = 2000
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
@@ -44,14 +64,14 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
         warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
     if len(few) > _SHOWN:
         warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
-    return take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
+    return _take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
 
 
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
     """Sample ``n`` rows, in their original order, or all; raise AttendropError if ``n`` is less than 1."""
     if n < 1:
         raise AttendropError(f"the number of rows must be at least 1, not {n}.")
-    return take(dataset, _shuffled(len(dataset), seed)[:n])
+    return _take(dataset, _shuffled(len(dataset), seed)[:n])
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
@@ -89,12 +109,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         held = _stratified(task.head.strata_of(dataset), texts, places, count, seed)
     if held is None:
         held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts, places)
-    return divided(dataset, held)
-
-
-def divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
-    """Return the rows that are not held out, and those that are, in their original order."""
-    return take(dataset, (row for row in range(len(dataset)) if row not in held)), take(dataset, held)
+    return _divided(dataset, held)
 
 
 def _stratified(
@@ -172,6 +187,231 @@ def _shuffled(n: int, seed: int) -> list[int]:
     return rows
 
 
-def take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
+def _take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
     """Take rows, in their original order."""
     return dataset.select(sorted(rows))
+
+
+def _divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
+    """Return the rows that are not held out, and those that are, in their original order."""
+    return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
+
+
+# Shift ----------------------------------------------------------------------------------------------------------------
+
+
+def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Hold out rows that are unlike the others of their class.
+
+    The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
+    group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
+    are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
+    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all
+    are held out, or none: as many rows in all, of those with the largest shares of such rows.
+
+    ``fraction`` is about how much of each class to hold out, in (0, 0.5].
+
+    Raises:
+        AttendropError: The inputs have no words, or more than half of the classes have too few texts.
+    """
+    texts, groups = _joined(rows, task), max(2, round(1 / fraction))
+    strata = task.head.strata_of(rows) if len(task.head.strata) > 1 else [0] * len(rows)
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for row, stratum in enumerate(strata):
+        members[stratum].append(row)
+    enough = [found for found in members.values() if len({texts[row] for row in found}) >= groups]
+    if len(enough) < max(1, len(members) / 2):
+        of = f"only {len(enough)} of {len(members)} classes have" if len(members) > 1 else "there are not"
+        raise AttendropError(
+            f"shift holds out whole groups of similar rows, which needs {groups} different texts or more in most "
+            f"classes, but {of} so many; omit it, or name a column to hold out by with shift-column."
+        )
+    vectors = _tfidf(texts)
+    directions = min(_DIRECTIONS, vectors.shape[0] - 1, vectors.shape[1] - 1)
+    if directions > 1:
+        vectors = normalize(TruncatedSVD(directions, random_state=0).fit_transform(vectors))
+    else:
+        vectors = vectors.toarray()
+    held = {row for found in enough for row in _farthest_group(vectors, found, fraction, groups, seed)}
+    numbers = groups_of(rows, task)
+    if max(numbers) == 0:
+        raise AttendropError("shift holds out whole groups of rows, and all rows belong to one; omit it.")
+    inside, sizes = Counter(numbers[row] for row in held), Counter(numbers)
+    whole: set[int] = set()
+    for number in sorted(inside, key=lambda each: (-inside[each] / sizes[each], each)):
+        if not whole or sum(sizes[each] for each in whole) + sizes[number] <= len(held):
+            whole.add(number)
+    return _divided(rows, {row for row, number in enumerate(numbers) if number in whole})
+
+
+def _farthest_group(
+    vectors: np.ndarray[Any, Any], rows: Sequence[int], fraction: float, groups: int, seed: int
+) -> list[int]:
+    own = vectors[list(rows)]
+    labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(own)
+    found: list[tuple[bool, float, list[int]]] = []
+    for group in range(groups):
+        inside = labels == group
+        size = int(inside.sum())
+        if not 0 < size <= len(rows) / 2:
+            continue
+        fits = size >= math.ceil(fraction * len(rows) / 2)
+        looked_at = own[inside][_sampled(size, seed)]
+        distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(looked_at)
+        apart = float(distances.mean())
+        found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
+    return max(found)[2] if found else []
+
+
+def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
+    """Hold out the rows of whole values: the last in order, such as the newest of dates; numbers by value.
+
+    ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
+    make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
+    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.groups.GROUP`),
+    those of held-out rows have no rows among the others: such rows are left out.
+
+    Raises:
+        AttendropError: All rows have the same value; no group is without held-out rows; or the order of values is not
+            clear: dates in which the year is last or the month is a word, or numbers or dates among which there are
+            others.
+    """
+    values = ["" if may_be_missing(value) else value for value in values]
+    counts = Counter(values)
+    if len(counts) < 2:
+        raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
+    held: dict[str, int] = {}
+    order = _order(column, [value for value in counts if value])
+    for value in sorted(counts, key=lambda value: (bool(value), value and order(value)), reverse=True)[:-1]:
+        taken = sum(held.values())
+        # Nearer to the fraction with this value than without it.
+        if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
+            break
+        held[value] = counts[value]
+    many = sum(held.values()) > len(rows) / 2
+    left = "; less than half are left to train on" if many else ""
+    logger.log(
+        logging.WARNING if many else logging.INFO,
+        f"Held out by column {column}: {counts_of(held)} of {len(rows)} rows{left}.",
+    )
+    out = {row for row, value in enumerate(values) if value in held}
+    if GROUP not in rows.column_names:
+        return _divided(rows, out)
+    groups = given_groups(rows)
+    theirs = {groups[row] for row in out}
+    kept = [row for row, group in enumerate(groups) if group not in theirs]
+    if not kept:
+        raise AttendropError(
+            f"every group of group-column has rows among those that shift-column '{column}' holds out, so that none is "
+            "left to train on; omit one of them."
+        )
+    if left_out := len(rows) - len(kept) - len(out):
+        logger.warning(f"Left out: {counted(left_out, 'other row')} of the groups of the rows held out by {column}.")
+    return _take(rows, kept), _take(rows, out)
+
+
+_YEAR_FIRST = re.compile(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b")
+_MONTH = (
+    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec"
+)
+_YEAR_LAST = re.compile(
+    rf"\s*(\d{{1,2}}([./-])\d{{1,2}}\2\d{{2,4}}|\d{{1,2}}[/-]\d{{4}})\b|.*\b({_MONTH})\b", re.IGNORECASE
+)
+
+
+def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
+    """Return the key by which values are sorted, all of them numbers, dates or other texts."""
+    numbers: dict[str, float] = {}
+    for value in values:
+        with suppress(ValueError):
+            if math.isfinite(number := float(value)):
+                numbers[value] = number
+    dates = {value: [*map(int, re.findall(r"\d+", value))] for value in values if _YEAR_FIRST.match(value)}
+    forms: dict[str, dict[str, Any]] = {"numbers": numbers, "dates": dates}
+    for form, found in forms.items():
+        if found and 2 * len(found) >= len(values):
+            if other := next((value for value in values if value not in found), None):
+                raise AttendropError(
+                    f"shift-column '{column}' has {form} such as {next(iter(found))!r}, and {other!r}, so that their "
+                    "order is not clear; correct or empty it."
+                )
+            return found.__getitem__
+    unclear = [value for value in values if _YEAR_LAST.match(value)]
+    if unclear and 2 * len(unclear) >= len(values):
+        raise AttendropError(
+            f"shift-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
+            "not clear; write them as 2026-03-01 or 2026-03."
+        )
+    # Numbers within texts by value.
+    return lambda value: [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", value))]
+
+
+# Likeness -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Similarity of rows: mean cosines of their texts' TF-IDF vectors."""
+
+    within: float  # of two rows of the same class
+    between: float  # of two rows of different classes
+    nearest: float  # of a row and the row of its class that is most like it
+
+
+def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
+    """Measure the similarity of the rows of a class by :func:`likeness`; None without classes."""
+    if len(task.head.strata) < 2:
+        return None
+    rows = subset(rows, _SAMPLE, seed=0)
+    return likeness(_joined(rows, task), task.head.strata_of(rows))
+
+
+def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
+    """Measure the similarity of texts of the same class; None without words or classes of several rows.
+
+    Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
+    """
+    rows = _sampled(len(texts), 0)
+    try:
+        vectors = _tfidf([texts[row] for row in rows])
+    except AttendropError:
+        return None
+    labels = np.unique([names[row] for row in rows], return_inverse=True)[1]
+    cosines = (vectors @ vectors.T).toarray()
+    same, other = labels[:, None] == labels[None, :], labels[:, None] != labels[None, :]
+    np.fill_diagonal(same, False)
+    several = same.any(1)
+    if not several.any() or not other.any():
+        return None
+    nearest = np.where(same, cosines, -1.0).max(1)[several]
+    return Likeness(float(cosines[same].mean()), float(cosines[other].mean()), float(nearest.mean()))
+
+
+def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
+    """Return for each text the index of the most similar other text, and the cosine of their TF-IDF vectors."""
+    vectorizer = text_vectorizer()
+    try:
+        known = vectorizer.fit_transform(among)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        return [(0, 0.0)] * len(texts)
+    nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(known)
+    distances, rows = nearest.kneighbors(vectorizer.transform(texts))
+    return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
+
+
+def _tfidf(texts: Sequence[str]) -> Any:
+    try:
+        return text_vectorizer().fit_transform(texts)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        raise AttendropError("the texts have no words to compare them by.") from None
+
+
+def _joined(rows: Dataset, task: Task) -> list[str]:
+    return [
+        "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
+        for parts in task.head.texts(rows)
+    ]
+
+
+def _sampled(rows: int, seed: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(rows), min(rows, _SAMPLE)))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import RunningStatistics
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,9 @@ from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
 from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled, whole_graphs_refused
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState, check_declarations, refuse_sharded, refuse_with_adapter
+from attendrop.methods.core.base import Method, MethodState, check_state, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.compose import refuse_conflicts
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import ComputeLoss, RunningStatistics, StepContext, TrainingContext
 from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows, refuse_cache
 from attendrop.model_support.devices import before_step, refuse_device, sharding_mesh, skips_step, unscale
 from attendrop.model_support.models import freeze_unsaved, has_adapter
@@ -118,11 +117,13 @@ class Regularization:
         """Update the method; call after each ``optimizer.step()``."""
         self._stepped = True
         self.begin_step(self.steps_taken + 1)
-        self._metrics |= self.method_state.with_log_names(self.method_state.after_step(self.steps_taken))
+        for state in self.method_state.parts:
+            self._note(state, state.after_step(self.steps_taken))
 
     def finish(self) -> None:
         """Complete the period of a method that works in periods; call after the last step."""
-        self._metrics |= self.method_state.with_log_names(self.method_state.finish())
+        for state in self.method_state.parts:
+            self._note(state, state.finish())
 
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
         """Warn before training of methods that act in none of the epochs."""
@@ -219,7 +220,7 @@ class Regularization:
         self._statistics.begin([method.source for method in acting])
         if not taking_part:
             return run(batch, None)
-        if self.adapter is not None or self.method.info.adds_penalty or self.method.decides_passes:
+        if self.adapter is not None or self.method.defines("penalty") or self.method.defines("loss"):
             refuse_cache(batch)
         if self.training.scaler is not None and self.method.info.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
@@ -317,14 +318,7 @@ class Regularization:
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
             self.adapter.check_savable()
-        state = self.method.start(self.training)
-        if not isinstance(state, MethodState) or not hasattr(state, "method"):
-            raise AttendropError(
-                f"Method '{self.method.name}' must return a MethodState from start, made by super().__init__(method)."
-            )
-        self.method_state = state
-        for part in self.method_state.parts:
-            check_declarations(part)
+        self.method_state = check_state(self.method, self.method.start(self.training))
         self._hook_optimizer()
         if self.adapter is not None:
             self.adapter.attach()
@@ -338,7 +332,7 @@ class Regularization:
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
-        editing = [part for part in self.method.parts if part.info.edits_gradients]
+        editing = [part for part in self.method.parts if part.defines("edit_gradients")]
         if not editing:
             return
         if self.training.optimizer is None:
@@ -354,6 +348,10 @@ class Regularization:
                 self.method_state.edit_gradients(parameters)
 
         self._hook = before_step(optimizer, edit)
+
+    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step, by their names in the log."""
+        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""

@@ -21,11 +21,9 @@ from transformers.trainer_utils import EvalPrediction, TrainOutput
 from attendrop.attention.module_hooks import is_compiled
 from attendrop.errors import AttendropError
 from attendrop.files.output_files import disk_errors
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
+from attendrop.methods.core.base import FineTune, Method, MethodState
+from attendrop.methods.core.context import LabelledData, Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
-from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.finetune import FineTune
 from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX, Batch
 from attendrop.model_support.devices import gathered, sharding_mesh
 from attendrop.model_support.models import freeze_unsaved

@@ -13,8 +13,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.module_hooks import whole_graphs_refused
 from attendrop.attention.plan import Plan
-from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.attribution.predictions import is_regression
+from attendrop.attribution.predictions import is_regression, refuse_misplaced_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
@@ -35,7 +34,7 @@ class TrainerLoss:
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
         self._is_stock = is_stock_loss(trainer, self.compute_loss)
         # If the loss depends on what the model returned, the outputs must come from a single call.
-        self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
+        self._reads_outputs = method.defines("loss") or method.defines("penalty")
         self._ignores_num_items: bool | None = None
 
     @whole_graphs_refused()

@@ -1,4 +1,4 @@
-"""What methods and plans declare: it happens in training, and nothing else does; what is not true is refused."""
+"""What follows from the functions that methods and their states define, and what is refused in words."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ import pytest
 from helpers import zoo
 from torch import Tensor
 
-from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
+from attendrop import ADDrop, AttendropError, Compose, HiddenCut, Method, RDrop, SuperT, Vanilla, regularize
 from attendrop.attention.plan import Plan
-from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.base import REPLACES_DROPOUT, MethodInfo, MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import DECIDES_PASSES, REPLACES_DROPOUT, MethodInfo
 from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import Batch
+from attendrop_methods import L2SP, SAM, ConcreteDropout, LearnableBernoulli
 
-# --- What is not true is refused in words
 
-
-@dataclass(frozen=True)
-class Own(Method):
-    """A custom method that declares nothing."""
-
-    info = MethodInfo("own")
-
-    def start(self, training: TrainingContext) -> MethodState:
-        return OwnState(self)
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (ADDrop(attribution="recorded"), set()),
+        (HiddenCut(), {"loss"}),
+        (RDrop(), {"penalty"}),
+        (SuperT(), {"edit_gradients"}),
+        (SAM(), {"loss"}),
+        (L2SP(), {"edit_gradients"}),
+        (ConcreteDropout(), {"penalty"}),
+        (LearnableBernoulli(), {"loss", "penalty"}),
+        (Compose(RDrop(), L2SP()), {"penalty", "edit_gradients"}),
+        (Compose(Vanilla(), RDrop()), {"penalty"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)
+def test_what_a_method_does_follows_from_what_it_or_its_state_defines(method: Method, expected: set[str]) -> None:
+    assert {name for name in ("loss", "penalty", "edit_gradients") if method.defines(name)} == expected
 
 
 class OwnState(MethodState):
@@ -39,24 +47,35 @@ class OwnState(MethodState):
         return super().loss(context, compute_loss)
 
 
+@dataclass(frozen=True)
+class Own(Method):
+    """A custom method whose state is not known before it starts."""
+
+    info = MethodInfo("own")
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return OwnState(self)
+
+
 @pytest.mark.parametrize("method", [Own(), Compose(Own(), HiddenCut()), Compose(Own(), Vanilla())])
-def test_a_loss_that_is_not_declared_is_refused_in_words(method: Method) -> None:
-    message = r"Method 'own' defines loss but does not declare it; declare the trait DECIDES_PASSES"
+def test_a_state_that_does_more_than_its_method_says_is_refused_in_words(method: Method) -> None:
+    message = "Method 'own': its state defines loss, which must be known .* state_class = OwnState"
     with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), method):
         pass
 
 
 @dataclass(frozen=True)
-class Twice(Own):
+class Twice(Method):
     """Repeats each row, and leaves the pass to the default."""
 
-    info = MethodInfo("own", traits={DECIDES_PASSES: ""})
+    info = MethodInfo("own")
+    state_class = OwnState
 
     def batch(self, context: StepContext) -> Batch:
         return repeat_rows(context.batch, 2)
 
 
-def test_a_declared_loss_that_leaves_the_pass_to_the_default_works_beside_others() -> None:
+def test_a_loss_that_leaves_the_pass_to_the_default_works_beside_others() -> None:
     """Also its batch is made, and made once."""
     batch = zoo.batch_of("bert")
     for method in (Twice(), Compose(Twice(), Vanilla())):
@@ -72,49 +91,6 @@ def test_a_declared_loss_that_leaves_the_pass_to_the_default_works_beside_others
         assert ("vanilla/dropped" in logs) == (len(method.parts) == 2)
 
 
-def begun(**members: Any) -> None:
-    """Begin a run of a method with these members."""
-    plain = {"start": Method.start}
-    method = type("Changed", (Own,), plain | members)()
-    with regularize(zoo.build("bert"), method):
-        pass
-
-
-def test_declarations_of_ones_own_are_held_to() -> None:
-    begun()
-    with pytest.raises(AttendropError, match=r"'own' defines penalty .* declare MethodInfo\.adds_penalty = True"):
-        begun(penalty=lambda self, context, outputs: None)
-    with pytest.raises(
-        AttendropError, match=r"'own' declares MethodInfo\.adds_penalty = True but does not define penalty"
-    ):
-        begun(info=MethodInfo("own", adds_penalty=True))
-    with pytest.raises(AttendropError, match=r"declares MethodInfo\.edits_gradients = True but does not define"):
-        begun(info=MethodInfo("own", edits_gradients=True))
-    with pytest.raises(AttendropError, match=r"declares the trait DECIDES_PASSES .* does not define loss"):
-        begun(info=MethodInfo("own", traits={DECIDES_PASSES: ""}))
-
-
-def test_what_an_instance_of_a_state_defines_counts() -> None:
-    def start(method: Method, training: TrainingContext) -> MethodState:
-        state = MethodState(method)
-        state.edit_gradients = lambda parameters: None  # type: ignore[method-assign]
-        return state
-
-    with pytest.raises(
-        AttendropError, match=r"defines MethodState\.edit_gradients .* declare MethodInfo\.edits_gradients"
-    ):
-        begun(start=start)
-
-
-def test_what_a_trait_depends_on_is_an_option_of_its_type() -> None:
-    with pytest.raises(AttendropError, match="'own' has no option 'wher', on which its trait"):
-        begun(info=MethodInfo("own", traits={REPLACES_DROPOUT: "wher=weights"}))
-    for hard, combines in ((True, False), (False, True)):
-        refused: Any = nullcontext() if combines else pytest.raises(AttendropError)
-        with refused:
-            Compose(Switched(hard=hard), Vanilla(where="weights"))
-
-
 @dataclass(frozen=True)
 class Switched(Method):
     """Replaces the model's dropout if it is told to."""
@@ -123,11 +99,11 @@ class Switched(Method):
     hard: bool = option(False, SWITCH)
 
 
-def test_states_and_plans_of_another_form_are_refused_in_words() -> None:
-    with pytest.raises(AttendropError, match="must return a MethodState from start"):
-        begun(start=lambda self, training: None)
-    with regularize(zoo.build("bert"), Planned()) as reg, pytest.raises(AttendropError, match="uses_attention=False"):
-        reg.loss(zoo.batch_of("bert"))
+def test_a_trait_may_depend_on_an_option() -> None:
+    for hard, combines in ((True, False), (False, True)):
+        refused: Any = nullcontext() if combines else pytest.raises(AttendropError)
+        with refused:
+            Compose(Switched(hard=hard), Vanilla(where="weights"))
 
 
 @dataclass(frozen=True)
@@ -138,6 +114,24 @@ class Planned(Method):
 
     def plan(self, context: StepContext) -> Plan:
         return Plan()
+
+
+@dataclass(frozen=True)
+class Unwritable(Method):
+    """Has an option that no file can hold."""
+
+    info = MethodInfo("unwritable")
+    values: Any = frozenset()
+
+
+def test_states_plans_and_options_of_another_form_are_refused_in_words() -> None:
+    stateless = type("Stateless", (Own,), {"start": lambda self, training: None})()
+    with pytest.raises(AttendropError, match="must return a MethodState"), regularize(zoo.build("bert"), stateless):
+        pass
+    with regularize(zoo.build("bert"), Planned()) as reg, pytest.raises(AttendropError, match="uses_attention=False"):
+        reg.loss(zoo.batch_of("bert"))
+    with pytest.raises(AttendropError, match="'unwritable' cannot be written to files as JSON"):
+        Unwritable().options()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any, Optional
 
 import pytest
 
-from attendrop import ADDrop, AttendropError, Compose, FineTune, Method, RDrop
+from attendrop import ADDrop, AttendropError, Compose, Method, RDrop
 from attendrop.methods.core import registry
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import count, described, option, positive, read_option
+from attendrop.methods.core.base import MethodInfo
+from attendrop.methods.core.options import count, option, positive, read_option
 from attendrop.methods.core.registry import build_method, get_method, is_of_this_program, method_names, register_method
 
 
@@ -134,11 +134,3 @@ def test_options_are_read_as_the_type_that_they_are_declared_with(name: str, val
 def test_options_of_another_type_are_refused(name: str, value: str, message: str) -> None:
     with pytest.raises(AttendropError, match=message):
         read_option(Own, name, value)
-
-
-def test_a_declared_range_is_listed_and_checked() -> None:
-    assert described(Own)["rounds"] == {"type": "int", "default": 2, "range": "2 or more"}
-    assert described(Own)["start"] == {"type": "int | None", "default": None, "range": ""}
-    with pytest.raises(AttendropError, match="rounds=1 must be a whole number, and at least 2"):
-        Own(rounds=1)
-    assert described(FineTune) == {}

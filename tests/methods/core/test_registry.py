@@ -10,9 +10,9 @@ import torch
 from helpers.table import TABLE
 
 from attendrop import ADDrop, AttendropError, FineTune, Method
+from attendrop.methods.core.context import RunningStatistics
 from attendrop.methods.core.options import described, searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, method_names
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 # --- Options
 

@@ -10,8 +10,6 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads import named_labels
-from attendrop.tasks.heads.classification import Classification
 
 Record = dict[str, Any]
 LABELS = ("label_type labels; text_columns x", [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}])
@@ -57,10 +55,3 @@ def test_a_bad_row_is_named_or_skipped(
     assert f"own.jsonl, line {len(good) + 1}" in str(refused.value) and message in str(refused.value)
     data = load_files(train_file=file, **given, skip_bad_rows=True)
     assert len(data.splits["train"]) == len(good) and len(data.skipped) == 1
-
-
-def test_what_an_unknown_label_may_stand_for_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, searched = Classification(("card", "loan")), []
-    monkeypatch.setattr(named_labels, "did_you_mean", lambda *given: searched.append(given) or "; did you mean it?")
-    problems = {head.label_problem(label) for label in ("cart",) * 3}
-    assert len(problems) == len(searched) == 1

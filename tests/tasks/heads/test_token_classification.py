@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
-from helpers import tiny
 from helpers.task_examples import FAMILIES
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from attendrop import AttendropError
+from attendrop.runs.data_report import label_lines, label_warnings
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.token_classification import TokenClassification, scores_of_entities, to_iob2
+from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
 from attendrop.tasks.metrics import compute_scores, read_as, reading_of
-from attendrop.tasks.registry import get_task
 from attendrop.tasks.tokenization import columns_of, encode
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
@@ -57,35 +55,32 @@ def test_the_first_token_of_a_word_has_its_tag(data: TaskData, tokenizer: PreTra
     assert rows["labels"][:] == [[-100, 0, 1, -100, -100, 0, -100], [-100, 0, 1, -100]]
 
 
-def test_words_are_read_as_after_a_space_where_the_tokenizer_divides_them_before(tmp_path: Path) -> None:
-    """As those of Llama 3 and DeepSeek do; also when the tokenizer of a run is loaded again."""
+def byte_level(folder: Path, pre_tokenizer: Any) -> Any:
+    """Train the vocabulary of a byte-level tokenizer."""
     tokens = Tokenizer(models.BPE())
-    divide = pre_tokenizers.Split(Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\s+"), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.pre_tokenizer = pre_tokenizers.Sequence([divide, byte_level])
+    tokens.pre_tokenizer = pre_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokens.train_from_iterator(["a dog's cat sees the dog's cat"] * 3, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(tmp_path / "model")
-    words = ["cat", "dog's", "cat"]
+    tokens.model.save(str(folder))
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["Llama 3", "Qwen"])
+def test_words_are_read_as_after_a_space(kind: str, tmp_path: Path) -> None:
+    """Llama 3's divides words before; a class puts a space before each part. Also when it is loaded again."""
+    if kind == "Qwen":
+        byte_level(tmp_path, pre_tokenizers.ByteLevel(add_prefix_space=False))
+        made: Any = Qwen2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    else:
+        divide = pre_tokenizers.Split(Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\s+"), "isolated")
+        parts = [divide, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        made = PreTrainedTokenizerFast(tokenizer_object=byte_level(tmp_path, pre_tokenizers.Sequence(parts)))
+    made.save_pretrained(tmp_path / "model")
     for place, again in (("model", "run"), ("run", "run")):
         tokenizer = HEAD.load_tokenizer(str(tmp_path / place))
-        encoded = tokenizer(words, is_split_into_words=True)
+        encoded = tokenizer(["cat", "dog's", "cat"], is_split_into_words=True)
         assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s", "Ġcat"]
         assert encoded.word_ids() == [0, 1, 1, 2]
-        tokenizer.save_pretrained(tmp_path / again)
-
-
-def test_words_are_read_as_after_a_space_by_a_class_that_puts_one_before_each_part(tmp_path: Path) -> None:
-    tokens = Tokenizer(models.BPE())
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokens.train_from_iterator(["a dog's cat sees the dog's cat"] * 3, trainer)
-    tokens.model.save(str(tmp_path))
-    Qwen2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path / "model")
-    for place, again in (("model", "run"), ("run", "run")):
-        tokenizer = HEAD.load_tokenizer(str(tmp_path / place))
-        encoded = tokenizer(["cat", "dog's"], is_split_into_words=True)
-        assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġcat", "Ġdog", "'s"]
         tokenizer.save_pretrained(tmp_path / again)
 
 
@@ -107,31 +102,7 @@ def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
     assert parts_of_speech.metrics["accuracy"].score(head.references(encoded), outputs) == 0.8
 
 
-def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizerBase) -> None:
-    labels = np.array([[-100, 0, 1, -100], [-100, 2, -100, -100]])
-    logits = np.eye(3)[np.where(labels < 0, 0, labels)]
-    outputs = HEAD.row_outputs(logits, {"labels": labels}, tokenizer)
-    references = HEAD.references({"labels": labels})
-    assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "options"),
-    [
-        ("a.conll", "a O\ncat I-X\n", {}),
-        ("a.csv", 'tokens,tags\n"[""a"", ""cat""]","[""O"", ""B-X""]"\n', {}),
-        ("b.csv", "tokens,tags\na cat,O B-X\n", {"label_type": "tags"}),
-        ("a.conllu", "1\ta\t_\tO\t_\t_\t2\t_\t_\t_\n2\tcat\t_\tB-X\t_\t_\t0\t_\t_\t_\n", {"label_column": "upos"}),
-    ],
-)
-def test_one_s_own_tags_come_in_many_formats(tmp_path: Path, name: str, text: str, options: dict[str, str]) -> None:
-    (tmp_path / name).write_text(text)
-    data = load(tmp_path / name, **options)
-    assert data.task.head == TokenClassification(("O", "B-X")) and data.task.metric == "entity_f1"
-    assert data.splits["train"][0] == {"tokens": ["a", "cat"], "label": [0, 1], "index": 0}
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -147,7 +118,7 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
     data = load(train, eval_file=dev, unknown_labels="wrong")
     head = data.task.head
     assert set(head.label_names) == set(known) and set(head.unknown_names) == set(new)
-    gold = head.label_array(data.splits["dev"]["label"])
+    gold = head.references({"word_labels": data.splits["dev"]["label"]})
     logits = row_array(list(np.random.default_rng(0).normal(size=(30, 9, 4))))
     names = [[head.label_names[tag] for tag in row.argmax(axis=1)] for row in logits]
     written = [to_iob2(row) for row in tags]
@@ -163,27 +134,16 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
         }
     )
     assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
-    assert scores_of_entities(0, 0, 1) == (0.0, 0.0, 0.0)
 
 
 def test_the_report_counts_words_and_entities(data: TaskData) -> None:
     found = data.task.head.describe_labels(data.splits["train"])
     assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
-    assert data.task.head.label_lines([found]) == [["words", "5"], ["  PER", "2"]]
-    assert data.task.head.label_warnings(found) == []
-    (warning,) = HEAD.label_warnings({"tags": {"O": 3, "B-PER": 0, "I-PER": 0}})
+    assert label_lines([found]) == [["words", "5"], ["  PER", "2"]] and not list(label_warnings(found))
+    (warning,) = label_warnings({"tags": {"O": 3, "B-PER": 0, "I-PER": 0}})
     assert warning.endswith("cannot be learnt: 'B-PER', 'I-PER'.")
-    many = get_task("ptb-pos").head
-    lines = many.label_lines([{"words": 5, "tags": dict(zip(many.label_names, range(45), strict=True))}])
-    assert lines == [["words", "5"], ["  tags", "0 to 44 of each"]]
-
-
-def test_a_slow_tokenizer_is_refused() -> None:
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(AttendropError, match="Slow does not tell which tokens are of which word"):
-        HEAD.tokenize({"tokens": TOKENS}, Slow(), 16)  # type: ignore[arg-type]
+    many = {"words": 5, "tags": {str(number): number for number in range(45)}}
+    assert label_lines([many]) == [["words", "5"], ["  tags", "0 to 44 of each"]]
 
 
 @pytest.mark.parametrize(
@@ -200,17 +160,6 @@ def test_iob1_becomes_iob2_which_stays(iob1: str, iob2: str) -> None:
     assert to_iob2(iob2.split()) == iob2.split()
 
 
-def test_tags_in_another_order_are_read_by_name() -> None:
-    own, theirs = TokenClassification(("O", "B-LOC", "B-PER")), TokenClassification(("O", "B-PER", "B-LOC"))
-    task = files_task(["tokens"], theirs)
-    logits = row_array([np.eye(3)[[1, 0, 2]], np.eye(3)[[2]]])
-    reading = reading_of(task, own)
-    assert reading == [0, 2, 1]
-    found = theirs.prediction_rows(read_as(logits, reading, 3), probabilities=False)
-    assert found == own.prediction_rows(logits, probabilities=False)
-    assert reading_of(task, theirs) is None
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side: str) -> None:
     """Llama's and Gemma's pad on the left, and positions of words are counted from the start."""
@@ -220,8 +169,10 @@ def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side
     assert HEAD.load_tokenizer(str(tmp_path)).padding_side == "right"
 
 
-def test_words_of_a_byte_level_vocabulary_are_read_as_after_a_space(tmp_path: Path) -> None:
-    """Also where no class of transformers passes the option on, as for ModernBERT."""
-    tokenizer = HEAD.load_tokenizer(str(tiny.save_tiny_gpt2(tmp_path)))
-    tokens = tokenizer.convert_ids_to_tokens(tokenizer(["the", "cat"], is_split_into_words=True)["input_ids"])
-    assert "".join(tokens) == "ĠtheĠcat"
+def test_tags_in_another_order_are_read_by_name() -> None:
+    own, theirs = TokenClassification(("O", "B-LOC", "B-PER")), TokenClassification(("O", "B-PER", "B-LOC"))
+    logits = row_array([np.eye(3)[[1, 0, 2]], np.eye(3)[[2]]])
+    reading = reading_of(files_task(["tokens"], theirs), own)
+    assert reading == [0, 2, 1]
+    found = theirs.prediction_rows(read_as(logits, reading, 3), probabilities=False)
+    assert found == own.prediction_rows(logits, probabilities=False)

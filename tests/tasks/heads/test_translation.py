@@ -14,6 +14,7 @@ from helpers import tiny_translators
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from attendrop.errors import AttendropError
+from attendrop.runs.model_card import usage_of
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import row_array
@@ -68,9 +69,9 @@ def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
     head = Translation(source_prefix="one two ")
     assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
-    assert "'one two ' + text" in head.usage(1, 32)
-    assert "generate(**inputs)" in head.usage(1, 32)  # as long as the files of the model say, as in its predictions
-    assert "generate(**inputs, max_new_tokens=128)" in head.usage(1, 32, stock=False)
+    assert "'one two ' + text" in usage_of(head, 1, 32)
+    assert "generate(**inputs)" in usage_of(head, 1, 32)  # as long as the files of the model say, as in its predictions
+    assert "generate(**inputs, max_new_tokens=128)" in usage_of(head, 1, 32, stock=False)
 
 
 # Languages ------------------------------------------------------------------------------------------------------------
@@ -105,13 +106,6 @@ def test_generation_begins_with_the_target_language(kind: str, token: str, tmp_p
     assert (again.src_lang, again("a")["input_ids"]) == ("tr_TR", tokenizer("a")["input_ids"])
 
 
-def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(AttendropError, match=r"has no language code 'turkish'; it has .*tr_TR"):
-        Translation(source_lang="turkish").prepare(*multilingual("MBart50Tokenizer"))
-    with pytest.raises(AttendropError, match="has no language codes, but 'tr_TR' is given"):
-        Translation(source_lang="tr_TR").prepare(*loaded)
-
-
 def test_models_keep_how_much_they_write(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = loaded
     before = model.generation_config
@@ -143,3 +137,10 @@ def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: P
 def test_batches_of_shorter_texts_are_padded_with_no_token() -> None:
     found = TASK.head.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
     assert found[1].tolist() == [-2, 1, 5, -100]
+
+
+def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
+    with pytest.raises(AttendropError, match=r"has no language code 'turkish'; it has .*tr_TR"):
+        Translation(source_lang="turkish").prepare(*multilingual("MBart50Tokenizer"))
+    with pytest.raises(AttendropError, match="has no language codes, but 'tr_TR' is given"):
+        Translation(source_lang="tr_TR").prepare(*loaded)

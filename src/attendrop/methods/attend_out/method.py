@@ -2,30 +2,261 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention.layers import select_self_attention
+from attendrop.attention.valid_keys import real_tokens
+from attendrop.attribution.predictions import IGNORED
 from attendrop.extend import (
-    DECIDES_PASSES,
     EXCHANGES_WEIGHTS,
+    LAYERS,
     SCORES_ROWS,
     SECOND_MODEL,
+    SWITCH,
+    AttendropError,
+    AttentionLayer,
+    Batch,
+    ComputeLoss,
     LayerRanking,
+    Method,
     MethodInfo,
     MethodState,
+    ModelAdapter,
     Preset,
+    Range,
+    StepContext,
     TrainingContext,
+    choice,
+    count,
+    evaluating,
+    forked_rng,
+    in_full_precision,
+    number_of_rows,
+    option,
+    positive,
+    token_uniform,
+    unit_interval,
 )
-from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.policy_gradient import GeneratorState
+from attendrop.methods.attend_out.generator import Attack, Micro, Players
+from attendrop.methods.attend_out.second_model import SecondModel
+from attendrop.model_support.batches import refuse_graph, to_device
+from attendrop.model_support.devices import before_step
+from attendrop.wording import counted
 
+# Values of options that are empty, by variant.
+_DEFAULTS = {
+    "dropout": {"score_on": "reward_data", "merge": "sample"},
+    "pruning": {"score_on": "train", "merge": "attacker"},
+}
 _LOGGED = ("reward", "baseline", "generator_loss", "period_share")
+_NOISE = 0.15
+
+
+class GeneratorState(MethodState):
+    """Algorithm 1 of both papers: periods of steps, after which both models are scored, rewarded and merged.
+
+    The networks are created at the first batch, which is needed to trace the embeddings, or from a checkpoint.
+    """
+
+    method: AttendOut
+
+    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
+        super().__init__(method)
+        if training.optimizer is None:
+            raise AttendropError(
+                "AttendOut trains a second model and needs the optimizer: pass regularize(..., optimizer=optimizer)."
+            )
+        if method.score_on == "reward_data" and training.reward_data is None:
+            raise AttendropError(
+                "AttendOut scores its models on held-out labelled rows: pass reward_data, or use variant='pruning', "
+                "which scores on the training batches."
+            )
+        if method.score == "metric" and training.metric is None:
+            raise AttendropError(
+                "score='metric' needs a trainer with compute_metrics and a metric_for_best_model that it returns, "
+                "which the loss is not, and outputs that are not generated; use score='loss'."
+            )
+        if method.score_on == "noisy_train" and training.mask_token is None:
+            raise AttendropError(
+                "score_on='noisy_train' needs a tokenizer with a mask token: set the trainer's processing_class, or "
+                "pass tokenizer= to regularize."
+            )
+        if method.generator_schedule == "linear" and training.total_steps is None:
+            raise AttendropError("generator_schedule='linear' needs the number of planned steps: pass total_steps.")
+        self.training = training
+        self.updates = 0
+        self.period: list[list[Micro]] = [[]]
+        self.probabilities: dict[str, Tensor] = {}
+        self.first: dict[str, Any] = {}  # what the networks are made from, should a resumed run take no further step
+        self.players: Players | None = None
+        self._hook = before_step(training.optimizer, self._step)
+        self._learnt: Mapping[str, Mapping[str, Tensor]] | None = None
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        refuse_graph(context.batch)
+        if self.players is None:
+            if self.method.score_on == "noisy_train" and "input_ids" not in context.batch:
+                raise AttendropError(
+                    f"score_on='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
+                    "'input_ids'; use score_on='train' or 'reward_data'."
+                )
+            layers = [vars(layer) for layer in context.adapter.attention_layers]
+            self.players = self._create(
+                {"attention_layers": layers, "inputs": dict(context.inputs), "seed": context.key.seed}
+            )
+            if self._learnt is not None:
+                if "generator" not in self._learnt:
+                    raise AttendropError("The run kept no generator.safetensors, so what it drops is not known.")
+                with torch.no_grad():
+                    for name, parameter in self.players.generator.named_parameters():
+                        parameter.copy_(self._learnt["generator"][name])
+        players = self.players
+        # The defender has the dropout of plain fine-tuning; the attacker then has the same.
+        players.defender.backward(context, compute_loss)
+        micro = Micro(dict(context.batch), dict(context.inputs), context.key)
+        loss, outputs = compute_loss(context.batch, Attack(players, context, micro, self.probabilities))
+        players.defender.follow(loss)
+        self.period[-1].append(micro)
+        return loss, outputs
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self.players is None or not self.period[-1]:
+            return {}
+        self.players.defender.discard()
+        if len(self.period) == self.method.dropout_step:
+            return self._end_period(self.players)
+        self.period.append([])
+        return {}
+
+    def finish(self) -> dict[str, float]:
+        steps = [step for step in self.period if step]
+        if self.players is None or not steps:
+            return {}
+        self.period = steps
+        return self._end_period(self.players)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.players is None:
+            return {}
+        return {"updates": self.updates, "first": self.first, **self.players.state_dict()}
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        steps = [[micro.state_dict() for micro in step] for step in self.period]
+        return {"period": steps, "probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        if not state:
+            return
+        self.updates = state["updates"]
+        device = next(self.training.model.parameters()).device
+        self.period = [[Micro.load(found, device) for found in step] for step in rank_state["period"]]
+        self.probabilities = to_device(rank_state["probabilities"], device)
+        self.players = self._create({**state["first"], "inputs": to_device(state["first"]["inputs"], device)})
+        self.players.load_state_dict(state)
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Report ``pi`` for ``metrics.json``, see :meth:`Players.drop_fractions`."""
+        if self.players is None:
+            return {}
+        with ModelAdapter(self.training.model) as adapter:
+            return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        if self.players is None:
+            return {}
+        return {"generator": {name: value.detach() for name, value in self.players.generator.named_parameters()}}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._learnt = tensors
+
+    def close(self) -> None:
+        self._hook.remove()
+        if self.players is not None:
+            self.players.defender.discard()
+            self.players.defender.optimizer.state.clear()
+
+    def _step(self) -> None:
+        if self.players is not None:
+            self.players.defender.step()
+
+    def _create(self, first: dict[str, Any]) -> Players:
+        self.first = first
+        layers = [AttentionLayer(**layer) for layer in first["attention_layers"]]
+        return Players(self.method, self.training, layers, first["inputs"], first["seed"])
+
+    def _end_period(self, players: Players) -> dict[str, float]:
+        """Score both networks, reward and update the generator, and merge the networks."""
+        chance = random.Random(f"{self.period[0][0].key.seed}/{self.updates}")
+        networks = self.training.model, players.defender.model
+        attacker, defender = scores(self.method, self.training, networks, self._items(chance.getrandbits(62)))
+        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        metrics = {"reward": rewards.mean().item(), "period_share": len(self.period) / self.method.dropout_step}
+        metrics |= players.learn(self.period, rewards)
+        metrics["attacker_survived"] = float(self._merge(players.defender, attacker - defender, chance.random()))
+        nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
+        for layer in players.attention_layers:
+            total, number = self.training.processes.total(self.probabilities.get(layer.key, nothing)).tolist()
+            if number:  # 0 if the layer was skipped in the whole period
+                metrics[f"drop_probability/{layer.key}"] = total / number
+        self.updates += 1
+        self.probabilities, self.period = {}, [[]]
+        return metrics
+
+    def _merge(self, defender: SecondModel, gaps: Tensor, chance: float) -> bool:
+        """Replace both networks by the survivor; returns whether that is the attacker.
+
+        It depends on the ``gaps``, the scores of the attacker less those of the defender on each item, and on
+        ``chance``, a random number from [0, 1).
+        """
+        match self.method.merge:
+            case "attacker":
+                survives = True
+            case "best":
+                survives = bool(gaps.mean() >= 0)
+            case "confidence":
+                # The probability that the expectation of the gaps is above 0; one half if all gaps are 0.
+                error = gaps.std(correction=min(1, len(gaps) - 1)) / len(gaps) ** 0.5
+                survives = chance < float(torch.special.ndtr(torch.nan_to_num(gaps.mean() / error, nan=0.0)))
+            case _:
+                # Softmax of two numbers, without overflow.
+                survives = chance < torch.sigmoid(gaps.mean() / self.method.temperature).item()
+        defender.merge(first_survives=survives)
+        return survives
+
+    def _items(self, seed: int) -> list[list[Batch]]:
+        """Return this process's part of the batches to score on, for each step of the period."""
+        if self.method.score_on == "train":
+            return [[micro.batch for micro in step] for step in self.period]
+        if self.method.score_on == "noisy_train":
+            return [[self._noisy(micro) for micro in step] for step in self.period]
+        assert self.training.reward_data is not None
+        sampled = self.training.reward_data.sample(seed, len(self.period), self.method.reward_batch_size)
+        processes = self.training.processes  # which all sample alike
+        return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
+
+    def _noisy(self, micro: Micro) -> Batch:
+        """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
+        tokens = micro.batch["input_ids"]
+        valid = real_tokens(micro.batch.get("attention_mask"), tokens.view(-1, tokens.shape[-1]))
+        sampled = token_uniform(micro.key, "noise", valid)
+        noise = (sampled < _NOISE).view(tokens.shape)
+        for special in self.training.special_tokens:
+            noise &= tokens != special
+        assert self.training.mask_token is not None
+        return micro.batch | {"input_ids": tokens.masked_fill(noise, self.training.mask_token)}
 
 
 @dataclass(frozen=True)
-class AttendOut(AttendOutOptions):
+class AttendOut(Method):
     """Attention dropout learnt from rewards.
 
     Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
@@ -99,7 +330,6 @@ class AttendOut(AttendOutOptions):
         state="a second model and its optimizer, a period of batches",
         tasks="all; encoder-decoder: the encoder's self-attention",
         traits={
-            DECIDES_PASSES: "",
             EXCHANGES_WEIGHTS: "",
             SECOND_MODEL: "",
             SCORES_ROWS: "score_on=reward_data",
@@ -107,6 +337,43 @@ class AttendOut(AttendOutOptions):
         self_attention_only=True,
         needs_loss_scale=True,
     )
+    state_class = GeneratorState
+
+    variant: str = option("dropout", choice("dropout", "pruning"))
+    score_on: str = option("", choice("", "reward_data", "train", "noisy_train"))
+    reward_data: str = option("split", choice("split", "eval"))
+    reward_fraction: float = option(0.1, unit_interval())
+    reward_batch_size: int = option(4, count())
+    score: str = option("loss", choice("loss", "metric"))
+    reward: str = option("difference", choice("difference", "sign"))
+    merge: str = option("", choice("", "sample", "confidence", "best", "attacker"))
+    temperature: float = option(0.1, positive())
+    baseline_decay: float = option(0.9, unit_interval(zero=True))
+    credit: str = option("step", choice("step", "return"))
+    granularity: str = option("score", choice("score", "head", "layer"))
+    generator_heads: int = option(1, count())
+    generator_feed_forward: bool = option(False, SWITCH)
+    dropout_step: int = option(10, count())
+    init_drop_prob: float = option(0.5, unit_interval())
+    learn_bias: bool = option(False, SWITCH)
+    generator_learning_rate: float = option(5e-5, positive())
+    generator_schedule: str = option("constant", choice("constant", "linear"))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+    defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: _device(value)))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, default in _DEFAULTS[self.variant].items():
+            object.__setattr__(self, name, getattr(self, name) or default)
+
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+        chosen = super().selected_layers(attention_layers)
+        if chosen[0] not in select_self_attention(attention_layers, "all"):
+            raise AttendropError(
+                f"layers={self.layers!r}: the generator reads the encoder's inputs and can only drop in the encoder's "
+                "self-attention; choose layers of the encoder."
+            )
+        return chosen
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -145,5 +412,69 @@ class AttendOut(AttendOutOptions):
             return None
         return LayerRanking("generator", pi, told_from_noise=False)
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return GeneratorState(self, training)
+
+def _device(name: object) -> object:
+    """Return the name if it is empty, ``"next"`` or a torch device other than ``"meta"``."""
+    try:
+        known = name in ("", "next") or torch.device(str(name)).type != "meta"
+    except RuntimeError:
+        known = False
+    if not known:
+        raise AttendropError(
+            f"defender_device={name!r} is not a device; use 'cuda:1', 'cpu', 'next', or '' for the same."
+        )
+    return name
+
+
+def scores(
+    method: AttendOut,
+    training: TrainingContext,
+    networks: Sequence[nn.Module],
+    items: Sequence[Sequence[Batch]],
+) -> Tensor:
+    """Score networks on each item, ``(networks, items)``, in float64 on the CPU.
+
+    Autocast is off, because the scores differ by less than half precision resolves. ``items`` are the batches of each
+    item that this process scores; results of other processes are added. Batches without a label (no token was masked)
+    have no loss and do not count; if an item has no others, no network is ahead.
+    """
+    sums = torch.zeros(len(networks) + 1, len(items), dtype=torch.float64)
+    with torch.no_grad():
+        for row, network in enumerate(networks):
+            device = next(network.parameters()).device
+            with evaluating(network), forked_rng(network), in_full_precision(network):
+                for number, batches in enumerate(items):
+                    for batch in batches:
+                        labels = batch.get("labels")
+                        if isinstance(labels, Tensor) and not labels.ne(IGNORED).any():
+                            continue
+                        weight = number_of_rows(batch)
+                        sums[row, number] += weight * _score(method, training, network, to_device(batch, device))
+                        sums[-1, number] += weight / len(networks)
+    totals = training.processes.total(sums).cpu()
+    if method.score == "metric" and not totals[:-1].any():
+        warnings.warn(
+            f"The metric is 0 for both models on all {len(items)} items of a period, which gives no reward. A "
+            "correlation is 0 on one row, and if all predictions are the same: raise reward_batch_size, or use "
+            "score='loss'.",
+            stacklevel=2,
+        )
+    return totals[:-1] / totals[-1].clamp(min=1)
+
+
+def _score(method: AttendOut, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
+    loss, outputs = training.evaluate(network, batch)
+    if method.score == "loss":
+        return -float(loss)
+    assert training.metric is not None
+    if "labels" not in batch:
+        raise AttendropError("score='metric' compares logits with 'labels', which the batch lacks; use score='loss'.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
+        found = training.metric(outputs.logits.float(), batch)
+    if not math.isfinite(found):
+        raise AttendropError(
+            f"score='metric': the metric is {found} on a batch of {counted(number_of_rows(batch), 'row')}; raise "
+            "reward_batch_size, or use score='loss'."
+        )
+    return found

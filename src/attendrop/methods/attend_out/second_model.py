@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import AttendropError, ComputeLoss, SampleKey, StepContext, TrainingContext, forked_rng
-from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.model_support.batches import to_device
 from attendrop.model_support.devices import skips_step
 from attendrop.model_support.models import trained_tensors
@@ -50,12 +49,13 @@ class SecondModel:
                 "the model, which AttendOut trains as well, would run without it; use another method."
             )
         self.first_optimizer = training.optimizer
-        here, there = next(self.first.parameters()).device, _device(device, training)
-        elsewhere = there is not None and there != here
+        here = next(self.first.parameters()).device
+        there = _device(device, training) if device else here
+        elsewhere = there != here
         frozen = [parameter for parameter in self.first.parameters() if not parameter.requires_grad]
         self.model: nn.Module = plain_copy(self.first, shared=() if elsewhere else frozen)
-        if elsewhere:
-            self.model.to(there)
+        self.model.to(there)
+        self.device = next(self.model.parameters()).device
         self.pairs: list[Pair] = list(zip(self.first.parameters(), self.model.parameters(), strict=True))
         self.optimizer = _twin(self.first_optimizer, self.pairs)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -63,11 +63,6 @@ class SecondModel:
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
         self._before_step = training.act_on_second_model(self.model)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the copy."""
-        return next(self.model.parameters()).device
 
     def backward(self, context: StepContext, compute_loss: ComputeLoss, plan: Plan | None = None) -> None:
         """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`."""
@@ -102,15 +97,14 @@ class SecondModel:
         for parameter in self._trained:
             parameter.grad = None
 
-    def take_from_first(self) -> None:
-        """Copy weights and optimizer state from the first model."""
-        _copy_tensors(trained_tensors(self.first), trained_tensors(self.model))
-        _copy_state(self.first_optimizer, self.optimizer, self.pairs)
-
-    def give_to_first(self) -> None:
-        """Copy weights and optimizer state to the first model."""
-        _copy_tensors(trained_tensors(self.model), trained_tensors(self.first))
-        _copy_state(self.optimizer, self.first_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
+    def merge(self, *, first_survives: bool) -> None:
+        """Copy weights and optimizer state of the model that survives to the other one."""
+        if first_survives:
+            _copy_tensors(trained_tensors(self.first), trained_tensors(self.model))
+            _copy_state(self.first_optimizer, self.optimizer, self.pairs)
+        else:
+            _copy_tensors(trained_tensors(self.model), trained_tensors(self.first))
+            _copy_state(self.optimizer, self.first_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is trained, and the optimizer state."""
@@ -195,19 +189,15 @@ def _copy_tensors(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) ->
 
 
 def _copy_state(source: Optimizer, target: Optimizer, pairs: Sequence[Pair]) -> None:
+    """Copy the state of the first parameter of each pair to the second; what is on its device goes to the other's."""
     for theirs, ours in pairs:
-        state = source.state.get(theirs)
-        if state is None:
-            target.state.pop(ours, None)
-        else:
-            target.state[ours] = {name: _copied(value, theirs, ours) for name, value in state.items()}
-
-
-def _copied(value: Any, source: Tensor, target: Tensor) -> Any:
-    """Copy a value of an optimizer's state, to the device of ``target`` if it is on the device of ``source``."""
-    if not isinstance(value, Tensor):
-        return copy.deepcopy(value)
-    return value.detach().to(target.device if value.device == source.device else value.device, copy=True)
+        target.state.pop(ours, None)
+        for name, value in source.state.get(theirs, {}).items():
+            if isinstance(value, Tensor):
+                device = ours.device if value.device == theirs.device else value.device
+                target.state[ours][name] = value.detach().to(device, copy=True)
+            else:
+                target.state[ours][name] = copy.deepcopy(value)
 
 
 def seed_device(device: torch.device, key: SampleKey) -> None:
@@ -220,10 +210,8 @@ def seed_device(device: torch.device, key: SampleKey) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _device(name: str, training: TrainingContext) -> torch.device | None:
-    """Return the device of the copy; None for the first model's. Raise AttendropError if there is no such device."""
-    if not name:
-        return None
+def _device(name: str, training: TrainingContext) -> torch.device:
+    """Return the device of the copy; raise AttendropError if there is no such device."""
     number = training.processes.world_size + training.processes.rank
     device = torch.device("cuda", number) if name == "next" else torch.device(name)
     if device.type != "cpu":
@@ -235,3 +223,11 @@ def _device(name: str, training: TrainingContext) -> torch.device | None:
                 f"{device.type}. Leave the option empty to train both models on the same device."
             )
     return device
+
+
+def plain_copy(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> Any:
+    """Copy a model except for ``shared`` parameters, without accelerate's wrapper of ``forward`` of the original."""
+    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
+    for name in ("forward", "_original_forward"):
+        copied.__dict__.pop(name, None)
+    return copied

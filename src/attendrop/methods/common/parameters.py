@@ -1,7 +1,8 @@
-"""Replacement and mixing of parameters within training passes, and selection of parameters by their role."""
+"""Parameters of a model: replaced or mixed in a pass, restored to the start of training, selected by their role."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,10 +12,11 @@ from transformers import PreTrainedModel
 
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.attention.projections import input_dim, is_projection
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.model_support.batches import Batch
-from attendrop.model_support.models import transformers_model
+from attendrop.model_support.models import trained_tensors, transformers_model
 from attendrop.randomness.keyed_random import sample_parameter_mask
 
 
@@ -46,7 +48,8 @@ class ParameterOverride:
         self._function = function
         self._running: nn.Module | None = None  # the module that runs with parameters overridden at present
         self._places = places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
-        self._hooks.before(model, lambda *_: self._reset())
+        # A pass that ended within a module, as by a KeyboardInterrupt, left parameters overridden: no hook was called.
+        self._hooks.before(model, lambda *_: self._restore())
         for module in dict.fromkeys(module for module, _ in places):
             self._override_in(module, [place for place in places if place[0] is module])
         if throughout:
@@ -58,18 +61,13 @@ class ParameterOverride:
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
         self._hooks.close()
-        self._reset()
+        self._restore()
 
-    def _reset(self) -> None:
-        """Undo what a pass left that ended within a module, as by a KeyboardInterrupt: torch calls no hook then."""
+    def _restore(self) -> None:
         if self._running is not None:
             self._running = None
-            self._restore(self._places)
-
-    @staticmethod
-    def _restore(places: list[tuple[nn.Module, str]]) -> None:
-        for module, name in places:
-            module.__dict__.pop(name.rpartition(".")[2], None)
+            for module, name in self._places:
+                module.__dict__.pop(name.rpartition(".")[2], None)
 
     def _override_in(self, whole: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
         """Override the parameters at ``places``, each a module and the parameter's name, while ``whole`` runs."""
@@ -86,8 +84,7 @@ class ParameterOverride:
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             if self._running is whole:
-                self._restore(places)
-                self._running = None
+                self._restore()
 
         self._hooks.before(whole, enter)
         self._hooks.after(whole, leave, always_call=True)
@@ -97,14 +94,14 @@ class WeightMixing(MethodState):
     """State of a method that replaces random elements of weights by fixed values, with unchanged expectation.
 
     An element of ``W`` becomes its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)``
-    otherwise; all weights of an input neuron together if ``by_neuron``. One sample is used for all passes,
-    micro-batches and processes of an optimizer step.
+    otherwise; all weights of an input neuron together if ``by_neuron``. ``p`` is an option of the method. One sample is
+    used for all passes, micro-batches and processes of an optimizer step.
     """
 
-    def __init__(self, method: Method, training: TrainingContext, p: float, *, by_neuron: bool = False) -> None:
+    def __init__(self, method: Any, training: TrainingContext, *, by_neuron: bool = False) -> None:
         super().__init__(method)
         self.model = training.model
-        self.p = p
+        self.p: float = method.p
         self.by_neuron = by_neuron
         self.names: list[str] | None = None
         self.targets: Mapping[str, Tensor] = {}
@@ -148,19 +145,15 @@ class WeightMixing(MethodState):
         if key not in self._masks:
             # Another network may run before this step's pass; it uses the masks of its own step.
             seed, step = self._seed_and_step
-            shape = self._shape(name, weight)
+            shape: tuple[int, ...] = weight.shape  # of the mask, which is broadcast over the weight
+            if self.by_neuron:
+                module = self.model.get_submodule(name.rpartition(".")[0])
+                shape = (shape[0], 1) if input_dim(module) == 0 else (1, shape[1])
             self._masks[key] = sample_parameter_mask(
                 self.p, seed, step, f"{self.method.name}/{name}", shape, weight.device
             )
         target = self.targets.get(name)
         return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _shape(self, name: str, weight: Tensor) -> tuple[int, int]:
-        """Return the shape of the mask, which is broadcast over the weight."""
-        rows, columns = weight.shape
-        if not self.by_neuron:
-            return rows, columns
-        return (rows, 1) if input_dim(self.model.get_submodule(name.rpartition(".")[0])) == 0 else (1, columns)
 
 
 class _Mix(torch.autograd.Function):
@@ -181,6 +174,62 @@ class _Mix(torch.autograd.Function):
         (mask,) = ctx.saved_tensors
         kept = mask.logical_not().to(gradients[0].dtype).mul_(1 / (1 - ctx.p))
         return kept * gradients[0], None, None, None
+
+
+class InitialState:
+    """Copy of the initial weights of a model that training changes, on the CPU, and of the state of its optimizer.
+
+    Raises:
+        AttendropError: The optimizer or the number of planned steps is unknown.
+    """
+
+    def __init__(self, method: Method, training: TrainingContext) -> None:
+        if training.optimizer is None or training.total_steps is None:
+            missing = "optimizer" if training.optimizer is None else "total_steps"
+            raise AttendropError(
+                f"Method '{method.name}' restarts training from the initial weights: pass {missing}, "
+                f"regularize(..., {missing}={missing})."
+            )
+        self.model = training.model
+        self.on_rewind = training.on_rewind
+        self.optimizer: torch.optim.Optimizer = training.optimizer
+        self.steps: int = training.total_steps
+        self.weights: dict[str, Tensor] = {
+            name: value.detach().to("cpu", copy=True) for name, value in trained_tensors(self.model).items()
+        }
+        self.optimizer_state: dict[int, Any] = copy.deepcopy(self.optimizer.state_dict()["state"])
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Restore the initial weights and optimizer state, once. Learning rates are unchanged.
+
+        Raises:
+            AttendropError: The parameters that are trainable have changed since the start.
+        """
+        tensors = trained_tensors(self.model)
+        if changed := tensors.keys() ^ self.weights.keys():
+            name = min(changed)
+            raise AttendropError(
+                f"'{name}' was {'unfrozen' if name in tensors else 'frozen'} since training began, which cannot start "
+                "again from such weights; freeze and unfreeze before training, or after it has started again."
+            )
+        for name, value in tensors.items():
+            value.copy_(self.weights[name])
+        self.optimizer.state.clear()
+        if self.optimizer_state:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": self.optimizer_state, "param_groups": groups})
+        self.weights, self.optimizer_state = {}, {}  # which are no longer needed
+        for forget in self.on_rewind:
+            forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the initial weights and optimizer state."""
+        return {"weights": dict(self.weights), "optimizer": self.optimizer_state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the copies of an interrupted run."""
+        self.weights, self.optimizer_state = dict(state["weights"]), dict(state["optimizer"])
 
 
 def projection_weights(model: nn.Module) -> list[str]:

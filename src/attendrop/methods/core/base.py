@@ -1,34 +1,241 @@
-"""Base classes of a method's options and of its state during a run, and checks of what a method declares."""
+"""What a method is: its facts, its options, and its state during a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attendrop.argument_checks import check_declared, defines
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import (
-    ANY,
-    DECIDES_PASSES,
-    EXCHANGES_WEIGHTS,
-    REPLACES_PARAMETERS,
-    SCORES_ROWS,
-    SECOND_MODEL,
-    LayerRanking,
-    MethodInfo,
-    Preset,
-)
 from attendrop.methods.core.options import check_options, read_option
 from attendrop.model_support.batches import Batch
+
+# Traits, to which rules refer.
+ANY = "any method"
+DECIDES_PASSES = "decides which passes a step takes"
+EXCHANGES_WEIGHTS = "puts other weights into the model between steps"
+REPLACES_PARAMETERS = "replaces the parameters of a pass"
+REPLACES_DROPOUT = "replaces the model's own dropout of attention weights"
+SCORES_ROWS = "needs labelled rows set aside"
+SKIPS_BLOCKS = "leaves out blocks"
+SECOND_MODEL = "trains a second model"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Compatibility rule: methods with the traits, or names, ``one`` and ``other`` are not combined, for a reason."""
+
+    one: str
+    other: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """Facts of a method: its identity, its row in the table of the documentation, and its capabilities.
+
+    Attributes:
+        name: Name on the command line and in checkpoints: letters, digits, ``-`` and ``_``.
+        summary: Description in one line.
+        paper: Source, as "Authors (year), title"; empty if there is none.
+        link: Address of the paper.
+        evidence: How it compared with plain fine-tuning when measured, for logs and documentation: for each measured
+            setting, the options that are not the defaults, and a sentence. Logs quote it for exactly that setting.
+        compared: Whether comparisons include it where no methods are named.
+        acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
+            ``parameters``, ``gradients`` and ``loss``.
+        forward: Forward passes per step; plain fine-tuning takes one.
+        backward: Backward passes per step.
+        state: State kept between steps.
+        tasks: Supported tasks.
+        units: The units whose dropped fraction is logged.
+        order: Position among several methods that change or read the same thing, such as the batch, the outputs of
+            heads or weights: lower numbers come first, then names. The order within a composition has no effect.
+        traits: Traits that restrict combinations, mapped to the option value under which the method has them:
+            ``"where=weights"``, ``"structure above 0"``; empty if always. ``DECIDES_PASSES`` is not declared: a method
+            has it if it, or its state, defines ``loss``.
+        rules: The method's own compatibility rules.
+        uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
+        self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
+            are none, those of the decoder.
+        edits_pretrained_weights: Whether it changes weights of the model even if they are frozen. A PEFT adapter is
+            saved without them, so the method is refused with an adapter.
+        reads_weights: Whether its penalty is computed from weights of the model itself.
+        skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
+        needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
+        reports_all_effects: Whether the reported dropped units are its only effect, so that zero means no effect.
+        inactive_epochs_hint: Sentence for warnings: the epochs in which it is inactive, and how to activate it in all.
+    """
+
+    name: str
+    summary: str = ""
+    paper: str = ""
+    link: str = ""
+    evidence: tuple[tuple[Mapping[str, Any], str], ...] = ()
+    compared: bool = False
+    acts_on: tuple[str, ...] = ()
+    forward: str = "1"
+    backward: str = "1"
+    state: str = "none"
+    tasks: str = "all"
+    units: str = "attention positions"
+    order: int = 0
+    traits: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    uses_attention: bool = True
+    self_attention_only: bool = False
+    edits_pretrained_weights: bool = False
+    reads_weights: bool = False
+    skips_parameters: bool = False
+    needs_loss_scale: bool = False
+    reports_all_effects: bool = True
+    inactive_epochs_hint: str = ""
+
+    def citation(self) -> str:
+        """Return the paper in Markdown, with its link if it has one; empty if there is none."""
+        return f"[{self.paper}]({self.link})" if self.link else self.paper
+
+    def measured(self) -> str:
+        """Return the evidence in sentences that name the setting of each; empty if there is none."""
+        found = []
+        for options, sentence in self.evidence:
+            setting = " ".join(f"{name}={value}" for name, value in options.items()) or "the defaults"
+            found.append(f"Measured with {setting}: {sentence}")
+        return " ".join(found)
+
+
+RULES = (
+    Rule(DECIDES_PASSES, DECIDES_PASSES, "Both control the passes of a training step."),
+    Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both replace the model's weights during training."),
+    Rule(
+        REPLACES_PARAMETERS,
+        REPLACES_PARAMETERS,
+        "Both replace the parameters of a pass, and only one replacement would take effect.",
+    ),
+    Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
+    Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
+)
+
+
+def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
+    """Return the general rules, followed by each method's ``own`` rules."""
+    return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options of a method in a published setting.
+
+    Attributes:
+        training: Options of the run, such as ``max_length``, that differ from the setting's defaults.
+        options: Options of the method.
+    """
+
+    training: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerRanking:
+    """Ranking of layers for pruning.
+
+    Attributes:
+        ranked_by: Name of the criterion, for reports.
+        drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
+        told_from_noise: Whether the fractions are statistically significant; otherwise they are used on request only.
+    """
+
+    ranked_by: str
+    drop_fractions: Mapping[str, float]
+    told_from_noise: bool = True
+
+
+class MethodState:
+    """State of a method during a run. This base class is stateless.
+
+    The time line of a step: for each micro-batch :meth:`loss`, which calls :meth:`batch`, :meth:`plan` and
+    :meth:`penalty`; then :meth:`edit_gradients`; then, after the optimizer's step, :meth:`after_step`.
+    """
+
+    def __init__(self, method: Method, training: TrainingContext | None = None) -> None:
+        self.method = method
+
+    @property
+    def parts(self) -> Sequence[MethodState]:
+        """States of the methods of a composition; otherwise this state only."""
+        return (self,)
+
+    def batch(self, context: StepContext) -> Batch:
+        return self.method.batch(context)
+
+    def plan(self, context: StepContext) -> Plan | None:
+        return self.method.plan(context)
+
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
+        return self.method.penalty(context, outputs)
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
+
+        A method that does not run exactly one pass overrides this, or :meth:`Method.loss`. ``compute_loss`` applies the
+        other methods of a composition; :meth:`batch`, :meth:`plan` and :meth:`penalty` of this one are not called.
+        """
+        found = self.method.loss(context, compute_loss)
+        if found is not None:
+            return found
+        context = dataclasses.replace(context, batch=self.batch(context))
+        return run_pass([(self, context)], compute_loss, context.batch)
+
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Edit the accumulated, unscaled and clipped gradients just before the optimizer step."""
+
+    def act_on_second_model(self, model: nn.Module) -> None:
+        """Apply the method to a second model that another method trains beside the first."""
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        """Update the state after the ``steps_taken``-th optimizer step; returns metrics to log, if any."""
+        return {}
+
+    def searching(self) -> bool:
+        """Return whether the current weights will be discarded, so that their scores are not a result."""
+        return False
+
+    def finish(self) -> dict[str, float]:
+        """Complete pending updates after the last step, even if it is early; returns metrics to log, if any."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state shared by all processes, as tensors and plain values, for checkpoints."""
+        return {}
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """Return the state of this process only, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state_dict` and a :meth:`rank_state_dict`."""
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Report on a finished run for ``metrics.json``; ``batches`` are held-out data, or else the training data."""
+        return {}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors trained beside the model, by the name of the file to save them in."""
+        return {}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore what a finished run learnt from its ``metrics.json`` and :meth:`tensors`, to show what it drops."""
+
+    def close(self) -> None:
+        """Remove hooks, and free resources used only in training."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +245,15 @@ class Method:
     Options are declared with their ranges by :func:`attendrop.methods.core.options.option`. Creating the object checks
     them (AttendropError); a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`,
     :meth:`plan` or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that
-    has state, or acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`.
+    has state, or acts on parameters or gradients, names its own subclass of :class:`MethodState`.
 
     Attributes:
-        info: Facts of the method. What it declares is checked when training starts.
-        name: Name on the command line and in checkpoints, that of ``info``.
+        info: Facts of the method.
+        state_class: Class of its state.
     """
 
     info: ClassVar[MethodInfo]
-    name: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        if "info" in vars(cls):
-            cls.name = cls.info.name
+    state_class: ClassVar[type[MethodState]] = MethodState
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -70,12 +273,12 @@ class Method:
         return None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any] | None:
-        """Run the passes of a method with the trait ``DECIDES_PASSES``, see :meth:`MethodState.loss`; None for one."""
+        """Run the passes of a method that does not run exactly one, see :meth:`MethodState.loss`."""
         return None
 
     def start(self, training: TrainingContext) -> MethodState:
-        """Create the state of the method for a run. Methods with state return their own subclass."""
-        return MethodState(self)
+        """Create the state of the method for a run: a ``state_class``, or a subclass that defines no more passes."""
+        return self.state_class(self, training)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
         """Change a model before its head is initialised from its features; not called when a run is resumed.
@@ -90,16 +293,20 @@ class Method:
         return True
 
     def takes_part(self, epoch: int) -> bool:
-        """Return whether the method takes part in the passes of ``epoch``: it is active, or only observes them."""
-        return self.active(epoch)
+        """Return whether the method takes part in the passes of ``epoch``: it is active, or observes its rows."""
+        return self.active(epoch) or self.needs_rows
 
     def needs_epoch(self) -> bool:
-        """Return whether :meth:`active` depends on the epoch; by default, whether it is the method's own."""
-        return defines(self, Method, "active") and self.regularized_epochs(0) is not None
+        """Return whether the method acts in some epochs only; looks at the first hundred."""
+        return self.regularized_epochs(0) is not None and not all(map(self.active, range(100)))
 
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
-        """Return the epochs, from 0, in which the method is active; None for a method that never regularises."""
-        return [epoch for epoch in range(num_epochs) if self.active(epoch)]
+        """Return the epochs, from 0, in which the method is active; None for a method that never regularises.
+
+        A method that needs records of rows has none in the first epoch.
+        """
+        first = int(all(part.needs_rows for part in self.parts))
+        return [epoch for epoch in range(first, num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """Select the layers to act on by the option ``layers``; AttendropError if the model has no such layers."""
@@ -126,7 +333,7 @@ class Method:
         ``"split"``: rows held out for this purpose only; ``"eval"``: the development set. None without the trait
         ``SCORES_ROWS``.
         """
-        return next((getattr(part, "reward_data", None) for part in self.parts if part._has_own(SCORES_ROWS)), None)
+        return next((getattr(part, "reward_data", None) for part in self.parts if part.has(SCORES_ROWS)), None)
 
     def rewarded_fraction(self) -> float:
         """Return the fraction of the training rows to hold out for ``"split"``."""
@@ -159,6 +366,11 @@ class Method:
     # What follows from the options and the declared facts.
 
     @property
+    def name(self) -> str:
+        """Name on the command line and in checkpoints."""
+        return self.info.name
+
+    @property
     def source(self) -> str:
         """Name in logs."""
         return self.name.replace("-", "_")
@@ -169,120 +381,66 @@ class Method:
         return (self,)
 
     def options(self) -> dict[str, Any]:
-        """Return the options as JSON-serialisable values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        """Return the options as JSON-serialisable values; raises AttendropError if they cannot be written so."""
+        try:
+            found: dict[str, Any] = json.loads(
+                json.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+            )
+        except TypeError as error:
+            raise AttendropError(
+                f"Options of method '{self.name}' cannot be written to files as JSON: {error}."
+            ) from None
+        return found
 
     @property
     def evidence(self) -> str:
         """The sentence of ``info.evidence`` on exactly these options; empty if they were not measured."""
         return next((sentence for options, sentence in self.info.evidence if type(self)(**options) == self), "")
 
+    def defines(self, function: str) -> bool:
+        """Return whether the method, or its state, defines ``loss``, ``penalty`` or ``edit_gradients``."""
+        pairs = ((type(self), Method), (self.state_class, MethodState))
+        return any(getattr(kind, function, None) is not getattr(base, function, None) for kind, base in pairs)
+
     def has(self, trait: str) -> bool:
         """Return whether the method has a trait with its current options; its name is also a trait."""
-        return trait in (ANY, self.name) or self._has_own(trait)
-
-    @property
-    def decides_passes(self) -> bool:
-        """Whether the method runs the passes itself, in ``loss``: the trait ``DECIDES_PASSES``."""
-        return self.has(DECIDES_PASSES)
-
-    @property
-    def needs_whole_model(self) -> bool:
-        """Whether parameters and gradients must be whole in each process, which they are not under FSDP."""
-        acts_on_weights = self.info.edits_gradients or self.info.edits_pretrained_weights or self.info.reads_weights
-        traits = (EXCHANGES_WEIGHTS, REPLACES_PARAMETERS, SCORES_ROWS, SECOND_MODEL)
-        return acts_on_weights or any(map(self.has, traits))
-
-    def _has_own(self, trait: str) -> bool:
+        if trait == DECIDES_PASSES:
+            return self.defines("loss")
         condition = self.info.traits.get(trait)
         if not condition:
-            return condition is not None
+            return condition is not None or trait in (ANY, self.name)
         option, equals, value = condition.partition("=")
         if equals:
             return bool(getattr(self, option) == read_option(type(self), option, value))
         option, _, least = condition.partition(" above ")
         return bool(getattr(self, option) > float(least))
 
-
-class MethodState:
-    """State of a method during a run. This base class is stateless."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-
     @property
-    def parts(self) -> Sequence[MethodState]:
-        """States of the methods of a composition; otherwise this state only."""
-        return (self,)
+    def needs_whole_model(self) -> bool:
+        """Whether parameters and gradients must be whole in each process, which they are not under FSDP."""
+        acts_on_weights = (
+            self.info.edits_pretrained_weights or self.info.reads_weights or self.defines("edit_gradients")
+        )
+        traits = (EXCHANGES_WEIGHTS, REPLACES_PARAMETERS, SCORES_ROWS, SECOND_MODEL)
+        return acts_on_weights or any(map(self.has, traits))
 
-    def batch(self, context: StepContext) -> Batch:
-        return self.method.batch(context)
 
-    def plan(self, context: StepContext) -> Plan | None:
-        return self.method.plan(context)
+@dataclass(frozen=True)
+class FineTune(Method):
+    """Plain fine-tuning, the baseline. The model is not modified."""
 
-    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
-        return self.method.penalty(context, outputs)
+    info = MethodInfo(
+        "finetune",
+        "plain fine-tuning, the baseline",
+        uses_attention=False,
+        rules=(Rule("finetune", ANY, "Plain fine-tuning adds nothing to another method."),),
+    )
 
-    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
-
-        A method that does not run exactly one pass overrides this, or :meth:`Method.loss`, and has the trait
-        ``DECIDES_PASSES``. ``compute_loss`` applies the other methods of a composition; :meth:`batch`, :meth:`plan` and
-        :meth:`penalty` of this one are not called.
-        """
-        found = self.method.loss(context, compute_loss)
-        if found is not None:
-            return found
-        context = dataclasses.replace(context, batch=self.batch(context))
-        return run_pass([(self, context)], compute_loss, context.batch)
-
-    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Edit the accumulated, unscaled and clipped gradients just before the optimizer step."""
-
-    def act_on_second_model(self, model: nn.Module) -> None:
-        """Apply the method to a second model that another method trains beside the first."""
-
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        """Update the state after the ``steps_taken``-th optimizer step; returns metrics to log, if any."""
-        return {}
-
-    def searching(self) -> bool:
-        """Return whether the current weights will be discarded, so that their scores are not a result."""
+    def active(self, epoch: int) -> bool:
         return False
 
-    def finish(self) -> dict[str, float]:
-        """Complete pending updates after the last step, even if it is early; returns metrics to log, if any."""
-        return {}
-
-    def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Rename the metrics of a step to their names in the log."""
-        return {f"{self.method.source}/{name}": value for name, value in metrics.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state shared by all processes, as tensors and plain values, for checkpoints."""
-        return {}
-
-    def rank_state_dict(self) -> dict[str, Any]:
-        """Return the state of this process only, for checkpoints."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict` and a :meth:`rank_state_dict`."""
-
-    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report on a finished run for ``metrics.json``; ``batches`` are held-out data, or else the training data."""
-        return {}
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors trained beside the model, by the name of the file to save them in."""
-        return {}
-
-    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what a finished run learnt from its ``metrics.json`` and :meth:`tensors`, to show what it drops."""
-
-    def close(self) -> None:
-        """Remove hooks, and free resources used only in training."""
+    def regularized_epochs(self, num_epochs: int) -> None:
+        return None
 
 
 def run_pass(
@@ -306,29 +464,20 @@ def run_pass(
     return loss, outputs
 
 
-def check_declarations(state: MethodState) -> None:
-    """Raise AttendropError unless a method declares exactly the capabilities that it and its state define."""
-    method = state.method
-    for trait, condition in method.info.traits.items():
-        option = re.split("=| above ", condition)[0]
-        if option and option not in method.options():
-            raise AttendropError(
-                f"Method '{method.name}' has no option {option!r}, on which its trait {trait} depends."
-            )
-    try:
-        json.dumps(method.options())
-    except TypeError as error:
+def check_state(method: Method, state: object) -> MethodState:
+    """Return what ``start`` of a method returned; raise AttendropError unless it is a state of its ``state_class``."""
+    if not isinstance(state, MethodState) or not hasattr(state, "method"):
         raise AttendropError(
-            f"Options of method '{method.name}' cannot be written to files as JSON: {error}."
-        ) from None
-    for name, declaration, declared in (
-        ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),
-        ("edit_gradients", "MethodInfo.edits_gradients = True", method.info.edits_gradients),
-        ("penalty", "MethodInfo.adds_penalty = True", method.info.adds_penalty),
-    ):
-        defined = defines(state, MethodState, name) or (hasattr(Method, name) and defines(method, Method, name))
-        function = f"MethodState.{name}" if name == "edit_gradients" else name
-        check_declared(f"Method '{method.name}'", function, declaration, defined=defined, declared=declared)
+            f"Method '{method.name}' must return a MethodState from start, made by super().__init__(method)."
+        )
+    for part in state.parts:
+        for name in ("loss", "penalty", "edit_gradients"):
+            if getattr(type(part), name) is not getattr(MethodState, name) and not part.method.defines(name):
+                raise AttendropError(
+                    f"Method '{part.method.name}': its state defines {name}, which must be known before it starts; set "
+                    f"the class attribute state_class = {type(part).__name__}."
+                )
+    return state
 
 
 def refuse_sharded(method: Method) -> None:
@@ -349,8 +498,3 @@ def refuse_with_adapter(method: Method) -> None:
                 f"Method '{part.name}' changes weights of the model itself, which are not saved with an adapter; train "
                 "without an adapter, or with another method."
             )
-
-
-def _plain(value: Any) -> Any:
-    """Convert tuples to lists recursively, as JSON does."""
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState, run_pass
+from attendrop.methods.core.base import Method, MethodInfo, MethodState, rules_among, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo, rules_among
 from attendrop.model_support.batches import Batch, number_of_rows
 
 
@@ -26,10 +26,6 @@ def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = la
         return combine([getattr(part, hook.__name__)(*args) for part in self.parts])
 
     return update_wrapper(call, hook)
-
-
-def _first(found: list[Any]) -> Any:
-    return next((each for each in found if each is not None), None)
 
 
 def _merged(found: list[Any]) -> dict[str, Any]:
@@ -63,9 +59,12 @@ class Compose(Method):
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
-        info = MethodInfo.of_several([part.info for part in flat])
+        any_of = {
+            fact: any(getattr(part.info, fact) for part in flat)
+            for fact in ("uses_attention", "skips_parameters", "needs_loss_scale")
+        }
+        info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
         object.__setattr__(self, "info", info)
-        object.__setattr__(self, "name", info.name)
         refuse_conflicts(flat)
 
     @property
@@ -81,18 +80,16 @@ class Compose(Method):
 
     prepare = _of_parts(Method.prepare)
     active = _of_parts(Method.active, any)
-    takes_part = _of_parts(Method.takes_part, any)
+    defines = _of_parts(Method.defines, any)
     needs_epoch = _of_parts(Method.needs_epoch, any)
+    dropout_steps = _of_parts(Method.dropout_steps, lambda found: [*chain.from_iterable(found)])
     summary_lines = _of_parts(Method.summary_lines, _merged)
-    layer_ranking = _of_parts(Method.layer_ranking, _first)
+    layer_ranking = _of_parts(Method.layer_ranking, lambda found: next((each for each in found if each), None))
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         acting = [part for part in self.methods if part.info.uses_attention]
         found = {layer for part in acting for layer in part.selected_layers(attention_layers)}
         return [layer for layer in attention_layers if layer in found]
-
-    def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return [step for part in self.methods for step in part.dropout_steps(log)]
 
     def start(self, training: TrainingContext) -> MethodState:
         return ComposedState(self, training)
@@ -103,7 +100,7 @@ class Compose(Method):
 
 
 class ComposedState(MethodState):
-    """Combined state of several methods."""
+    """Combined state of several methods. The training loop takes the metrics of a step from its ``parts``."""
 
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
@@ -128,7 +125,7 @@ class ComposedState(MethodState):
         for state in self.ordered:
             if not state.method.takes_part(context.epoch or 0):
                 continue
-            if state.method.decides_passes:
+            if state.method.defines("loss"):
                 leader = state
                 continue
             own = self._as_seen_by(state, context, batch)
@@ -151,15 +148,6 @@ class ComposedState(MethodState):
         for state in self.ordered:
             state.edit_gradients(parameters)
 
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        return _merged([state.with_log_names(state.after_step(steps_taken)) for state in self.states])
-
-    def finish(self) -> dict[str, float]:
-        return _merged([state.with_log_names(state.finish()) for state in self.states])
-
-    def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        return dict(metrics)
-
     def state_dict(self) -> dict[str, Any]:
         return {state.method.name: own for state in self.states if (own := state.state_dict())}
 
@@ -176,7 +164,7 @@ class ComposedState(MethodState):
 
     def _act_on_second_model(self, model: nn.Module) -> Any:
         """Apply all methods except the one that trains this model."""
-        others = [state for state in self.ordered if not state.method.decides_passes]
+        others = [state for state in self.ordered if not state.method.defines("loss")]
         for state in others:
             state.act_on_second_model(model)
         parameters = dict(model.named_parameters())

@@ -1,10 +1,12 @@
-"""Contexts passed to methods: the training run, and the current micro-batch."""
+"""Contexts passed to methods: the training run, the current micro-batch, and the statistics of its log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from string import digits
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.model_support.batches import Batch, model_inputs
 from attendrop.randomness.keyed_random import SampleKey
 
@@ -106,6 +107,90 @@ class TrainingContext:
     on_rewind: list[Callable[[], None]] = field(default_factory=list)
 
 
+class RunningStatistics:
+    """Statistics of the training passes, kept on their device to avoid synchronization.
+
+    ``active`` is the number of ``passes`` in which each source was active. ``counts`` holds the numbers of dropped and
+    of possible units by ``source/layer``, and ``notes`` the sum and number of values by ``source/name``.
+    """
+
+    def __init__(
+        self,
+        passes: int = 0,
+        active: Mapping[str, int] | None = None,
+        counts: Mapping[str, Sequence[float]] | None = None,
+        notes: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.passes = passes
+        self.active = Counter(active)
+        self.counts = {name: torch.tensor(pair) for name, pair in (counts or {}).items()}
+        self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
+
+    def begin(self, acting: Sequence[str]) -> None:
+        """Count a pass in which these sources are active."""
+        self.passes += 1
+        self.active.update(acting)
+
+    def took_effect(self, source: str) -> bool:
+        """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""
+        counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
+        return self.active[source] > 0 and (not counts or any(pair[0] > 0 for pair in counts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the constructor arguments that restore this object, as plain values."""
+        counts = {key: pair.tolist() for key, pair in self.counts.items()}
+        notes = {key: pair.tolist() for key, pair in self.notes.items()}
+        return {"passes": self.passes, "active": dict(self.active), "counts": counts, "notes": notes}
+
+    @classmethod
+    def merged(cls, states: Iterable[Mapping[str, Any]]) -> RunningStatistics:
+        """Sum the :meth:`state_dict` of several processes."""
+        found = cls()
+        for each in (cls(**state) for state in states):
+            found.passes += each.passes
+            found.active.update(each.active)
+            for sums, others in ((found.counts, each.counts), (found.notes, each.notes)):
+                for name, pair in others.items():
+                    add_to(sums, name, pair)
+        return found
+
+    def summary(
+        self, sources: Sequence[str], total: Callable[[Tensor], Tensor], gather: Callable[[Any], list[Any]]
+    ) -> dict[str, float]:
+        """Return the metrics of these sources, over all processes, which may have counted different ones.
+
+        ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
+        ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
+        """
+        known = gather((list(self.counts), list(self.notes)))
+        # Layers of a kind in the order of their numbers.
+        counts = sorted({key for each, _ in known for key in each}, key=lambda key: (key.rstrip(digits), len(key), key))
+        notes = sorted({key for _, each in known for key in each})
+        pairs = [torch.tensor([self.active[source], self.passes]) for source in sources]
+        pairs += [self.counts.get(key, torch.zeros(2)).cpu() for key in counts]
+        pairs += [self.notes.get(key, torch.zeros(2)).cpu() for key in notes]
+        summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
+        ratios = iter([pair[0] / max(pair[1], 1) for pair in summed])
+        active = {source: next(ratios) for source in sources}
+        of_counts, of_notes = {key: next(ratios) for key in counts}, {key: next(ratios) for key in notes}
+        found = {}
+        for source in sources:
+            found[f"{source}/active"] = active[source]
+            own = [i for i, key in enumerate(counts, len(sources)) if key.startswith(f"{source}/")]
+            if own:
+                dropped, possible = (sum(summed[i][column] for i in own) for column in (0, 1))
+                found[f"{source}/dropped"] = dropped / max(possible, 1)
+                layers = [counts[i - len(sources)] for i in own]
+                found |= {f"{source}/dropped/{key.partition('/')[2]}": of_counts[key] for key in layers}
+            found |= {key: ratio for key, ratio in of_notes.items() if key.startswith(f"{source}/")}
+        return found
+
+
+def add_to(sums: dict[str, Tensor], name: str, pair: Tensor) -> None:
+    """Add a pair of numbers to that of a name."""
+    sums[name] = pair + sums[name].to(pair.device) if name in sums else pair
+
+
 @dataclass(frozen=True)
 class StepContext:
     """Context of one micro-batch.
@@ -161,11 +246,13 @@ class StepContext:
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""
-        self.statistics.count(self.source, layer, dropped, possible)
+        add_to(self.statistics.counts, f"{self.source}/{layer}", torch.stack([dropped, possible]))
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Log a number, averaged over the passes."""
-        self.statistics.note(self.source, name, value)
+        value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        pair = torch.stack([value.double(), torch.ones_like(value).double()])
+        add_to(self.statistics.notes, f"{self.source}/{name}", pair)
 
     def planned_progress(self) -> float:
         """Return ``progress``; raises AttendropError if it is unknown."""

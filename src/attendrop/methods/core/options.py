@@ -129,50 +129,6 @@ def read_options(kind: type[Any], given: Mapping[str, Any], owner: str) -> dict[
     return {name: read_option(kind, name, value) for name, value in given.items()}
 
 
-def split_options(name: str, methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Divide options among the methods of a composition: ``{"ad-drop.p": 0.3}`` or ``{"ad-drop": {"p": 0.3}}``.
-
-    Args:
-        name: What the composition is called, for errors.
-        methods: Names of the methods; a single one has all options.
-        given: The options. In names of methods, ``-`` and ``_`` are equivalent.
-
-    Raises:
-        AttendropError: An option belongs to none of the methods.
-    """
-    if len(methods) == 1:
-        return {methods[0]: dict(given)}
-    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    spelled = {method.replace("-", "_"): method for method in methods}
-    for option, value in given.items():
-        owner, dot, own = option.partition(".")
-        method = spelled.get(owner.replace("-", "_"), "")
-        if not method or (not dot and not isinstance(value, Mapping)):
-            raise AttendropError(
-                f"Option '{option}' belongs to none of the methods {name}; write METHOD.OPTION=VALUE, such as "
-                f"{methods[0]}.{option.rpartition('.')[2]}."
-            )
-        found[method] |= {own: value} if dot else value
-    return found
-
-
-def build_from_options(method: type[Any], name: str, given: Mapping[str, Any]) -> Any:
-    """Create a method of a class from options, given as text or JSON values by name.
-
-    Raises:
-        AttendropError: A name is unknown, or a value is not of its type or range.
-    """
-    names, values = tuple(field.name for field in dataclasses.fields(method)), {}
-    for option, value in given.items():
-        option = option.replace("-", "_")
-        if not names:
-            raise AttendropError(f"Method '{name}' has no options, but '{option}' is set; remove it.")
-        if option not in names:
-            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, names)}")
-        values[option] = read_option(method, option, value)
-    return method(**values)
-
-
 _SWITCHES = dict.fromkeys(("true", "on", "yes", "1"), True) | dict.fromkeys(("false", "off", "no", "0"), False)
 
 

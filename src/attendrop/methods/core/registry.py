@@ -6,20 +6,20 @@ Third-party packages register methods with :func:`register_method`, or with an e
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
-from attendrop.methods.core import builtin
-from attendrop.methods.core.base import Method
+from attendrop.methods import builtin
+from attendrop.methods.core.base import Method, MethodInfo
 from attendrop.methods.core.compose import Compose
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import build_from_options, split_options
+from attendrop.methods.core.options import read_option
 
 logger = logging.getLogger(__name__)
 _METHODS: dict[str, type[Method]] = {}
@@ -98,7 +98,8 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
     Args:
         name: Name of a method, or several names joined by ``+``.
-        options: Options by name. For several methods, ``{"ad-drop.p": 0.3}`` or ``{"ad-drop": {"p": 0.3}}``.
+        options: Options by name. For several methods, ``{"ad-drop.p": 0.3}`` or ``{"ad-drop": {"p": 0.3}}``. In names
+            of methods and options, ``-`` and ``_`` are equivalent.
 
     Raises:
         AttendropError: A name or option is unknown (the message suggests the nearest one), a value has the wrong type
@@ -106,9 +107,39 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """
     names = [part.strip() for part in name.split("+")]
     classes = [get_method(part) for part in names]
-    own = split_options(name, names, options or {})
-    parts: list[Method] = [build_from_options(kind, part, own[part]) for kind, part in zip(classes, names, strict=True)]
+    parts: list[Method] = []
+    by_method = _by_method(name, names, options or {})
+    for kind, part in zip(classes, names, strict=True):
+        known, given = tuple(field.name for field in dataclasses.fields(kind)), by_method[part]
+        for option in given:
+            if not known:
+                raise AttendropError(f"Method '{part}' has no options, but '{option}' is set; remove it.")
+            if option not in known:
+                raise AttendropError(f"Method '{part}' has no option '{option}'.{suggestion(option, known)}")
+        parts.append(kind(**{option: read_option(kind, option, value) for option, value in given.items()}))
     return parts[0] if len(parts) == 1 else Compose(*parts)
+
+
+def _by_method(name: str, methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Divide options among the methods of a composition ``name``; a single one has all. Options are spelled with ``_``.
+
+    Raises:
+        AttendropError: An option belongs to none of the methods.
+    """
+    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    spelled = {_spelling(method): method for method in methods}
+    for option, value in given.items():
+        owner, dot, own = option.partition(".")
+        if len(methods) == 1:
+            owner, dot, own = methods[0], ".", option
+        method = spelled.get(_spelling(owner), "")
+        if not method or (not dot and not isinstance(value, Mapping)):
+            raise AttendropError(
+                f"Option '{option}' belongs to none of the methods {name}; write METHOD.OPTION=VALUE, such as "
+                f"{methods[0]}.{option.rpartition('.')[2]}."
+            )
+        found[method] |= {_spelling(each): inner for each, inner in ({own: value} if dot else value).items()}
+    return found
 
 
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,10 +163,7 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def spelled_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options by the names that :func:`flat_options` has for them; names are those of :func:`build_method`."""
     methods = name.split("+")
-    spelled = {
-        method: {option.replace("-", "_"): value for option, value in own.items()}
-        for method, own in split_options(name, methods, given).items()
-    }
+    spelled = _by_method(name, methods, given)
     return flat_options(spelled) if len(methods) > 1 else spelled[name]
 
 

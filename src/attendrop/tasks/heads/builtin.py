@@ -1,17 +1,6 @@
-"""Heads of the library, by label type, in the order in which a saved model is asked for its own.
+"""Label types of the heads, for what is checked before PyTorch is imported: the registry has the heads themselves."""
 
-The last accepts any model. Names are imported by the registry, so that the command line lists them without PyTorch.
-"""
-
-HEADS = {
-    "choice": "multiple_choice.MultipleChoice",
-    "text": "translation.Translation",
-    "tags": "token_classification.TokenClassification",
-    "labels": "multi_label.MultiLabel",
-    "number": "regression.Regression",
-    "class": "classification.Classification",
-}
-LABEL_TYPES = ("auto", *sorted(HEADS))
+LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "tags", "text")
 # Label types of tables with columns of texts and a column of labels, by what a label is. Such files are inspected, and
 # their columns guessed, before PyTorch is loaded.
 ONE_CLASS, SEVERAL_CLASSES, NUMBER = ("class",), ("labels",), ("number",)

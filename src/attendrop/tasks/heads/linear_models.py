@@ -1,4 +1,8 @@
-"""Linear models of fixed features, fitted by scikit-learn, as the weights of a linear layer."""
+"""Linear models of fixed features, fitted by scikit-learn, as the weights of a linear layer.
+
+Features are ``(rows, features)``, dense or sparse. They are divided by one number, their mean norm, for which the
+weights compensate, so that a strength of the regularisation means the same for all.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +65,10 @@ def fit_logistic_regression(
 ) -> LinearFit | None:
     """Fit a logistic regression with a penalty on the squared weights; None if all rows are of one class.
 
-    The features are divided by one number, their mean norm, for which the weights compensate. The strength ``C`` has
-    the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer than ten rows, or, with
-    ``groups`` of rows, which folds keep whole, is missing from a fold; or the ``strength`` that is given.
-
-    Features are ``(rows, features)``, dense or sparse. A class without rows gets weights of zero and the lowest bias.
-    If ``balanced``, classes have equal weight, instead of rows, whose ``weights`` are 1 by default.
+    The strength ``C`` has the best likelihood in cross-validation over 1, 10 and 100; it is 10 if a class has fewer
+    than ten rows, or, with ``groups`` of rows, which folds keep whole, is missing from a fold; or the ``strength`` that
+    is given. A class without rows gets weights of zero and the lowest bias. If ``balanced``, classes have equal weight,
+    instead of rows, whose ``weights`` are 1 by default.
 
     Raises:
         AttendropError: The fit takes more memory than the machine has.
@@ -76,21 +78,21 @@ def fit_logistic_regression(
         return None
     scaled, restored = _scaled(features)
     needed = 8 * len(counts) * (_COPIES * scaled.shape[1] + features.shape[1])
-    if needed > (there := _memory()):
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed > there:
         raise AttendropError(
             f"A linear model of {len(counts)} classes and {features.shape[1]} features takes {needed / 2**30:.0f} GiB "
             f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
         )
-    model = _logistic_regression(balanced, strength or _DEFAULT_C)
+    model: Any = _logistic_regression(balanced, strength or _DEFAULT_C)
     folds: Any = None
-    if strength is not None:
-        pass
-    elif min(counts.values()) >= _LEAST_ROWS and groups is None:
-        folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-    elif min(counts.values()) >= _LEAST_ROWS and len(set(groups or ())) >= _FOLDS:
-        folds = list(StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0).split(scaled, labels, groups))
-        if any(len({labels[row] for row in part}) < len(counts) for fold in folds for part in fold):
-            folds = None
+    if strength is None and min(counts.values()) >= _LEAST_ROWS:
+        if groups is None:
+            folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+        elif len(set(groups)) >= _FOLDS:
+            folds = list(StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0).split(scaled, labels, groups))
+            if any(len({labels[row] for row in part}) < len(counts) for fold in folds for part in fold):
+                folds = None
     if folds is not None:
         model = GridSearchCV(model, {"C": _CS}, cv=folds, scoring="neg_log_loss").fit(scaled, labels).best_estimator_
     else:
@@ -125,7 +127,7 @@ def self_trained(
 
     Args:
         fit: The model of the rows, by :func:`fit_logistic_regression`, whose strength is kept.
-        features: Their features, ``(rows, features)``, dense or sparse.
+        features: Their features.
         labels: Their classes.
         unlabelled: Features of the unlabelled rows, ``(unlabelled rows, features)``.
         never_held_out: For each row, whether it is only trained on, as names of classes are.
@@ -153,6 +155,7 @@ def self_trained(
     _, first_rows, unit_of = np.unique(units, return_index=True, return_inverse=True)
     differences: list[float] = []
     for repeat in range(_REPEATS):
+        # Units are dealt to the parts in turn, class after class, each of which is in random order.
         generator = np.random.default_rng(repeat)
         dealt, class_order = generator.permutation(len(first_rows)), generator.permutation(len(fit.bias))
         dealt = dealt[np.argsort(class_order[classes[rows[first_rows[dealt]]]], kind="stable")]
@@ -164,11 +167,11 @@ def self_trained(
             held = held[np.isin(classes[held], classes[kept])]
             first = fit_logistic_regression(features[kept], classes[kept].tolist(), **options) if len(held) else None
             if first is not None:
-                correct = [
+                without, having = (
                     model.outputs(features[held]).argmax(axis=1) == classes[held]
                     for model in (first, trained_again(first, kept))
-                ]
-                differences += (correct[1].astype(float) - correct[0]).tolist()
+                )
+                differences += (having.astype(float) - without).tolist()
     difference = float(np.mean(differences)) if differences else None
     if difference is None or difference < 0:
         return fit, {"used": False, "difference": difference}
@@ -177,51 +180,56 @@ def self_trained(
     return replace(found, score=("accuracy", accuracy)), {"used": True, "difference": difference}
 
 
-def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool = False) -> LinearFit | None:
+def fit_logistic_regressions(
+    features: Array,
+    targets: Sequence[Any],
+    num_labels: int,
+    *,
+    balanced: bool = False,
+    groups: Sequence[Any] | None = None,  # nothing is chosen by cross-validation
+) -> LinearFit | None:
     """Fit a logistic regression for each label; None if no label varies.
 
-    Features are as in :func:`fit_logistic_regression`, targets ``(rows, labels)``, zeros and ones; ``C`` is 10. A label
-    that does not vary gets weights of zero, and as its bias the log-odds of its rows, with half a row of each kind
-    added. If ``balanced``, rows with and without a label have equal weight.
+    Targets are ``(rows, labels)``, zeros and ones; ``C`` is 10. A label that does not vary gets weights of zero, and as
+    its bias the log-odds of its rows, with half a row of each kind added. If ``balanced``, rows with and without a
+    label have equal weight.
     """
-    varying = np.flatnonzero(np.ptp(targets, axis=0))
+    wanted = np.asarray(targets)
+    varying = np.flatnonzero(np.ptp(wanted, axis=0))
     if not len(varying):
         return None
     scaled, restored = _scaled(features)
-    rows, with_label = len(targets), targets.sum(axis=0)
-    biases = np.log((with_label + 0.5) / (rows - with_label + 0.5))
-    weights = np.zeros((targets.shape[1], features.shape[1]))
+    rows, with_label = len(wanted), wanted.sum(axis=0)
+    biases, weights = np.log((with_label + 0.5) / (rows - with_label + 0.5)), np.zeros((num_labels, features.shape[1]))
     for label in varying:
-        model = _logistic_regression(balanced).fit(scaled, targets[:, label])
+        model = _logistic_regression(balanced).fit(scaled, wanted[:, label])
         weights[label], biases[label] = restored(model.coef_)[0], model.intercept_[0]
     answers = (features @ weights.T + biases) > 0
-    f1 = float(f1_score(targets, answers, average="micro", zero_division=0.0))
+    f1 = float(f1_score(wanted, answers, average="micro", zero_division=0.0))
     return LinearFit("logistic regression", weights, biases, {"C": _DEFAULT_C}, ("f1_micro", f1))
 
 
-def fit_ridge_regression(features: Array, numbers: Sequence[float], groups: Sequence[Any] | None = None) -> LinearFit:
-    """Fit a ridge regression; features are scaled as in :func:`fit_logistic_regression`.
+def fit_ridge_regression(
+    features: Array,
+    numbers: Sequence[float],
+    num_outputs: int = 1,
+    *,
+    balanced: bool = False,  # there are no classes
+    groups: Sequence[Any] | None = None,
+) -> LinearFit:
+    """Fit a ridge regression.
 
     The strength has the least squared error when each row in turn is left out; with sparse features, each fifth; with
     ``groups`` of rows, a fifth of these.
-    Features are ``(rows, features)``, dense or sparse.
     """
     scaled, restored = _scaled(features)
     folds: Any = min(5, len(numbers)) if sparse.issparse(scaled) else None
     if groups is not None and len(set(groups)) > 1:
         folds = list(GroupKFold(min(5, len(set(groups)))).split(scaled, numbers, groups))
     model = RidgeCV(_ALPHAS, cv=folds).fit(scaled, numbers)
+    weight, bias = restored(model.coef_[None]), np.array([model.intercept_])
     score = ("r2", float(model.score(scaled, numbers)))
-    bias = np.array([model.intercept_])
-    return LinearFit("ridge regression", restored(model.coef_[None]), bias, {"alpha": float(model.alpha_)}, score)
-
-
-def _memory() -> float:
-    """Return the memory of this machine in bytes; infinity if it is not known."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # elsewhere than on Linux
-        return math.inf
+    return LinearFit("ridge regression", weight, bias, {"alpha": float(model.alpha_)}, score)
 
 
 def _logistic_regression(balanced: bool, strength: float = _DEFAULT_C) -> Any:

@@ -44,8 +44,6 @@ _OPTION = "classifier_pooling"
 _SUFFIX = "MeanPoolingForSequenceClassification"
 # Saved beside the weights of classifiers of the mean.
 MODELING_FILE = Path(modeling_mean_pooling.__file__)
-
-
 # So transformers loads folders of these classes, too, and never with code that it finds there.
 AutoConfig.register(MeanPoolingConfig.model_type, MeanPoolingConfig)
 AutoModelForSequenceClassification.register(MeanPoolingConfig, MeanPoolingForSequenceClassification)
@@ -142,7 +140,6 @@ def _encoder_class(config: PreTrainedConfig) -> Any:
 def _mean_pooling(encoder: Any) -> Any:
     """Make the class for an encoder, beside its other classes: a subclass of what these have in common."""
     family = next(cls for cls in encoder.__mro__[1:] if "base_model_prefix" in vars(cls))  # ALBERT's encoder, too
-    name = encoder.__name__.removesuffix("Model") + _SUFFIX
     *own, _ = inspect.signature(MeanPooling.forward).parameters.values()
     others = [
         parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
@@ -150,11 +147,10 @@ def _mean_pooling(encoder: Any) -> Any:
         if parameter.name not in {each.name for each in own}
     ]
     parts = {
-        "__module__": __name__,
         "__doc__": f"{encoder.__name__} with a linear layer on the mean of its last hidden states.",
         "forward": _signed(MeanPooling.forward, inspect.Signature([*own, *others])),
     }
-    return type(name, (_FamilyMeanPooling, family), parts)
+    return type(encoder.__name__.removesuffix("Model") + _SUFFIX, (_FamilyMeanPooling, family), parts)
 
 
 def _signed(forward: Any, signature: inspect.Signature) -> Any:
@@ -162,15 +158,6 @@ def _signed(forward: Any, signature: inspect.Signature) -> Any:
     either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
     either.__signature__ = signature
     return either
-
-
-def __getattr__(name: str) -> Any:
-    """Find a class that is made here, as pickle does by its name."""
-    encoder = getattr(transformers, f"{name.removesuffix(_SUFFIX)}Model", None) if name.endswith(_SUFFIX) else None
-    found = choice_class(name) if encoder is None else _mean_pooling(encoder)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
 
 
 # Logit of a padded choice: its probability is 0 in any dtype, and differences of its log-probabilities stay finite.
@@ -206,8 +193,7 @@ def choice_class(name: str | None) -> Any:
             attentions=outputs.attentions,
         )
 
-    parts = {"__module__": __name__, "__doc__": stock.__doc__, "forward": _signed(forward, signature)}
-    return type(name, (stock,), parts)
+    return type(name, (stock,), {"__doc__": stock.__doc__, "forward": _signed(forward, signature)})
 
 
 def saved_model_class(name: str, model_type: str) -> Any:

@@ -60,9 +60,11 @@ answer = choices[logits.argmax()]"""
     padding = PADDED
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and a question is read once with each choice"}
     baselines = ("majority",)
-    predicts = "a choice"
-    labels_are = "the correct choice"
+    prediction, label_words = "a choice", "the correct choice"
     output_names = ("score",)
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": Metric(right=lambda labels, outputs: np.equal([np.argmax(row) for row in outputs], labels))
+    }
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -81,11 +83,7 @@ answer = choices[logits.argmax()]"""
         config.label2id = {name: number for number, name in enumerate(self.label_names)}
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        return choice_class(self._class_name(config)) or super().model_class(config)
-
-    @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        return cls.inputs
+        return choice_class(self.class_name(config)) or super().model_class(config)
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -157,12 +155,6 @@ answer = choices[logits.argmax()]"""
         streams = {name: iter(values) for name, values in flat.items()}
         return BatchEncoding({name: [[next(each) for _ in row] for row in choices] for name, each in streams.items()})
 
-    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        return [max(map(len, row)) for row in encoded["input_ids"]]
-
-    def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-        return [list(chain(*row)) for row in encoded["input_ids"]]
-
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
         pad = super().collator(tokenizer)
@@ -170,8 +162,8 @@ answer = choices[logits.argmax()]"""
         def collate(rows: list[Any]) -> Any:
             columns = [name for name in rows[0] if name != "labels"]
             most = max(len(row["input_ids"]) for row in rows)
-            padded = [{name: [*row[name], *[[]] * (most - len(row[name]))] for name in columns} for row in rows]
-            flat = pad([{name: row[name][choice] for name in columns} for row in padded for choice in range(most)])
+            places = [(row, choice) for row in rows for choice in range(most)]
+            flat = pad([{name: row[name][n] if n < len(row[name]) else [] for name in columns} for row, n in places])
             batch = {name: values.view(len(rows), most, -1) for name, values in flat.items()}
             if "labels" in rows[0]:
                 batch["labels"] = flat["input_ids"].new_tensor([row["labels"] for row in rows])
@@ -196,10 +188,6 @@ answer = choices[logits.argmax()]"""
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": Metric.counting(lambda labels, outputs: np.equal(self.decode(outputs), labels))}
-
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         counts = np.bincount(train, minlength=len(self.label_names))
         return self.shown_label(counts.argmax()), row_array([np.log(counts + 1)] * len(references))
@@ -214,11 +202,3 @@ answer = choices[logits.argmax()]"""
             "choices": {"min": min(counts), "mean": statistics.fmean(counts), "max": max(counts)},
             "correct": {self.shown_label(place): places[place] for place in range(max(counts))},
         }
-
-    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        names = max((part["correct"] for part in parts), key=len)
-        ranges = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
-        return [
-            ["choices", *(form.format(**part["choices"]) for form, part in zip(ranges, parts, strict=True))],
-            *([f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names),
-        ]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import check_known
-from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import LABEL_TYPES
+from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression
+from attendrop.tasks.heads.multiple_choice import MultipleChoice
+from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.heads.translation import Translation
+from attendrop.tasks.values import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-HEADS: tuple[type[Head], ...] = tuple(resolve_name(f"{__package__}.{name}") for name in builtin.HEADS.values())
+HEADS: tuple[type[Head], ...] = (
+    MultipleChoice, Translation, TokenClassification, MultiLabel, Regression, Classification,
+)  # fmt: skip
 
 
 def get_head(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Head:
@@ -25,17 +30,41 @@ def get_head(kind: str, label_names: Sequence[str] = (), options: Mapping[str, A
 
 
 def head_of_model(config: PreTrainedConfig, *, command: str | None = None) -> Head:
-    """Return the head of a saved model, with its classes; with a command, the first one that it works for."""
-    return next(head for head in HEADS if head.recognizes(config) and command not in head.refused).from_config(config)
+    """Return the head of a saved model, with its classes, if it has any; with a command, one that it works for.
+
+    Models are known by their class; those for sequence classification by their loss, or by a single output. Any other
+    is taken for a classifier, whose loading says what is missing.
+    """
+    ids: Any = config.id2label or {}  # JSON keys are converted back
+    found: type[Head] = Classification
+    if config.problem_type == MultiLabel.problem_type:
+        found = MultiLabel
+    elif config.problem_type == Regression.problem_type or len(ids) == 1:
+        found = Regression
+    for head in HEADS:
+        if (
+            not head.one_vector
+            and command not in head.refused
+            and head.class_name(config) in (config.architectures or ())
+        ):
+            found = head
+    has_names = not found.generates and found is not Regression
+    return found(tuple(ids[number] for number in sorted(ids)) if has_names else ())
 
 
 def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) -> tuple[type[Head], ...]:
     """Return the kinds of heads that labels of a type may be for; those of "auto" check texts and labels alike.
+
+    With "auto", texts that are lists, also as JSON in CSV files, are words, and labels that are lists are several.
+    ``label`` is the first label of a file.
 
     Raises:
         AttendropError: The label type is none of ``LABEL_TYPES``.
     """
     problem = f"there is no label type {label_type!r}"
     check_known(label_type, LABEL_TYPES, problem, f"it is one of {', '.join(LABEL_TYPES)}")
-    asked = tuple(head for head in HEADS if head.label_type == label_type)
-    return asked or tuple(head for head in HEADS if head.may_read(texts) and (label is None or head.may_label(label)))
+    if label_type != "auto":
+        return tuple(head for head in HEADS if head.label_type == label_type)
+    if any(listed(text) is not None for text in texts):
+        return (TokenClassification,)
+    return (Regression, Classification) if listed(label) is None else (MultiLabel,)

@@ -19,27 +19,29 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Sequence as Sequential
 from transformers import BatchEncoding, DataCollatorForTokenClassification
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import TOKENS
+from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Metric, Tokenizer, row_array, truncation
-from attendrop.tasks.heads.named_labels import MOST_LISTED, NamedLabels, count_lines
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import list_problem, listed, read_list
+from attendrop.tasks.values import list_problem, read_list
 
 OUTSIDE = "O"
 _ENTITY = re.compile(r"[BIES]-.+")
 # Position of words without a token, and tag id of words without a prediction.
 NO_TOKEN = -1
+# Logits of such words.
+_ABSENT = np.float32(-1e30)
+# Of more tags, a list of tasks says only how many there are.
+_MOST_LISTED = 12
 
 
-class TokenClassification(NamedLabels):
+class TokenClassification(Head):
     """Head that predicts a tag for each word.
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the
     first tokens and -100 elsewhere. Outputs and references are arrays of objects, with the logits ``(words, tags)`` and
-    the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of minus infinity:
-    their prediction is "O" where tags mark entities, otherwise none, which is wrong.
+    the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of -1e30: their
+    prediction is "O" where tags mark entities, otherwise none, which is wrong.
 
     Tags of entities are read as IOB1 or IOB2, and written as IOB2; tags with other prefixes stay as they are.
     """
@@ -52,6 +54,7 @@ class TokenClassification(NamedLabels):
     inputs = ("tokens",)
     most_inputs = 1
     auto_class = "AutoModelForTokenClassification"
+    collator_class = DataCollatorForTokenClassification
     peft_task_type = "TOKEN_CLS"
     pipeline_tag = "token-classification"
     example = """\
@@ -59,14 +62,9 @@ inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length=
 best = model(**inputs).logits[0].argmax(-1)
 first = {word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}
 tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]"""
-    metric_aliases: ClassVar = {
-        "f1": "entity_f1",
-        "precision": "entity_precision",
-        "recall": "entity_recall",
-        "macro_f1": "f1_macro",
-    }
+    metric_aliases: ClassVar = {"f1": "entity_f1", "precision": "entity_precision", "recall": "entity_recall"}
+    prediction, separator = "{} tags of words", " "
     answer_column = "tags"
-    reference_column = "word_labels"
     has_probabilities = True
     keeps_unknown = True
     baselines = ("majority",)
@@ -75,24 +73,17 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     attributed = "the log-likelihood of the predicted tags"
 
     @property
-    def predicts(self) -> str:
-        return f"{len(self.label_names)} tags of words"
-
-    @property
     def answers(self) -> tuple[str, ...]:
-        return self._entity_types or (self.label_names if len(self.label_names) <= MOST_LISTED else (self.predicts,))
+        return self._entity_types or (self.label_names if len(self.label_names) <= _MOST_LISTED else (self.predicts,))
 
     @cached_property
     def _entity_types(self) -> tuple[str, ...]:
         """Types of the entities that the tags mark; none if they do not."""
-        if not are_entity_tags(self.label_names):
+        if not _are_entity_tags(self.label_names):
             return ()
         return tuple(dict.fromkeys(name[2:] for name in self.label_names if name != OUTSIDE))
 
-    @classmethod
-    def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Accept lists, also as JSON in CSV files."""
-        return any(listed(text) is not None for text in texts)
+    # Files ------------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -113,9 +104,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Make the head whose tags are those of "train": "O" first, then by type and prefix."""
         source = tables["train"]
         rows = [read_list(value) or [] for value in source.column(column)]
-        rows = [to_iob2(row) for row in rows] if are_entity_tags(chain(*rows)) else rows
-        names = set(chain(*rows))
-        by_type = are_entity_tags(names)
+        by_type = _are_entity_tags(chain(*rows))
+        names = set(chain(*map(to_iob2, rows) if by_type else rows))
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
         return cls.of_names(ordered, source.path)
 
@@ -123,29 +113,34 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         words, tags = len(inputs[0]), len(self.names_in(label))
         return None if words == tags else f"{words} words, but {tags} tags; give one for each word"
 
-    def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        return [[self.label_ids[tag] for tag in self.names_in(value)] for value in values]
-
     def names_in(self, value: Any) -> list[str]:
         tags = read_list(value) or []
         return to_iob2(tags) if self._entity_types else tags
 
-    def ids_in(self, label: Sequence[int]) -> Sequence[int]:
-        return label
+    def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
+        return [[self.label_ids[tag] for tag in self.names_in(value)] for value in values]
+
+    # Tokens -----------------------------------------------------------------------------------------------------------
 
     def load_tokenizer(self, place: str) -> Any:
         """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
         tokenizer = super().load_tokenizer(place)
-        of_words = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
-        if isinstance(of_words, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
-            of_words.add_prefix_space = True
-        elif divided := _bytes_of_parts(of_words):  # as Llama 3's: the option would put a space before each part
-            for part in divided:  # of a word, and does where a class reads it, as that of Qwen
+        backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+        divide = backend and backend.pre_tokenizer
+        if isinstance(divide, ByteLevel):  # where no class of transformers reads the option, as for ModernBERT
+            divide.add_prefix_space = True
+            return tokenizer
+        # Llama 3's, and others that divide words before: the option would put a space before each part of a word, and
+        # does where a class reads it, as that of Qwen.
+        all_parts: Any = divide if isinstance(divide, Sequential) else ()
+        parts = [part for part in all_parts if isinstance(part, ByteLevel)]
+        if parts := [part for part in parts if not (part.add_prefix_space and part.use_regex)]:
+            for part in parts:
                 part.add_prefix_space = False
-            given = tokenizer.backend_tokenizer.normalizer
+            given = backend.normalizer
             if given is None or not given.normalize_str("a").startswith(" "):  # as in the tokenizer of a run
                 before = [] if given is None else [given]
-                tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Prepend(" ")])
+                backend.normalizer = normalizers.Sequence([*before, normalizers.Prepend(" ")])
         return tokenizer
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
@@ -157,7 +152,11 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             )
         words = list(columns["tokens"])
         encoded: BatchEncoding = tokenizer(words, is_split_into_words=True, **truncation(max_length))
-        encoded["word_starts"] = [_first_tokens(encoded.word_ids(row), len(each)) for row, each in enumerate(words)]
+        starts = []
+        for row, each in enumerate(words):
+            first = {word: token for token, word in reversed(list(enumerate(encoded.word_ids(row))))}
+            starts.append([first.get(word, NO_TOKEN) for word in range(len(each))])
+        encoded["word_starts"] = starts
         if "label" in columns:
             encoded["word_labels"] = columns["label"]
         return encoded
@@ -173,25 +172,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found.append(row)
         return found
 
-    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        return DataCollatorForTokenClassification(tokenizer)
+    # Outputs ----------------------------------------------------------------------------------------------------------
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Take the logits at the first token of each word; without these, at the tokens that have a label."""
         starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
         rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
-        return row_array([np.where((row == NO_TOKEN)[:, None], -np.inf, logits[row]) for logits, row in rows])
+        return row_array([np.where((row == NO_TOKEN)[:, None], _ABSENT, logits[row]) for logits, row in rows])
 
-    def label_array(self, labels: Sequence[Any]) -> Array:
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        labels = encoded["word_labels" if "word_labels" in encoded else "labels"][:]
         return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
-
-    def finite(self, outputs: Array) -> Array:
-        """Accept minus infinity, the logits of truncated words."""
-        return np.array([not (np.isnan(row).any() or np.isposinf(row).any()) for row in outputs])
 
     def decode(self, outputs: Array) -> list[list[int]]:
         """Return the tag ids of the largest logits; -1 for truncated words."""
-        return [np.where(np.isneginf(row).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
+        return [np.where((row == _ABSENT).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
@@ -199,12 +194,14 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         for tags, logits in zip(self.decode(outputs), outputs, strict=True):
             row: dict[str, Any] = {"tags": [None if tag == NO_TOKEN else self.label_names[tag] for tag in tags]}
             if probabilities:
-                known = np.isfinite(logits).any(axis=1)
+                known = (logits != _ABSENT).any(axis=1)
                 shares = np.full(logits.shape, None, dtype=object)
                 shares[known] = np.round(softmax(logits[known].astype(np.float64), axis=1), 6)
                 row |= {f"probability_{name}": of.tolist() for name, of in zip(self.label_names, shares.T, strict=True)}
             rows.append(row)
         return rows
+
+    # Scores -----------------------------------------------------------------------------------------------------------
 
     @property
     def default_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -214,7 +211,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @property
     def fitted_at(self) -> tuple[str, float]:  # type: ignore[override]
-        return ("entity_f1" if self._entity_types else "accuracy", 0.9)
+        return (self.default_metrics[0], 0.9)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -224,37 +221,49 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         def found(outputs: Array) -> list[list[int]]:
             return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
 
-        def words(gold: Array, outputs: Array) -> Array:
+        def right_words(gold: Array, outputs: Array) -> Array:
             pairs = zip(gold, found(outputs), strict=True)
             return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            return float(_f1_macro(flat(gold), flat(found(outputs))))
+            tags, predicted = flat(gold), flat(found(outputs))
+            occurring = np.setdiff1d(np.union1d(tags, predicted), [NO_TOKEN])
+            return float(f1_score(tags, predicted, labels=occurring, average="macro", zero_division=0.0))
 
-        def named(rows: Iterable[Any]) -> list[list[str]]:
-            return [[OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row] for row in rows]
+        def entities_of(row: Iterable[int]) -> frozenset[tuple[str, int, int]]:
+            return entities(tuple(OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row))
 
-        def of_entities(place: int) -> Metric:
-            return Metric.summing(
-                lambda gold, outputs: entity_counts(named(gold), named(found(outputs))),
-                lambda sums: scores_of_entities(*sums.tolist())[place],
-            )
+        def counts(gold: Array, outputs: Array) -> Array:
+            """Count the entities found of each sentence, those of gold, and those predicted, ``(sentences, 3)``."""
+            pairs = [(entities_of(tags), entities_of(row)) for tags, row in zip(gold, found(outputs), strict=True)]
+            return np.array([(len(own & other), len(own), len(other)) for own, other in pairs])
 
-        names = ("entity_precision", "entity_recall", "entity_f1") if self._entity_types else ()
-        of_types = {name: of_entities(place) for place, name in enumerate(names)}
-        accuracy = Metric.summing(words, lambda sums: float(sums[0] / sums[1]))
-        return {"accuracy": accuracy, "f1_macro": Metric(f1_macro)} | of_types
+        def of_entities(score: Callable[..., float]) -> Metric:
+            return Metric(of_sums=(counts, lambda sums: score(*sums.tolist())))
+
+        # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
+        # A score over all types that is undefined is 0.
+        scores: dict[str, Callable[..., float]] = {
+            "entity_precision": lambda found, gold, predicted: found / predicted if predicted else 0.0,
+            "entity_recall": lambda found, gold, predicted: found / gold if gold else 0.0,
+            "entity_f1": lambda found, gold, predicted: 2 * found / (gold + predicted) if found else 0.0,
+        }
+        named = scores.items() if self._entity_types else ()
+        return {
+            "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
+            "f1_macro": Metric(f1_macro),
+            **{name: of_entities(score) for name, score in named},
+        }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         logits = np.log(np.bincount(flat(train), minlength=len(self.label_names)) + 1)
         answer = self.label_names[logits.argmax()]
         return answer, row_array([np.tile(logits, (len(row), 1)) for row in references])
 
+    # Reports on data --------------------------------------------------------------------------------------------------
+
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
-
-    def shown_label(self, label: Any) -> str:
-        return " ".join(self.all_names[tag] for tag in label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
@@ -264,32 +273,13 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found["entities"] = {name: begun[name] for name in self._entity_types}
         return found
 
-    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the number of words; and of entities of each type, or of words with each tag if there are not many."""
-        shown = "entities" if self._entity_types else "tags"
-        lines = count_lines([part[shown] for part in parts], f"  {shown}", "{} to {} of each")
-        return [["words", *(str(part["words"]) for part in parts)], *lines]
-
-
-def _bytes_of_parts(pre_tokenizer: Any) -> list[ByteLevel]:
-    """Return what reads the bytes of parts of words, in a tokenizer that divides words before; none in others."""
-    parts: Any = pre_tokenizer if isinstance(pre_tokenizer, Sequential) else ()
-    found = [part for part in parts if isinstance(part, ByteLevel)]
-    return [part for part in found if not (part.add_prefix_space and part.use_regex)]
-
-
-def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
-    """Return the position of the first token of each word; -1 for one without tokens."""
-    first = {word: token for token, word in reversed(list(enumerate(word_of_token)))}
-    return [first.get(word, NO_TOKEN) for word in range(count)]
-
 
 def _labelled(labels: Array) -> Array:
     """Return the positions of labels that are scored."""
     return np.flatnonzero(np.asarray(labels) != IGNORED)
 
 
-def are_entity_tags(names: Iterable[str]) -> bool:
+def _are_entity_tags(names: Iterable[str]) -> bool:
     """Return whether tags mark entities: "O", and others such as "B-PER"."""
     others = set(names) - {OUTSIDE}
     return bool(others) and all(_ENTITY.fullmatch(name) for name in others)
@@ -300,39 +290,17 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
     Tags with other prefixes are returned as they are.
     """
-    converted = []
-    before = OUTSIDE
-    for tag in tags:
-        begins = tag.startswith("I-") and before[2:] != tag[2:]
-        converted.append(f"B-{tag[2:]}" if begins else tag)
-        before = tag
-    return converted
+    before = [OUTSIDE, *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
+        for tag, last in zip(tags, before, strict=False)
+    ]
 
 
 @lru_cache(maxsize=100_000)
 def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     """Return the entities of a sentence: type, first and last word; remembered, for the resamples of a bootstrap."""
     return frozenset(get_entities(list(tags)))
-
-
-def entity_counts(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> Array:
-    """Count the entities of each sentence, ``(sentences, 3)``: those found, and all of ``gold`` and of ``predicted``.
-
-    An entity counts as found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
-    """
-    pairs = ((entities(tuple(one)), entities(tuple(other))) for one, other in zip(gold, predicted, strict=True))
-    return np.array([(len(one & other), len(one), len(other)) for one, other in pairs])
-
-
-def scores_of_entities(right: int, of_gold: int, of_predicted: int) -> tuple[float, float, float]:
-    """Compute precision, recall and F1 of entities, over all types; each is 0 where it is undefined."""
-    precision, recall = (right / count if count else 0.0 for count in (of_predicted, of_gold))
-    return precision, recall, 2 * right / (of_gold + of_predicted) if right else 0.0
-
-
-def _f1_macro(tags: Array, found: Array) -> Any:
-    occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
-    return f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0)
 
 
 def flat(rows: Iterable[Any]) -> Array:

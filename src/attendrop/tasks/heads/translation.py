@@ -12,11 +12,9 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding, PreTrainedModel
+from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedModel
 
-from attendrop.attribution.label_positions import IGNORED
-from attendrop.attribution.predictions import TOKENS
+from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
 from attendrop.model_support.models import position_limit
@@ -39,25 +37,25 @@ class WrittenText:
     log_likelihood: float = 0.0  # of the reference; finite unless the model diverged
     tokens: int = 0  # of the reference
 
-    @property
-    def scores(self) -> float:
-        return self.log_likelihood
 
-
-def _of_corpus(name: str) -> Callable[[Array, Array], float]:
+def _of_corpus(name: str) -> Metric:
     """Make a score of sacrebleu, with its default settings, as a fraction."""
 
     def score(references: Array, outputs: Array) -> float:
         import sacrebleu
 
-        found = getattr(sacrebleu, name)([each.text for each in outputs], [list(references)])
+        found = getattr(sacrebleu, f"corpus_{name}")([each.text for each in outputs], [list(references)])
         return float(found.score) / 100
 
-    return score
+    return Metric(score)
 
 
-def _mean_log_likelihood(outputs: Array) -> float:
+def _mean_log_likelihood(references: Array, outputs: Array) -> float:
     return float(sum(each.log_likelihood for each in outputs) / max(1, sum(each.tokens for each in outputs)))
+
+
+def _perplexity(references: Array, outputs: Array) -> float:
+    return math.exp(min(-_mean_log_likelihood(references, outputs), 700))
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,10 @@ class Translation(Head):
     label_type = "text"
     inputs = ("text",)
     most_inputs = 1
-    most_fit_rows = 100
     auto_class = "AutoModelForSeq2SeqLM"
-    pretrained = True
+    generates = True
     output_kind = TOKENS
     padding = IGNORED
-    rewarded_by_loss = True
-    reads_labels = True
-    reference_column = "references"  # the whole texts, of which the model may have seen only a part
     tokenizer_options: ClassVar = {}  # programs that generate with the saved model pad on the left
     peft_task_type = "SEQ_2_SEQ_LM"
     pipeline_tag = "translation"
@@ -104,17 +98,14 @@ class Translation(Head):
 inputs = tokenizer($text, truncation=True, max_length=$max_length, return_tensors="pt")
 translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_special_tokens=True)"""
     default_metrics = ("bleu", "chrf", "neg_log_loss")
-    metric_aliases: ClassVar = {"loss": "neg_log_loss", "chrf2": "chrf"}
     answer_column = "translation"
-    predicts = "a translation"
-    labels_are = "translations"
+    attributed = "the log-likelihood of the predicted tokens"
+    prediction, label_words = "a translation", "translations"
     metrics: ClassVar[Mapping[str, Metric]] = {
-        "bleu": Metric(_of_corpus("corpus_bleu")),
-        "chrf": Metric(_of_corpus("corpus_chrf")),
-        "neg_log_loss": Metric(lambda references, outputs: _mean_log_likelihood(outputs), math.inf),
-        "perplexity": Metric(
-            lambda references, outputs: math.exp(min(-_mean_log_likelihood(outputs), 700)), math.inf, selects=False
-        ),
+        "bleu": _of_corpus("bleu"),
+        "chrf": _of_corpus("chrf"),
+        "neg_log_loss": Metric(_mean_log_likelihood, math.inf),
+        "perplexity": Metric(_perplexity, math.inf, selects=False),
     }
     refused: ClassVar = {
         "prune": "layers of constant attention are chosen and measured for encoders with one pass for each row",
@@ -122,6 +113,9 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         "program that reads its files",
         "attend": "the page shows encoders with one pass for each text",
     }
+    value_problem = staticmethod(text_problem)
+
+    # The model --------------------------------------------------------------------------------------------------------
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the languages of the tokenizer, and how the model generates, with which both are saved.
@@ -148,12 +142,22 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
                     f"max_new_tokens={most} is too much: {type(model).__name__} has {limit} positions."
                 )
             generation.max_new_tokens = limit // 2
-        given = {"src_lang": self.source_lang, "tgt_lang": self.target_lang}
-        for name, code in given.items():
+        for name, code in {"src_lang": self.source_lang, "tgt_lang": self.target_lang}.items():
             if code is not None:
                 _set_language(tokenizer, name, code)
-        if self.target_lang is not None:
-            _begin_with(model, tokenizer, self.target_lang)
+        if self.target_lang is None:
+            return
+        # Labels of mBART-50, NLLB and M2M100 begin with the language; those of the first mBART end with it, and the
+        # model moves it to the start of the decoder's inputs.
+        language, labels = tokenizer.convert_tokens_to_ids(self.target_lang), tokenizer(text_target="a")["input_ids"]
+        if labels[0] == language:
+            generation.forced_bos_token_id = language
+        elif labels[-1] == language:
+            generation.decoder_start_token_id = language
+        else:
+            raise AttendropError(
+                f"{type(tokenizer).__name__} adds no language code {self.target_lang!r} to labels; omit it."
+            )
 
     def example_values(self, *, stock: bool) -> dict[str, str]:
         """Return the text, and the options of generation as further arguments in code; stock models have them."""
@@ -164,10 +168,10 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             "arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None),
         }
 
-    value_problem = staticmethod(text_problem)
+    # Tokens -----------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
-        """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""
+        """Tokenize texts; with labels, add ``references``, the whole texts, and ``target_ids``, their tokens."""
         limits = truncation(max_length)
         prefix = self.source_prefix or ""
         encoded: BatchEncoding = tokenizer([prefix + text for text in columns["text"]], **limits)
@@ -176,40 +180,26 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             encoded["target_ids"] = tokenizer(text_target=list(columns["label"]), **limits)["input_ids"]
         return encoded
 
-    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        texts = encoded["input_ids"]
-        return [max(map(len, pair)) for pair in zip(texts, encoded.get("target_ids", texts), strict=True)]
-
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: Tokenizer) -> list[list[int]]:
         known = encoded.get("target_ids")
         return list(tokenizer(text_target=list(labels))["input_ids"] if known is None else known)
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
-        """Pad on the right, whatever the tokenizer does, labels with -100."""
-        padding = {"input_ids": tokenizer.pad_token_id, "labels": IGNORED}
+        """Pad labels with -100; without labels, the collator of transformers says that they are None."""
+        collate: Any = DataCollatorForSeq2Seq(tokenizer)
+        return lambda rows: {name: values for name, values in collate(rows).items() if values is not None}
 
-        def padded(name: str, rows: list[Any]) -> Tensor:
-            values = [torch.as_tensor(row[name]) for row in rows]
-            return pad_sequence(values, batch_first=True, padding_value=padding.get(name, 0))
+    # Outputs ----------------------------------------------------------------------------------------------------------
 
-        return lambda rows: {name: padded(name, rows) for name in rows[0]}
-
-    def generate(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        found: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
-        return found
-
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the raw outputs; without labels, only generate."""
-        if "labels" in batch:
-            return super().predict(model, batch)
-        generated = self.generate(model, batch).cpu()
-        return torch.cat([torch.zeros(len(generated), 2), generated], dim=1).numpy()
-
-    def raw_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], outputs: Any) -> Tensor:
-        labels, logits = batch["labels"], outputs.logits.float().transpose(1, 2)
-        losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        likelihoods = torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
-        return torch.cat([likelihoods, self.generate(model, batch)], dim=1)
+    def raw_outputs(self, model: Any, batch: Mapping[str, Any], outputs: Any) -> Tensor:
+        """Generate a translation; without labels, its likelihood is 0 of 0 tokens."""
+        generated: Tensor = model.generate(**{name: values for name, values in batch.items() if name != "labels"})
+        likelihoods = torch.zeros(len(generated), 2, device=generated.device)
+        if outputs is not None:
+            labels, logits = batch["labels"], outputs.logits.float().transpose(1, 2)
+            losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+            likelihoods = torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
+        return torch.cat([likelihoods, generated], dim=1)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Decode the generated tokens."""
@@ -219,22 +209,15 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             found.append(WrittenText(str(text), likelihood, int(tokens)))
         return row_array(found)
 
-    def label_array(self, labels: Sequence[Any]) -> Array:
-        return row_array(labels)
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        return row_array(encoded["references" if "references" in encoded else "labels"][:])
 
     def decode(self, outputs: Array) -> list[str]:
         return [each.text for each in outputs]
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        return [{self.answer_column: text} for text in self.decode(outputs)]
-
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         words = list(map(count_words, rows["label"][:]))
         return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
-
-    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        words = ("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)
-        return [[f"{self.answer_column}, words", *words]]
 
 
 def _set_language(tokenizer: Tokenizer, name: str, code: str) -> None:
@@ -249,18 +232,3 @@ def _set_language(tokenizer: Tokenizer, name: str, code: str) -> None:
         raise AttendropError(f"The tokenizer has no language code {code!r}; it has {', '.join(known) or 'none'}.")
     setattr(tokenizer, name, code)
     tokenizer.init_kwargs[name] = code
-
-
-def _begin_with(model: Any, tokenizer: Tokenizer, code: str) -> None:
-    """Make generation begin with a language: as the first token, or where labels end with it, as the decoder's start.
-
-    Labels of mBART-50, NLLB and M2M100 begin with the language; those of the first mBART end with it, and the model
-    moves it to the start of the decoder's inputs.
-    """
-    language, labels = tokenizer.convert_tokens_to_ids(code), tokenizer(text_target="a")["input_ids"]
-    if labels[0] == language:
-        model.generation_config.forced_bos_token_id = language
-    elif labels[-1] == language:
-        model.generation_config.decoder_start_token_id = language
-    else:
-        raise AttendropError(f"{type(tokenizer).__name__} adds no language code {code!r} to labels; omit it.")

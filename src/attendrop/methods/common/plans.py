@@ -1,20 +1,22 @@
-"""Random masks of attention positions, heads and hidden units in the selected layers of a method."""
+"""Plans that several methods share: random masks of attention, heads and hidden units, and changed word embeddings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
+from attendrop.attention.valid_keys import real_tokens
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
 from attendrop.randomness.candidates import at_once, kept
-from attendrop.randomness.keyed_random import lanes_of_layers, sample_mask, uniform
+from attendrop.randomness.keyed_random import SampleKey, lanes_of_layers, sample_mask, uniform
 
 
 class RandomMaskPlan(Plan):
@@ -92,10 +94,6 @@ class RandomMaskPlan(Plan):
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
         return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
-    def sample_heads(self, p: float | Tensor, call: AttentionCall) -> Tensor:
-        """Sample each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
-        return self.uniform_heads(call) < p
-
     def uniform_heads(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
         batch, heads = call.shape[:2]
@@ -170,3 +168,42 @@ class RandomMaskPlan(Plan):
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
         possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
         self.context.report(call.layer.key, (dropped * rows).sum(), possible)
+
+
+class WordPlan(Plan):
+    """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
+
+    ``change`` gets the word embeddings, ``(batch, n, width)``, and which tokens are not padding, ``(batch, n)``, and
+    returns the changed embeddings.
+    """
+
+    acts_on = frozenset({"embeddings"})
+
+    def __init__(self, context: StepContext, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.context = context
+        self.change = change
+        self._changed = False
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        if self._changed:  # the decoder shares the embedding
+            return embedded
+        self._changed = True
+        return self.change(embedded, real_tokens(self.context.inputs.get("attention_mask"), embedded))
+
+
+def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
+    """Sample a number from (0, 1) for each token, ``(batch, n)``, counted from the first that is ``valid``."""
+    first = valid.int().argmax(-1)
+    origins = torch.stack([torch.zeros_like(first), first], -1)
+    rows, length = valid.shape
+    return uniform(key, name, (rows, 1, 1, length), origins, valid.device).view(rows, length)
+
+
+def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Differentiate a model's loss, keeping its graph, with respect to ``units``, without overflow in float16.
+
+    Zero where the loss does not depend on a unit. Raises AttendropError if the gradients are not finite.
+    """
+    keys, tensors = list(units), list(units.values())
+    return finite_gradients(lambda factor: gradients_of(loss * factor, keys, tensors, keep_graph=True), model)

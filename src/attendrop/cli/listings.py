@@ -1,7 +1,8 @@
-"""`attendrop methods`."""
+"""`attendrop methods`, `attendrop tasks` and `attendrop doctor`: what there is, and what a model supports."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,10 @@ import typer
 from rich.table import Column, Table
 
 from attendrop.cli.app import Json, app, show
+from attendrop.cli.console import lines_of, messages
+from attendrop.cli.run_options import path_argument
 from attendrop.text_tables import aligned
+from attendrop.wording import counted
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -65,3 +69,52 @@ def _default(default: object) -> str:
             return ",".join(map(str, default))
         case _:
             return str(default)
+
+
+@app.command()
+def tasks(as_json: Json = False) -> None:
+    """List the named tasks, and the kinds of tasks for files of your own, with their labels and metrics."""
+    from attendrop.tasks.custom_files import files_task
+    from attendrop.tasks.heads.registry import HEADS
+    from attendrop.tasks.registry import get_task, task_names
+
+    found = [get_task(name) for name in task_names()]
+    for head in HEADS:
+        of_files = f"{head.kind}, of your own --train-file"
+        found.append(dataclasses.replace(files_task((), head()), name=head.label_type, description=of_files))
+    table = Table("task", "what it asks", "labels", "metric")
+    for task in found:
+        metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
+        answers = task.head.answers if task.text_columns else ["as in your files"]
+        table.add_row(task.name, task.description, "\n".join(answers), metrics)
+    show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    model: Annotated[str, path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
+    as_json: Json = False,
+) -> None:
+    """Check whether a model is supported, and list its attention layers."""
+    from attendrop.cli.model_report import examine
+
+    with messages(quiet=True):
+        found = examine(model)
+    untrainable = "not by `attendrop train`: it has no classification head"
+    lines = {
+        "model": f"{model} ({found['architecture']})",
+        "supported": "yes" if found["supported"] else f"no: {found['reason']}",
+        "to train": "`attendrop train` can" if found["trainable"] else untrainable,
+    }
+    for kind in dict.fromkeys(layer["kind"] for layer in found["sites"]):
+        names = [layer["name"] for layer in found["sites"] if layer["kind"] == kind]
+        lines[f"{kind} attention"] = f"{counted(len(names), 'layer')}: {_ends(names)}"
+    if names := found["not_run"]:
+        lines["not tried"] = f"{counted(len(names), 'layer')}, which the example input does not reach: {_ends(names)}"
+    show(found, lines_of(lines), as_json=as_json)
+    raise typer.Exit(0 if found["supported"] else 2)
+
+
+def _ends(names: list[str]) -> str:
+    """Return the first and the last of some names, or the only one."""
+    return " ... ".join(dict.fromkeys((names[0], names[-1])))

@@ -1,4 +1,4 @@
-"""Divergences between the predictions of several passes over the same rows, and consistency losses."""
+"""Divergences between the predictions of several passes over the same rows, and losses of single rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from torch.nn import functional
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
-from attendrop.attribution.label_positions import aligned_labels
-from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS, answer_logits, output_kind
+from attendrop.attribution.predictions import (
+    CLASSES,
+    IGNORED,
+    LABELS,
+    NUMBER,
+    SPAN,
+    TOKENS,
+    aligned_labels,
+    answer_logits,
+    answer_positions,
+    output_kind,
+)
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext
 from attendrop.model_support.batches import Batch
@@ -99,12 +109,6 @@ def mean_divergence(model: nn.Module, one: Any, other: Any, batch: Batch) -> Ten
     return torch.stack(values).mean() * (1 if kind == NUMBER else 2)
 
 
-def divergences(model: nn.Module, outputs: Any, batch: Batch) -> tuple[str, list[Tensor]]:
-    """Return the kind of prediction and, by head, the :func:`divergence` of the two adjacent copies of each row."""
-    kind, heads = predictions(model, outputs, batch, 2)
-    return kind, [divergence(kind, *copies).flatten() for copies in heads]
-
-
 def mean(values: Tensor) -> Tensor:
     """Mean of the values; zero if there are none."""
     return values.sum() / max(values.numel(), 1)
@@ -136,3 +140,55 @@ def with_views(
 
 def _by_copy(values: Tensor, copies: int) -> Tensor:
     return values.reshape(-1, copies, *values.shape[1:]).transpose(0, 1)
+
+
+def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's part of the mean loss of a batch, ``(rows,)``: their sum is the mean over rows or tokens.
+
+    It is the loss of transformers, without label smoothing or class weights. Raises AttendropError if the outputs have
+    no logits, or the batch has no labels.
+    """
+    means = [losses.sum(1) / labelled.sum().clamp(min=1) for losses, labelled in _items(model, outputs, batch)]
+    return torch.stack(means).mean(0)
+
+
+def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``; zero without labels."""
+    shares = [labelled.sum(1) / labelled.sum().clamp(min=1) for _, labelled in _items(model, outputs, batch)]
+    return torch.stack(shares).mean(0)
+
+
+def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """List, for each mean that makes the loss, the losses of the items, and which are labelled: ``(rows, items)``."""
+    kind = output_kind(model, outputs, batch)
+    if kind == SPAN:
+        return [
+            _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
+            for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
+        ]
+    logits, labels = getattr(outputs, "logits", None), batch.get("labels")
+    if kind is None or logits is None or labels is None:
+        missing = "logits" if kind is None or logits is None else "labels in the batch"
+        raise AttendropError(f"The loss of single rows of {type(model).__name__} needs {missing}; use another method.")
+    logits = wide(logits)
+    if kind == TOKENS:
+        aligned = aligned_labels(model, logits, batch)
+        assert aligned is not None
+        return [_classes(logits, aligned, IGNORED)]
+    if kind == CLASSES and not labels.is_floating_point():
+        return [_classes(logits, labels.view(-1, 1), IGNORED)]
+    if kind == CLASSES:  # labels are probabilities of the classes
+        found = functional.cross_entropy(logits, labels.to(logits), reduction="none")[:, None]
+    elif kind == LABELS:
+        found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+    else:
+        found = (logits - labels.to(logits).view_as(logits)).square()
+    return [(found.mean(-1, keepdim=True), torch.ones_like(found[:, :1], dtype=torch.bool))]
+
+
+def _classes(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Compute cross-entropy, 0 where a label is ignored; ``(rows, classes)`` or ``(rows, items, classes)``."""
+    flat = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=ignored, reduction="none"
+    )
+    return flat.view_as(labels), labels != ignored
