@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from attendrop.tasks.heads.regression import Regression
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.table import BadRows, write_skipped
 
 GOOD = "text,label\ngood,yes\nbad,no\n"
