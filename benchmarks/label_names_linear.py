@@ -20,9 +20,9 @@ import torch
 from label_name_rows import DATA, deranged
 from transformers import AutoModel, AutoTokenizer
 
-from attendrop.files.model_files import resolve_model
 from attendrop.runs.prediction_passes import unit_means
 from attendrop.studies.statistics import paired_difference
+from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.linear_models import fit_logistic_regression

@@ -18,8 +18,8 @@ from scipy import stats
 from transformers import AutoTokenizer
 
 from attendrop.cli.demo_messages import BOOKINGS, WISHES, generate_messages
-from attendrop.files.model_files import resolve_model
 from attendrop.studies.statistics import ALPHA, Estimate, mean_interval, paired_difference
+from attendrop.support.files import resolve_model
 from attendrop.tasks.row_scores import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -40,8 +40,6 @@ DIRECTIONS = {"high": "tab:red", "low": "tab:blue", "random": "tab:gray"}
 class DropRegion(Plan):
     """Drops a fraction of each row of attention in one layer, by its attribution, ``(batch, heads, query, key)``."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, layer: str, attribution: Tensor, rate: float, direction: str, key: SampleKey) -> None:
         super().__init__()
         self.layer_keys = (layer,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
@@ -19,11 +20,8 @@ SOURCE = Path(attendrop.__file__).parent
 # independent of what stands beside it.
 ORDER = [
     ["errors"],
-    ["wording", "text_tables"],
-    ["argument_checks"],
-    ["randomness", "files.output_files"],
-    ["model_support"],
-    ["files"],
+    ["wording"],
+    ["randomness", "support"],
     ["attention"],
     ["attribution"],
     ["methods.core.options"],
@@ -121,3 +119,16 @@ def test_an_entry_point_names_each_method_of_the_second_package() -> None:
     assert sorted(point.attr for point in points) == sorted(attendrop_methods.__all__)
     for point in points:
         assert get_method(point.name) is point.load() is getattr(attendrop_methods, point.attr)
+
+
+# What transformers calls things is known in one package.
+DISPATCH = (
+    "AttentionInterface", "AttentionMaskInterface", "ALL_ATTENTION_FUNCTIONS", "_attn_implementation",
+    "_gradient_checkpointing_func", "Conv1D",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", DISPATCH)
+def test_one_package_knows_how_transformers_dispatches_attention(word: str) -> None:
+    knowing = [path for path in MODULES.values() if re.search(rf"\b{word}", path.read_text("utf-8"))]
+    assert {path.relative_to(SOURCE).parts[0] for path in knowing} == {"attention"}

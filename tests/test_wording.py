@@ -1,10 +1,23 @@
-"""Words of messages."""
+"""Words of messages, and tables of texts for each of their targets."""
 
+import csv
+import io
 import math
 
 import pytest
 
-from attendrop.wording import counts_of, interval_of, names_of, score_text
+from attendrop.wording import (
+    NAMES_LEFT,
+    aligned,
+    counts_of,
+    csv_of_records,
+    in_latex,
+    interval_of,
+    latex_table,
+    markdown_table,
+    names_of,
+    score_text,
+)
 
 
 def test_names_beyond_the_tenth_are_counted() -> None:
@@ -30,3 +43,33 @@ def test_small_scores_have_more_digits_but_for_what_rounding_leaves(value: float
 def test_an_interval_has_the_digits_of_its_scores() -> None:
     assert interval_of({"low": -2e-5, "high": 1e-5}, 1e-4) == "-0.000020 to +0.000010"
     assert interval_of({"low": None, "high": None}, 1e-4) == "too few rows to tell"
+
+
+ROWS = [("a", "10", "-"), ("long", "2", "1|2")]
+
+
+def test_columns_are_aligned_by_the_widest_cell() -> None:
+    assert aligned([("name", "n"), ("a", "10")], NAMES_LEFT) == ["name   n", "a     10"]
+    assert aligned([("name", "n"), ("a", "10")], gap="|") == ["name|n", "a   |10"]
+    assert aligned([("name", "n"), ("退款", "10"), ("é", "2")], "lr") == ["name   n", "退款  10", "é      2"]
+
+
+def test_markdown_keeps_bars_within_their_cells() -> None:
+    assert markdown_table(("x", "y", "z"), ROWS, NAMES_LEFT).splitlines() == [
+        "| x | y | z |",
+        "| --- | ---: | ---: |",
+        "| a | 10 | - |",
+        r"| long | 2 | 1\|2 |",
+    ]
+
+
+def test_latex_is_a_booktabs_table_of_escaped_texts() -> None:
+    table = latex_table(("x", "y"), [("a", in_latex("50 %  & more"))], "About")
+    assert r"\begin{tabular}{lr}" in table and r"a & 50 \% \& more \\" in table
+    assert in_latex("[ours] p") == "{}[ours] p"  # otherwise a length behind the row above
+
+
+def test_csv_reads_back_with_all_columns() -> None:
+    records = [{"name": 'a "b", c\nd'}, {"n": 3, "name": "ü"}]
+    found = [*csv.DictReader(io.StringIO(csv_of_records(records), newline=""))]
+    assert found == [{"name": 'a "b", c\nd', "n": ""}, {"name": "ü", "n": "3"}]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.pruning.selection import prune as prune
     from attendrop.runs.load import load as load
     from attendrop.studies.compare import compare as compare
-    from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
+    from attendrop.training.regularization import regularize as regularize
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
     from attendrop.training.trainer import regularized as regularized
 
@@ -41,7 +41,7 @@ _MODULES = {
     "load": "runs.load",
     "prune": "pruning.selection",
     "register_method": "methods.core.registry",
-    "regularize": "training.own_loop",
+    "regularize": "training.regularization",
     "regularized": "training.trainer",
 }
 # The one that needs the packages of the command line.
@@ -54,7 +54,12 @@ if not TYPE_CHECKING:
         from importlib.util import find_spec
 
         if name == "__version__":
-            return _version()
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("attendrop")
+            except PackageNotFoundError:  # running from a source tree that was not installed
+                return "0.0.0"
         if name in _MODULES:
             try:
                 return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
@@ -75,12 +80,3 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("attendrop")
-    except PackageNotFoundError:  # running from a source tree that was not installed
-        return "0.0.0"

@@ -8,19 +8,19 @@ around it.
 
 from attendrop.attention.adapter import ModelAdapter as ModelAdapter
 from attendrop.attention.blocks import Block as Block
+from attendrop.attention.blocks import ValueProjection as ValueProjection
+from attendrop.attention.blocks import find_value_projection as find_value_projection
+from attendrop.attention.blocks import projection_matrices as projection_matrices
 from attendrop.attention.edits import AttentionCall as AttentionCall
 from attendrop.attention.edits import AttentionEdit as AttentionEdit
 from attendrop.attention.edits import BlockEdit as BlockEdit
-from attendrop.attention.isolation import evaluating as evaluating
-from attendrop.attention.isolation import forked_rng as forked_rng
-from attendrop.attention.isolation import in_full_precision as in_full_precision
+from attendrop.attention.hooks import evaluating as evaluating
+from attendrop.attention.hooks import forked_rng as forked_rng
+from attendrop.attention.hooks import in_full_precision as in_full_precision
 from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
-from attendrop.attention.projections import ValueProjection as ValueProjection
-from attendrop.attention.projections import find_value_projection as find_value_projection
-from attendrop.attention.projections import projection_matrices as projection_matrices
 from attendrop.attention.tracing import example_inputs as example_inputs
 from attendrop.attribution.finite_gradients import wide as wide
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
@@ -69,8 +69,6 @@ from attendrop.methods.core.options import option as option
 from attendrop.methods.core.options import optional as optional
 from attendrop.methods.core.options import positive as positive
 from attendrop.methods.core.options import unit_interval as unit_interval
-from attendrop.model_support.batches import Batch as Batch
-from attendrop.model_support.batches import number_of_rows as number_of_rows
 from attendrop.randomness.candidates import candidate_region as candidate_region
 from attendrop.randomness.candidates import floor_fraction as floor_fraction
 from attendrop.randomness.keyed_random import SampleKey as SampleKey
@@ -78,5 +76,7 @@ from attendrop.randomness.keyed_random import normal as normal
 from attendrop.randomness.keyed_random import sample_mask as sample_mask
 from attendrop.randomness.keyed_random import sample_parameter_mask as sample_parameter_mask
 from attendrop.randomness.keyed_random import uniform as uniform
+from attendrop.support.models import Batch as Batch
+from attendrop.support.models import number_of_rows as number_of_rows
 
 __all__ = [name for name in dir() if not name.startswith("_")]

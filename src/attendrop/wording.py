@@ -1,13 +1,36 @@
-"""Words of messages."""
+"""Words of messages, and tables of texts for a console, Markdown, LaTeX and CSV; pages have templates."""
 
+from __future__ import annotations
+
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
+
+from attendrop.errors import printable
 
 # Number of names that a message lists, with counts and without.
 _LISTED, MOST_NAMES = 10, 50
 # Smaller numbers are zero, but for rounding: 1 % of the least score.
 _ROUNDING = 1e-16
+
+LEFT, RIGHT, NAMES_LEFT = "l", "r", "lr"
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "≤": r"$\leq$",
+}
+# In words such as "max_train_samples", in intervals and before numbers, other signs mean nothing.
+_MARKUP = re.compile(r"[\\`*]|<(?=[A-Za-z/!?])|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[])")
 
 
 def counted(count: int, noun: str) -> str:
@@ -53,3 +76,79 @@ def interval_of(difference: Mapping[str, float | None] | None, like: float) -> s
     if low is None or high is None:
         return "too few rows to tell"
     return f"{score_text(low, like, '+')} to {score_text(high, like, '+')}"
+
+
+def aligned(rows: Sequence[Sequence[str]], align: str = LEFT, gap: str = "  ") -> list[str]:
+    """Return the lines of a table for a console.
+
+    Args:
+        rows: Rows of equal length, the header first if there is one.
+        align: ``l`` or ``r`` for each column; the last one also applies to further columns.
+        gap: What stands between columns.
+    """
+    from rich.cells import cell_len  # of the command line
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    sides = align[: len(widths)].ljust(len(widths), align[-1])
+    lines = []
+    for row in rows:
+        # A letter of Chinese, Japanese or Korean is as wide as two others.
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = (c + pad if side == LEFT else pad + c for c, pad, side in zip(row, padding, sides, strict=True))
+        lines.append(gap.join(cells).rstrip())
+    return lines
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = LEFT) -> str:
+    """Return a table as Markdown.
+
+    Args:
+        header: Titles, in Markdown.
+        rows: Cells, in Markdown, of which only ``|`` is escaped.
+        align: See :func:`aligned`.
+    """
+    sides = align[: len(header)].ljust(len(header), align[-1])
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (header, *rows)]
+    lines.insert(1, ["---:" if side == RIGHT else "---" for side in sides])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def in_markdown(text: str) -> str:
+    """Escape a text for Markdown; white space becomes single spaces, and no program that shows it finds HTML in it."""
+    line = " ".join(printable(text).split())
+    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line)
+
+
+def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """Return a floating table in LaTeX, for the package booktabs, with its first column on the left.
+
+    Args:
+        header: Titles, in LaTeX, as are the rows and the caption; see :func:`in_latex`.
+        rows: Cells.
+        caption: What stands above the table.
+    """
+    lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
+    sides = LEFT + RIGHT * (len(header) - 1)
+    above = (r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{sides}}}")
+    below = (r"\bottomrule", r"\end{tabular}", r"\end{table}", "")
+    return "\n".join([*above, r"\toprule", lines[0], r"\midrule", *lines[1:], *below])
+
+
+def in_latex(text: str) -> str:
+    """Escape a text for LaTeX; white space becomes single spaces."""
+    escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    # At the beginning of a row, these would belong to the end of the row before.
+    return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
+
+
+def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV; None is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def csv_of_records(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV, with all columns that one of them has."""
+    columns = dict.fromkeys(column for record in records for column in record)
+    return csv_table(list(columns), ([record.get(column) for column in columns] for record in records))

@@ -198,8 +198,6 @@ def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[
 class _Features(RandomMaskPlan):
     """Plan that drops features and skips blocks, given their keys."""
 
-    acts_on = frozenset({"attention", "blocks", "features"})
-
     def __init__(self, method: UniDrop, context: StepContext, skipped: set[str]) -> None:
         # The first tokens of sequences are only known at attention, so all layers are edited.
         super().__init__(method, context, keys=None if method.places else ())

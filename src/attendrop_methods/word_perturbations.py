@@ -250,8 +250,6 @@ class TokenCutoff(Method):
 class _CutTokens(WordPlan):
     """Plan that cuts the tokens that ``sample`` chooses among the valid ones, ``(batch, n)``."""
 
-    acts_on = frozenset({"embeddings", "attention"})
-
     def __init__(self, context: StepContext, sample: Callable[[Tensor], Tensor]) -> None:
         super().__init__(context, self._cut)
         self.sample = sample

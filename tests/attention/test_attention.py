@@ -1,6 +1,5 @@
 """Attention: layers, plans, equality with the stock models, attaching and detaching."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from helpers.plans import Everywhere, Weights, attached, passed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AttentionInterface, modeling_utils
+from transformers import AttentionInterface
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal
 
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
-from attendrop.attention.plan import CombinedPlan, Plan
 
 BACKENDS = ["sdpa", "eager"]
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
@@ -46,33 +44,6 @@ def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None
 def test_sites_come_in_the_order_of_execution() -> None:
     keys = [layer.key for layer in find_attention_layers(zoo.build("bart"))]
     assert keys == ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
-
-
-@pytest.mark.parametrize("end", [50256, -1])
-def test_sites_are_found_if_the_vocabulary_lacks_the_end(end: int) -> None:
-    """As in GPT-2 with a vocabulary of its own, whose configuration names the end of the first one."""
-    assert find_attention_layers(zoo.build("gpt2-class", eos_token_id=end))
-
-
-@pytest.mark.parametrize("name", ["gpt2-class", "deberta-v3"])
-def test_finding_sites_warns_of_no_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(modeling_utils.logger, "warning_once", lambda text, *_: told.append(text))
-    find_attention_layers(zoo.build(name))
-    assert not told
-
-
-def test_finding_sites_leaves_no_trace() -> None:
-    model = zoo.build("bert", dropout=0.5)
-    model.bert.encoder.layer[0].eval()
-    modes = [module.training for module in model.modules()]
-    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    find_attention_layers(model)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), random)
-    zoo.assert_same(model.state_dict(), state)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", zoo.REFUSED)
@@ -342,15 +313,6 @@ def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
 # --- Attaching and detaching
 
 
-def test_two_regularisers_on_one_model_are_refused() -> None:
-    model = zoo.build("bert")
-    with regularize(model, METHOD):
-        with pytest.raises(AttendropError, match=r"already regularised"), regularize(model, METHOD):
-            pass
-        assert model.config._attn_implementation == "attendrop"
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_models_made_from_one_config_object_are_told_apart() -> None:
     one, batch = zoo.build("bert"), zoo.batch_of("bert")
     other = type(one)(one.config)
@@ -374,26 +336,3 @@ def test_the_models_own_dropout_draws_alike(backend: str) -> None:
 
 
 # --- What a plan declares
-
-
-def forwarded(plan: Plan) -> Any:
-    """The logits of a pass with a plan."""
-    batch = zoo.batch_of("bert")
-    return passed(zoo.build("bert", dtype=torch.float64), batch, plan).logits
-
-
-def test_what_is_declared_and_what_is_defined_must_agree() -> None:
-    undeclared = Plan()
-    undeclared.edit = lambda call: None  # type: ignore[method-assign]
-    with pytest.raises(AttendropError, match=r"Plan defines Plan\.edit but does not declare it; declare 'attention'"):
-        forwarded(undeclared)
-    with pytest.raises(AttendropError, match=r"defines Plan\.edit"):
-        forwarded(CombinedPlan([Everywhere(None), undeclared]))
-    undefined = Plan()
-    undefined.acts_on = frozenset({"features"})
-    with pytest.raises(AttendropError, match=r"Plan declares 'features' .* does not define Plan\.features"):
-        forwarded(undefined)
-    unknown = Everywhere(None)
-    unknown.acts_on = frozenset({"attention", "feature"})
-    with pytest.raises(AttendropError, match=r"acts_on='feature' is not known\. Did you mean 'features'"):
-        forwarded(unknown)

@@ -1,7 +1,8 @@
-"""Edits of attention: no engine ignores one, and none is lost where several are combined."""
+"""Calls of attention layers, their valid keys, and edits: no engine ignores one, and none is lost in combination."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.plans import Everywhere, attached
+from helpers.plans import Everywhere, Weights, attached
 from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
 
-from attendrop import AttendropError
-from attendrop.attention.edits import AttentionEdit, BlockEdit, merge_edits
+from attendrop import SCAL, ADDrop, AttendropError, regularize
+from attendrop.attention import edits
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, merge_edits
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop_methods import R3F, TokenCutoff
 
 # A model for each way in which edits are applied.
 ENGINES = pytest.mark.parametrize("name", ["bert", "deberta-v3", "mpnet"])
@@ -72,3 +78,171 @@ def test_every_field_has_an_effect(name: str, field: str, others: dict[str, Any]
     assert found.isfinite().all()
     assert READ or not torch.allclose(found, logits(name, None))
     assert FIELDS.keys() == {each.name for each in fields(AttentionEdit)} - {"draws"}  # which change no result
+
+
+# --- Where the tokens of a call are
+
+
+CPU = torch.device("cpu")
+
+
+def call_of(valid: Tensor | None, kind: str = "encoder", size: int = 5, keys: int | None = None) -> AttentionCall:
+    return AttentionCall(AttentionLayer("layer", kind, 0), (2, 1, size, keys or size), valid, CPU)
+
+
+LENGTHS = torch.tensor([5, 3])[:, None, None, None]
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
+RIGHT = torch.arange(5) < LENGTHS
+LEFT = torch.arange(5) >= 5 - LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("valid", "kind", "expected"),
+    [
+        (None, "encoder", [[0, 0], [0, 0]]),
+        (RIGHT, "encoder", [[0, 0], [0, 0]]),
+        (RIGHT & CAUSAL, "decoder", [[0, 0], [0, 0]]),
+        (LEFT, "encoder", [[0, 0], [2, 2]]),
+        (LEFT & CAUSAL, "decoder", [[0, 0], [2, 2]]),
+        (LEFT, "cross", [[0, 0], [0, 2]]),
+    ],
+)
+def test_origins(valid: Tensor | None, kind: str, expected: list[list[int]]) -> None:
+    assert call_of(valid, kind).origins().tolist() == expected
+
+
+@pytest.mark.parametrize(("queries", "first"), [(4, 1), (3, 0), (1, 0)])
+def test_queries_that_follow_a_cache_begin_after_it(queries: int, first: int) -> None:
+    valid = (LEFT & CAUSAL)[..., -queries:, :]
+    assert call_of(valid, "decoder", queries, 5).origins().tolist() == [[0, 0], [first, 2]]
+
+
+def test_valid_queries_are_those_that_someone_may_attend_to() -> None:
+    assert call_of(None).valid_queries() is None
+    assert call_of(RIGHT, "cross").valid_queries() is None
+    for valid in (RIGHT, RIGHT & CAUSAL):
+        found = call_of(valid).valid_queries()
+        assert found.squeeze().tolist() == [[True] * 5, [True] * 3 + [False] * 2]
+
+
+# --- Which keys the model's mask hides
+
+
+KEYS = torch.tensor([6, 4])
+VALID = (torch.arange(6) < KEYS[:, None])[:, None, None, :].expand(2, 1, 6, 6)
+EVERYTHING = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+
+# What models add to their scores beside the mask.
+BIASES: dict[str, Callable[[], Tensor]] = {
+    "no bias": lambda: torch.zeros(1, 2, 6, 6),
+    "relative bias": lambda: torch.randn(1, 2, 6, 6) * 5,
+    "bias far from zero": lambda: torch.randn(1, 2, 6, 6) * 5 - 30,
+}
+
+
+def look(mask: Tensor, dtype: torch.dtype, drop: Tensor | None = None) -> Weights:
+    """One call of the registered function under a plan."""
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(2, 2, 6, 4, generator=generator).to(dtype) for _ in range(3))
+    module, plan = torch.nn.Identity(), Weights(drop)
+    plan._layers_by_module = {module: (AttentionLayer("layer", "encoder", 0),)}
+    AttentionInterface._global_mapping["attendrop"](
+        module, query, key, value, mask.to(dtype), scaling=0.7, is_causal=False, attendrop_plan=plan
+    )
+    return plan
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("hidden", ["-inf", "min", "-1e9", "-1e4", "-100"])
+def test_padding_is_hidden_by_any_hugely_negative_mask(hidden: str, dtype: torch.dtype, bias: str) -> None:
+    number = torch.finfo(dtype).min if hidden == "min" else float(hidden)
+    mask = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~VALID, number).to(dtype) + BIASES[bias]().to(dtype)
+    for drop in (None, EVERYTHING):
+        plan = look(mask, dtype, drop)
+        valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
+        assert torch.equal(valid.expand(2, 2, 6, 6), VALID.expand(2, 2, 6, 6))
+        assert (weights.masked_select(~VALID) == 0).all()
+    expected = VALID / KEYS.view(2, 1, 1, 1)
+    torch.testing.assert_close(weights.float(), expected.expand(2, 2, 6, 6), rtol=1e-2, atol=0)
+
+
+def test_rows_of_minus_infinity_alone_do_no_harm() -> None:
+    """A custom mask hides padding from every row, and every key from rows of padding."""
+    method = ADDrop(layers="all")
+    batch = zoo.batch_of("bert")
+    real = batch["attention_mask"].bool()
+    seen = real[:, None, None, :] & real[:, None, :, None]
+    found = []
+    for hidden in (-torch.inf, torch.finfo(torch.float32).min):
+        model = zoo.build("bert", "sdpa")
+        mask = torch.zeros(seen.shape).masked_fill(~seen, hidden)
+        with regularize(model, method) as reg:
+            loss = reg.loss({**batch, "attention_mask": mask})
+            loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        found.append(loss.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_row_that_hides_everything_has_no_valid_key() -> None:
+    number = -1e4
+    mask = torch.where(VALID, 0.0, number)
+    mask[1, :, 4:] = number
+    plan = look(mask, torch.float32, EVERYTHING)
+    valid, weights = plan.valid["encoder.0"], plan.seen["encoder.0"]
+    assert not valid.expand(2, 2, 6, 6)[1, :, 4:].any()
+    stock = look(mask, torch.float32).seen["encoder.0"]
+    torch.testing.assert_close(weights[1, :, 4:], stock[1, :, 4:])
+
+
+@pytest.mark.parametrize("method", [TokenCutoff(fraction=0.3, alpha=0), R3F(scale=1.0), SCAL()])
+def test_methods_know_padding_by_masks_of_any_form(method: Any) -> None:
+    batch = zoo.batch_of("bert", (6, 4))
+    real = batch["attention_mask"].bool()
+    of_keys = real[:, None, None]
+    forms = [batch["attention_mask"], of_keys, torch.zeros(of_keys.shape).masked_fill(~of_keys, -1e9)]
+    forms += [torch.zeros(2, 1, 6, 6).masked_fill(~of_keys, -torch.inf), of_keys.expand(2, 1, 6, 6)]
+    found = []
+    for mask in forms:
+        with regularize(zoo.build("bert", "sdpa"), method) as reg:
+            found.append(reg.loss({**batch, "attention_mask": mask}).item())
+    assert found == pytest.approx([found[0]] * len(forms), rel=1e-5)
+
+
+# --- Draws of dropout that two passes have in common are made once
+
+
+SHAPE = (2, 3, 17, 17)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_drawn_or_kept_it_is_the_dropout_of_torch(p: float, dtype: torch.dtype) -> None:
+    weights, draws = torch.randn(SHAPE, dtype=dtype), DropoutDraws()
+    found = []
+    for dropout in (functional.dropout, draws.dropout, draws.dropout):
+        torch.manual_seed(3)
+        found.append([dropout(weights, p), dropout(weights, p), torch.rand(4)])
+    for passes in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(passes, found[0], strict=True))
+
+
+def test_another_random_state_shape_or_probability_draws_anew() -> None:
+    draws = DropoutDraws()
+    for seed, shape, p in [(3, SHAPE, 0.5), (4, SHAPE, 0.5), (3, (*SHAPE[:3], 9), 0.5), (3, SHAPE, 0.4)]:
+        torch.manual_seed(seed)
+        found = draws.dropout(torch.ones(shape), p)
+        torch.manual_seed(seed)
+        assert torch.equal(found, functional.dropout(torch.ones(shape), p))
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "attention"])
+def test_ad_drop_draws_the_dropout_of_each_layer_once(attribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(edits, "pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
+    monkeypatch.setattr(edits, "unpack", lambda kept, shape: kept)
+    model = zoo.build("bert", dropout=0.5, num_hidden_layers=3)
+    with regularize(model, ADDrop(attribution=attribution, layers="all")) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+    assert len(drawn) == 3

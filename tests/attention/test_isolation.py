@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import zoo
-from helpers.device import DEVICE
 from helpers.table import TABLE, given
 from torch import nn
 
 from attendrop import Method, regularize
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.hooks import forked_rng
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
 
@@ -57,27 +56,6 @@ def test_a_step_leaves_the_traces_of_one_pass(method: Method) -> None:
         assert all(module.training for module in model.modules())
 
 
-@pytest.mark.gpu
-def test_the_random_state_of_the_device_is_restored() -> None:
-    model = zoo.build("bert")
-
-    def draw() -> list[float]:
-        return [*torch.rand(3, device=DEVICE).tolist(), *torch.rand(3).tolist()]
-
-    with forked_rng(model):
-        expected = draw()
-    assert draw() == expected
-    assert draw() != expected
-
-
-def test_a_graph_of_an_extra_pass_outlives_it() -> None:
-    model, batch = noisy_model(), zoo.batch_of("bert")
-    with forked_rng(model):
-        first = model(**batch).loss
-    (first + model(**batch).loss).backward()
-    assert model.classifier[0].num_batches_tracked == 1
-
-
 class Grown(nn.Module):
     """Replaces a buffer by a larger one, as rotary embeddings do, and shares another."""
 
@@ -104,3 +82,11 @@ def test_buffers_that_are_shared_or_replaced() -> None:
     assert model.inner.shared is shared
     assert not shared.any()
     assert len(model.table) == 4  # type: ignore[arg-type]
+
+
+def test_a_graph_of_an_extra_pass_outlives_it() -> None:
+    model, batch = noisy_model(), zoo.batch_of("bert")
+    with forked_rng(model):
+        first = model(**batch).loss
+    (first + model(**batch).loss).backward()
+    assert model.classifier[0].num_batches_tracked == 1

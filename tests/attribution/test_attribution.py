@@ -99,8 +99,6 @@ def test_the_loss_and_the_score_of_a_reward_model_are_attributed(target: str) ->
 class Scaled(Plan):
     """The model with the recorded weights of some sites times a factor: the function that is integrated."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, weights: Mapping[str, Tensor], factor: float) -> None:
         super().__init__()
         self.weights = weights

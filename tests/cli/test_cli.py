@@ -16,10 +16,10 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused, train_arguments
 
 from attendrop import AttendropError, cli
-from attendrop.files.output_files import sha256
 from attendrop.runs.config import RunConfig, checked
 from attendrop.runs.model_source import Source
 from attendrop.studies.comparison import Comparison
+from attendrop.support.files import sha256
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -273,7 +273,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--split", "tset"], "did you mean 'test'"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
-    (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a link to 'gone', which does not"),
+    (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a symbolic link, to 'gone', and"),
     (
         lambda f, t: ["predict", f"{f}/run", "--predict-file", f"{f}/dev.csv", "--output", f"{dangling(t)}/out.csv"],
         "/link' is a link to 'gone', which does not exist; delete it, or name another.",
@@ -285,7 +285,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x"], "the output 'x' has no extension; name it .csv, .tsv"),
     (lambda f, t: ["predict", str(f), "--output", "x.csv"], "holds no model; did you mean"),
-    (lambda f, t: ["prune", str(f), "--output-dir", f"{f}/refused"], "holds no finished run; did you mean"),
+    (lambda f, t: ["prune", str(f), "--output-dir", f"{f}/refused"], "holds no model; did you mean"),
 ]  # fmt: skip
 
 

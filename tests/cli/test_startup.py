@@ -39,7 +39,6 @@ WRONG = [
     ("train --train-file good.csv --text-columns txt --label-column label", "no column 'txt'; did you mean 'text'?"),
     ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),
     ("train --train-file broken.csv --text-columns text --label-column label", "line 11: byte 0xf6 is not UTF-8"),
-    (f"compare {FILE} --budget soon", "budget 'soon' is not a duration; write 30m, 2h or 90s."),
     (f"compare {FILE} --seeds 0", "seeds=0 must be a whole number, and at least 1."),
     (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
     (f"compare {FILE} --train-file nowhere.csv", "there is no file nowhere.csv"),
@@ -90,6 +89,8 @@ def test_what_needs_no_model_is_answered_without_loading_torch(tmp_path: Path) -
     (tmp_path / "run").mkdir()  # as far as it is looked at before its model
     config = {"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
+    metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
+    (tmp_path / "run" / "metrics.json").write_text(json.dumps(metrics))
     cases = [(line, 0, part) for line, part in ANSWERED] + [(line, 2, part) for line, part in WRONG + WRONG_METHOD]
     given = json.dumps([line.split() for line, _, _ in cases])
     done = subprocess.run([sys.executable, "-c", REPORT], input=given, capture_output=True, text=True, cwd=tmp_path)

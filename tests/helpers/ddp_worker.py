@@ -15,7 +15,7 @@ from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
 from attendrop.runs.run_metrics import learnt
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import CheckpointAfterStep
+from attendrop.training.trainer import CheckpointAfterStep
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
 from helpers.device import ON_CPU

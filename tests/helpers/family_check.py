@@ -93,8 +93,6 @@ def assert_padding_is_hidden(model: Any, batch: Batch) -> None:
 class _Watch(Plan):
     """Plan that drops half of the positions of every layer, and keeps the weights."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[AttentionCall, Tensor]] = []

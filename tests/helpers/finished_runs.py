@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.train import train
 from attendrop.studies.units import BASELINES
+from attendrop.support.files import write_json, write_text
 from helpers import tiny
 
 EPOCHS = 3

@@ -15,8 +15,6 @@ from helpers import zoo
 class Everywhere(Plan):
     """The same edit of each attention layer, with a record of the calls."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, edit: AttentionEdit | None) -> None:
         super().__init__()
         self.answer = edit
@@ -29,8 +27,6 @@ class Everywhere(Plan):
 
 class Weights(Plan):
     """Records the valid keys and the weights of each attention layer, by its key; may drop positions."""
-
-    acts_on = frozenset({"attention"})
 
     def __init__(self, drop: Tensor | None = None) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ import attendrop_methods
 from attendrop.attention.plan import Plan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.model_support.batches import ROW_INDEX
+from attendrop.support.models import ROW_INDEX
 from helpers import zoo
 
 

@@ -16,8 +16,6 @@ from helpers.plans import passed
 class Factors(Plan):
     """Plan that multiplies the weights of some layers by factors, by the layer's key."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, factors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.factors = self.layer_keys = factors

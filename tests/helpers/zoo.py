@@ -11,9 +11,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.methods.core.context import Processes, TrainingContext
-from attendrop.model_support.batches import to_device
+from attendrop.support.models import loss_and_outputs, to_device
 from attendrop.tasks.heads.model_classes import saved_model_class
 from helpers.device import DEVICE
 

@@ -11,7 +11,7 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 from torch import Tensor
 
-from attendrop import SCAL
+from attendrop import SCAL, AttendropError
 from attendrop.methods import adversarial
 from attendrop.training.regularization import Regularization
 
@@ -102,6 +102,12 @@ def test_the_loss_with_perturbed_attention() -> None:
         perturbed = model(**batch).loss
     torch.testing.assert_close(loss, plain + perturbed)
     assert perturbed > plain
+
+
+def test_attention_is_perturbed_in_a_model_without_words() -> None:
+    assert loss_of(zoo.build("vit"), SCAL(where="attention"), zoo.batch_of("vit")).isfinite()
+    with pytest.raises(AttendropError, match="embeds no words here"):
+        loss_of(zoo.build("vit"), SCAL(), zoo.batch_of("vit"))
 
 
 @pytest.mark.parametrize("name", ["bert-tokens", "gpt2", "bart"])

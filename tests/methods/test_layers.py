@@ -83,8 +83,6 @@ def test_a_block_that_others_need_always_stays() -> None:
 
 def test_a_plan_cannot_skip_what_others_need() -> None:
     class Skip(Plan):
-        acts_on = frozenset({"blocks"})
-
         def block(self, block: Block) -> BlockEdit:
             return BlockEdit(skip=True)
 
@@ -98,8 +96,6 @@ def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: se
     """Also in a model that shares its layers, whose attention layers are told apart by counting calls."""
 
     class Skip(Plan):
-        acts_on = frozenset({"attention", "blocks"})
-
         def __init__(self) -> None:
             super().__init__()
             self.met: list[str] = []
@@ -117,8 +113,6 @@ def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: se
 
 class Feeding(Plan):
     """Doubles what feed-forwards put out, and keeps the shapes that it was given."""
-
-    acts_on = frozenset({"blocks"})
 
     def __init__(self) -> None:
         super().__init__()

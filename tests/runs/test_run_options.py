@@ -175,7 +175,7 @@ def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_fold
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed if name == "tensorboard" else find(name))
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Recorder)
     train(tiny.config(folder, "recorded", report_to="tensorboard", options={"cross_tuning": False}, epochs=1))
-    assert {place for place, _ in told} == {str(folder / "recorded" / "tensorboard")}
+    assert {place for place, _ in told} == {str(folder / ".recorded.partial" / "tensorboard")}
     assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
 
 

@@ -39,12 +39,8 @@ def test_processes_share_all_rows_out() -> None:
                  LabelledBatches(batches, CPU)):  # fmt: skip
         parts = [[*data.iter_batches(1, Processes(rank, 2))] for rank in (0, 1)]
         assert [[int(batch["rows"]) for batch in part] for part in parts] == [[0, 2, 4], [1, 3]]
-
-
-def test_the_last_batch_of_all_rows_may_be_smaller() -> None:
-    data = LabelledRows(list(range(5)), lambda rows: {"rows": rows}, CPU)
-    assert [batch["rows"] for batch in data.iter_batches(2, Processes())] == [[0, 1], [2, 3], [4]]
-    assert [batch["rows"] for batch in data.iter_batches(2, Processes(0, 2))] == [[0, 1], [4]]
+    ragged = LabelledRows(list(range(5)), lambda rows: {"rows": rows}, CPU)
+    assert [batch["rows"] for batch in ragged.iter_batches(2, Processes(0, 2))] == [[0, 1], [4]]
 
 
 def test_reward_data_may_be_a_loader_or_batches() -> None:
@@ -80,13 +76,13 @@ def test_rows_are_set_aside(kind: Any) -> None:
     assert all(isinstance(part, Dataset) == (kind is Dataset) for part in parts)  # whose columns the trainer knows
     kept, held = ([row if kind is list else row["number"] for row in part] for part in parts)
     assert len(held) == 5 and held != list(range(5))
+    assert [len(set_aside(range(count), share, 0)[1]) for count, share in ((100, 0.29), (10, 0.19), (5, 0.1))] == [
+        29,
+        1,
+        1,
+    ]
     assert sorted(kept + held) == list(range(50))
     assert list(set_aside(rows, 0.1, 3)[1]) == list(set_aside(rows, 0.1, 3)[1])
-
-
-@pytest.mark.parametrize(("count", "fraction", "held"), [(100, 0.29, 29), (10, 0.19, 1), (5, 0.1, 1)])
-def test_the_fraction_set_aside_is_rounded_down_and_never_empty(count: int, fraction: float, held: int) -> None:
-    assert len(set_aside(list(range(count)), fraction, 0)[1]) == held
 
 
 @pytest.mark.parametrize(("rows", "message"), [([1], "cannot be divided"), (Stream(), "stream")])
@@ -127,6 +123,21 @@ def of_inputs(found: Any) -> dict[str, float]:
     return of_labels(found)
 
 
+def rewards_of(folder: Path, **options: Any) -> list[float]:
+    """The rewards of a run whose models are scored by a metric."""
+    method = AttendOut(score="metric", dropout_step=1, reward_batch_size=3)
+    trainer = trainer_of(folder, method, max_steps=4, **{"metric_for_best_model": "eval_logit"} | options)
+    trainer.train()
+    return history(trainer, "attendout/reward")
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    found = rewards_of(tmp_path_factory.mktemp("usual"), compute_metrics=of_labels)
+    assert any(found)
+    return found
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -149,15 +160,10 @@ def of_inputs(found: Any) -> dict[str, float]:
     ],
     ids=["preprocessed", "by batch", "of which less is better", "with inputs", "of one of several sets"],
 )
-def test_the_metric_is_computed_as_the_trainer_does(options: dict[str, Any], tmp_path: Path) -> None:
-    rewards = []
-    for given in ({"compute_metrics": of_labels}, options):
-        method = AttendOut(score="metric", dropout_step=1, reward_batch_size=3)
-        trainer = trainer_of(tmp_path, method, max_steps=4, **{"metric_for_best_model": "eval_logit"} | given)
-        trainer.train()
-        rewards.append(history(trainer, "attendout/reward"))
-    assert any(rewards[0])
-    assert rewards[1] == pytest.approx(rewards[0])
+def test_the_metric_is_computed_as_the_trainer_does(
+    options: dict[str, Any], usual: list[float], tmp_path: Path
+) -> None:
+    assert rewards_of(tmp_path, **options) == pytest.approx(usual)
 
 
 @pytest.mark.parametrize(

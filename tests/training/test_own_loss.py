@@ -19,14 +19,12 @@ from attendrop import (
     AttendOut,
     AttendropError,
     ChildTuning,
-    LayerDrop,
     Method,
     RDrop,
     RegularizedTrainer,
-    Vanilla,
 )
 from attendrop.extend import declare_output
-from attendrop_methods import R3F, HeadMask, LearnableBernoulli
+from attendrop_methods import R3F, SAM, LearnableBernoulli
 
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
 
@@ -98,13 +96,6 @@ class NotAtAll(RegularizedTrainer):
         return next(model.parameters()).square().sum()
 
 
-class OnItsOwn(RegularizedTrainer):
-    """Calls the model that is trained, whichever model it was given."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
-        return self.model(**inputs).loss
-
-
 class OwnStep(RegularizedTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         model.train()
@@ -129,17 +120,6 @@ def step_of(kind: type[RegularizedTrainer], folder: Path, method: Method | None,
     kept = Gradients()
     made(kind, folder, method, callbacks=[kept], **options).train()
     return kept.steps[0]
-
-
-def test_a_method_acts_on_the_model_that_a_loss_of_ones_own_calls(tmp_path: Path) -> None:
-    """The gradient is not what it would be without the method; the model has no dropout, so other passes are alike."""
-    kept = Gradients()
-    trainer = made(ClassWeights, tmp_path, ALWAYS, callbacks=[kept], model=zoo.build("bert"))
-    trainer.train()
-    assert history(trainer, "ad_drop/active") == [1]
-    assert history(trainer, "ad_drop/dropped")[0] > 0
-    plain = step_of(ClassWeights, tmp_path, None, model=zoo.build("bert"))
-    assert max(float((plain[key] - value).norm() / value.norm()) for key, value in kept.steps[0].items()) > 1e-3
 
 
 @pytest.mark.parametrize("method", [ADDrop(target="gold_label"), RDrop(), SCAL(), LearnableBernoulli()])
@@ -202,13 +182,9 @@ def test_a_loss_that_divides_by_the_items_scores_models_by_its_mean(method: Meth
 
 @pytest.mark.parametrize(
     "method",
-    [
-        Vanilla(p=0.4), LayerDrop(p=0.9), R3F(), HeadMask(select_by="importance"),
-        ADDrop(target="loss", layers="all"), ADDrop(target="loss", attribution="integrated_gradient"),
-        AttendOut(dropout_step=1),
-    ],
+    [R3F(), ADDrop(target="loss", layers="all", attribution="integrated_gradient"), AttendOut(dropout_step=1)],
     ids=lambda method: method.name,
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -246,7 +222,8 @@ def test_a_loss_with_a_reference_is_attributed(attribution: str, tmp_path: Path)
     zoo.assert_same(*found, 1e-6)
 
 
-def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [ADDrop(target="loss"), SAM()], ids=lambda method: method.name)
+def test_passes_of_a_method_are_not_recorded_by_the_trainer(method: Method, tmp_path: Path) -> None:
     class Recording(RegularizedTrainer):
         """As trainers of trl do."""
 
@@ -255,10 +232,10 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
             self._metrics = [*getattr(self, "_metrics", []), loss.item()]
             return loss
 
-    trainer = made(Recording, tmp_path, ADDrop(target="loss"), max_steps=2)
+    trainer = made(Recording, tmp_path, method, max_steps=2)
     trainer._metrics = []
     trainer.train()
-    assert trainer._metrics == pytest.approx(history(trainer, "loss"), abs=1e-4)
+    assert len(trainer._metrics) == len(history(trainer, "loss")) == 2
 
 
 @pytest.mark.parametrize(
@@ -266,7 +243,6 @@ def test_passes_that_attribute_a_loss_are_not_recorded_by_the_trainer(tmp_path: 
     [
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
-        (OnItsOwn, AttendOut(dropout_step=5), "without a call of the model"),
         (FromEmbedded, R3F(), "embeds no words here"),
         (OwnLabels, ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         (OwnLabels, ADDrop(target="gold_label"), "target='gold_label' has none to read: set target='loss'"),

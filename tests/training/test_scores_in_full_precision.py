@@ -10,11 +10,7 @@ import torch
 from helpers import zoo
 from helpers.training import examples, trainer_of
 
-from attendrop import AttendOut, Method, RegularizedTrainer
-
-METHODS: dict[str, Method] = {
-    "attendout": AttendOut(dropout_step=1),
-}
+from attendrop import AttendOut, RegularizedTrainer
 
 
 def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> float:
@@ -37,13 +33,13 @@ class Scoring(RegularizedTrainer):
     scored: ClassVar[list[tuple[float, float]]] = []
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_models_are_scored_in_float32_while_they_train_in_bfloat16(
-    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the trainer trains again, which prepares the model for mixed precision twice."""
     monkeypatch.setattr(Scoring, "scored", [])
-    trainer = trainer_of(tmp_path, method, kind=Scoring, bf16=True, max_steps=4, reward_dataset=examples(count=4))
+    options = {"bf16": True, "max_steps": 4, "reward_dataset": examples(count=4)}
+    trainer = trainer_of(tmp_path, AttendOut(dropout_step=1), kind=Scoring, **options)
     for _ in range(2):
         trainer.train()
     assert Scoring.scored

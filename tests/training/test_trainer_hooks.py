@@ -11,14 +11,14 @@ import pytest
 from transformers import Trainer
 
 import attendrop
-from attendrop.training.trainer_hooks import TrainerHooks
+from attendrop.training.trainer import RegularizedTrainer
 
 SOURCE = Path(attendrop.__file__).parent
-HOOKS = SOURCE / "training/trainer_hooks.py"
+HOOKS = SOURCE / "training/trainer.py"
 STOCK = inspect.getsource(Trainer)
 # Methods and attributes of the stock trainer whose names begin with one underscore.
 PRIVATE = set(re.findall(r"(?:def |self\.)(_[a-z]\w*)", STOCK))
-OVERRIDDEN = [name for name in vars(TrainerHooks) if re.match("_[a-z]", name)]
+OVERRIDDEN = [name for name in vars(RegularizedTrainer) if re.match("_[a-z]", name)]
 # A method's parameters as the stock trainer calls it, and the attributes that are read and set.
 SIGNATURES = {
     "_get_train_sampler": ["self", "train_dataset"],
@@ -59,7 +59,7 @@ def used_privately(path: Path) -> set[str]:
 def test_each_method_is_there_with_its_parameters(name: str) -> None:
     assert list(inspect.signature(getattr(Trainer, name)).parameters) == SIGNATURES[name]
     if name in OVERRIDDEN:
-        assert list(inspect.signature(getattr(TrainerHooks, name)).parameters) == SIGNATURES[name]
+        assert list(inspect.signature(getattr(RegularizedTrainer, name)).parameters) == SIGNATURES[name]
         assert STOCK.count(f"self.{name}") >= 1  # the trainer calls it
 
 

@@ -5,35 +5,30 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from attendrop.attention.block_hooks import BlockHooks
 from attendrop.attention.blocks import Block
+from attendrop.attention.hooks import PlanHooks, evaluating, forked_rng
 from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
-    find_attention_modules,
     implementation_of,
     is_routed,
     refuse_reentrant_checkpointing,
-    refuse_unsavable,
     restore,
     route,
 )
-from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.model_outputs import named_outputs
-from attendrop.attention.module_hooks import RunningPlan
-from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
+from attendrop.attention.own_softmax import computes_softmax, follow
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import model_inputs
-from attendrop.model_support.models import refuse_virtual_tokens
+from attendrop.support.models import model_inputs, named_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +42,10 @@ class ModelAdapter:
     Args:
         model: A transformers model. It is not changed until :meth:`attach`.
 
+    Attributes:
+        model: The model.
+        configs: The distinct configurations of the model and of its attention modules.
+
     Raises:
         AttendropError: The model does not route its attention through transformers' attention interface, or runs an
             implementation other than SDPA and eager, or uses reentrant activation checkpointing; or an adapter of PEFT
@@ -54,16 +53,19 @@ class ModelAdapter:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        refuse_virtual_tokens(model)
+        peft: Any = getattr(model, "active_peft_config", None)
+        if getattr(peft, "is_prompt_learning", False):
+            raise AttendropError(
+                f"{type(model).__name__} prepends {peft.num_virtual_tokens} virtual tokens ({peft.peft_type.value}), "
+                "which shift the positions of all others, so a method cannot tell which tokens it acts on. Use an "
+                "adapter without them, such as LoRA."
+            )
         self.model = model
         self._cache = trace_cache(model)
-        self._configs = attention_configs(model, self._cache.attention)
-        check_implementations(model, self._cache.attention, self._configs)
+        self.configs = attention_configs(model, self._cache.attention)
+        check_implementations(model, self._cache.attention, self.configs)
         self._trace: Trace | None = None
-        softmax = any(map(computes_softmax, self._cache.attention))
-        self._running = RunningPlan(model, takes_keyword=not softmax)
-        self._softmax_hooks = SoftmaxHooks(self._running)
-        self._hooks = BlockHooks(model, self._running)
+        self._hooks = PlanHooks(model, takes_keyword=not any(map(computes_softmax, self._cache.attention)))
         self._attached = False
 
     def attach(self) -> None:
@@ -72,29 +74,23 @@ class ModelAdapter:
             return
         if any(other.model is self.model for other in _ATTACHED):
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
-        self._softmax_hooks.open(self._cache.attention)
+        self._hooks.act_in_attention(filter(computes_softmax, self._cache.attention), follow)
         _ATTACHED.add(self)
         self._attached = True
-        for config in self._configs:
+        for config in self.configs:
             route(config)
 
     def detach(self) -> None:
         """Restore the model exactly. Idempotent."""
         self._hooks.close()
-        self._softmax_hooks.close()
-        self._running.close()
         if not self._attached:
             return
         _ATTACHED.discard(self)
-        in_use = {id(config) for other in _ATTACHED for config in other._configs}
-        for config in self._configs:
+        in_use = {id(config) for other in _ATTACHED for config in other.configs}
+        for config in self.configs:
             if id(config) not in in_use:
                 restore(config)
         self._attached = False
-
-    def check_savable(self) -> None:
-        """Raise AttendropError if the model could not be saved while it is attached."""
-        refuse_unsavable(self.model, self._configs)
 
     def __enter__(self) -> Self:
         """Attach within a ``with`` block."""
@@ -135,15 +131,19 @@ class ModelAdapter:
         """
         cache = trace_cache(self.model)
         if cache is not self._cache:
-            self._cache, self._configs = cache, attention_configs(self.model, cache.attention)
+            self._cache, self.configs = cache, attention_configs(self.model, cache.attention)
             if self._attached:
-                self._softmax_hooks.open(cache.attention)
+                self._hooks.act_in_attention(filter(computes_softmax, cache.attention), follow)
         self._follow_switches()
         refuse_reentrant_checkpointing(cache.checkpointing)
         columns = frozenset(name for name, value in batch.items() if value is not None)
-        key = columns, *(implementation_of(config) for config in self._configs)
+        key = columns, *(implementation_of(config) for config in self.configs)
         if key not in cache.traces:
-            cache.traces[key] = self._run_trace(batch)
+            attached = nullcontext() if self._attached else self
+            with attached, torch.no_grad(), forked_rng(self.model), evaluating(self.model):
+                cache.traces[key] = trace(
+                    self.model, cache.attention, lambda plan: self.model(**batch, **{PLAN_KEYWORD: plan})
+                )
         self._trace = cache.traces[key]
         return self.attention_layers
 
@@ -164,7 +164,7 @@ class ModelAdapter:
             )
         plan.bind(self._trace.layers_by_module, structure)
         if plan.acts_on - {"attention"}:
-            self._hooks.open(structure)
+            self._hooks.act_in_blocks(structure)
         return plan
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
@@ -172,30 +172,17 @@ class ModelAdapter:
         keywords = {} if plan is None else {PLAN_KEYWORD: self.bind(plan)}
         return named_outputs(self.model(**model_inputs(batch), **keywords), batch)
 
-    def _run_trace(self, batch: Mapping[str, Any]) -> Trace:
-        def run(plan: Plan) -> None:
-            with torch.no_grad(), forked_rng(self.model), evaluating(self.model):
-                self.model(**batch, **{PLAN_KEYWORD: plan})
-
-        was_attached = self._attached
-        self.attach()
-        try:
-            return trace(self.model, self._cache.attention, run)
-        finally:
-            if not was_attached:
-                self.detach()
-
     def _follow_switches(self) -> None:
         """Route attention again if the model was switched to another implementation while attached."""
-        if not self._attached or all(is_routed(config) for config in self._configs):
+        if not self._attached or all(is_routed(config) for config in self.configs):
             return
-        check_implementations(self.model, self._cache.attention, self._configs)
-        for config in self._configs:
+        check_implementations(self.model, self._cache.attention, self.configs)
+        for config in self.configs:
             route(config)
         logger.warning(
             "%s was switched to attention implementation '%s' while it is regularised; it goes on with that one.",
             type(self.model).__name__,
-            implementation_of(self._configs[0]),
+            implementation_of(self.configs[0]),
         )
 
 
@@ -208,8 +195,3 @@ def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | Non
         AttendropError: The model is not supported; the message says why.
     """
     return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
-
-
-def attention_module_names(model: nn.Module) -> list[str]:
-    """List by name the modules that call transformers' attention interface, even if no batch reaches them."""
-    return list(find_attention_modules(model).values())

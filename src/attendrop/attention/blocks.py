@@ -1,20 +1,33 @@
-"""Structure of a model around its attention, found by tracing one pass: blocks, projections, embedding, head."""
+"""Structure of a model around its attention, as one traced pass shows it: blocks, projections, embedding, head."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.projections import projections
 from attendrop.errors import AttendropError
+
+# Attributes of an attention module that projects to queries, keys and values separately.
+BERT_NAMES = ("query", "key", "value")
+DEBERTA_NAMES = ("query_proj", "key_proj", "value_proj")
+DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin")
+_SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
+# Attributes of an attention module that projects to queries, keys and values at once.
+_FUSED = ("c_attn", "Wqkv", "qkv")
+# Those known to produce them one after the other with the same width, if the module is of this class. Others go head by
+# head (GPT-NeoX, the linear c_attn of GPTBigCode), or have fewer keys and values than queries (Phi-3).
+_THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
+# Modules of PEFT whose adapters add ``get_delta_weight`` to a weight. Others multiply it (OFT), or are not known.
+_ADDITIVE = {"adalora", "loha", "lokr", "lora"}
 
 
 @dataclass(eq=False)
@@ -84,11 +97,16 @@ class StructureEvents:
     def listen(self) -> list[RemovableHandle]:
         """Register the hooks that record the events."""
         linear = {*projections(self.model)} - self.blocks
+        embeddings = set()  # of the transformers models that the model is or holds
+        for module in self.model.modules():
+            if isinstance(module, PreTrainedModel):
+                with suppress(NotImplementedError, AttributeError):
+                    embeddings.add(module.get_input_embeddings())
         return [
             *(module.register_forward_pre_hook(self._saw("block")) for module in self.blocks),
             *(module.register_forward_hook(self._left, with_kwargs=True) for module in self.blocks),
             *(module.register_forward_pre_hook(self._saw("linear")) for module in linear),
-            *(module.register_forward_pre_hook(self._embedded) for module in _input_embeddings(self.model)),
+            *(module.register_forward_pre_hook(self._embedded) for module in embeddings - {None}),
         ]
 
     def structure(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
@@ -135,7 +153,17 @@ class StructureEvents:
             self.events.append(("embed", module, None))
 
     def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.events.append(("left", module, (not isinstance(output, tuple), _argument_sources(args, kwargs, output))))
+        """Record whether the output is a tensor, and :attr:`Block.extra_outputs`."""
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        sources: list[int | str | None] = []
+        returns_tensor = not isinstance(output, tuple)
+        for value in () if returns_tensor else output[1:]:
+            places = [at for at, argument in given if argument is value]
+            if value is not None and not places:
+                self.events.append(("left", module, (returns_tensor, None)))
+                return
+            sources.append(None if value is None else places[0])
+        self.events.append(("left", module, (returns_tensor, tuple(sources))))
 
 
 def block_of(model: nn.Module, attention: str) -> nn.Module | None:
@@ -147,16 +175,6 @@ def block_of(model: nn.Module, attention: str) -> nn.Module | None:
     return None
 
 
-def _input_embeddings(model: nn.Module) -> set[nn.Module]:
-    """Collect the input embeddings of the transformers models that a model is or holds."""
-    found = set()
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            with suppress(NotImplementedError, AttributeError):
-                found.add(module.get_input_embeddings())
-    return found - {None}  # of a model that embeds no words
-
-
 def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the hidden states among the arguments of a block."""
     if not args and "hidden_states" not in kwargs:
@@ -164,15 +182,140 @@ def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _argument_sources(
-    args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
-) -> tuple[int | str | None, ...] | None:
-    """Find :attr:`Block.extra_outputs`."""
-    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    sources: list[int | str | None] = []
-    for value in output[1:] if isinstance(output, tuple) else ():
-        places = [at for at, argument in given if argument is value]
-        if value is not None and not places:
-            return None
-        sources.append(None if value is None else places[0])
-    return tuple(sources)
+def is_projection(module: nn.Module) -> bool:
+    """Return whether a module is linear, a ``Conv1D`` of transformers, or one of them within a layer of an adapter."""
+    return isinstance(base_layer(module), nn.Linear | Conv1D)
+
+
+def base_layer(module: nn.Module) -> nn.Module:
+    """Return the layer that a layer of an adapter (LoRA) is on; any other module is returned as it is."""
+    while isinstance(inner := getattr(module, "base_layer", None), nn.Module):
+        module = inner
+    return module
+
+
+def projections(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the projections in a module; one with an adapter counts once, without its parts."""
+    if is_projection(module):
+        yield module
+    else:
+        base = base_layer(module)
+        for child in module.children() if base is module else [base]:
+            yield from projections(child)
+
+
+def projection_matrices(projection: nn.Module) -> list[Tensor]:
+    """List the weight matrices of a projection and of the adapter on it; raise AttendropError if one is quantized."""
+    found = [part for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
+    for part in found:
+        refuse_quantized(part)
+    return [part.weight for part in found]
+
+
+def refuse_quantized(layer: nn.Module) -> None:
+    """Raise AttendropError if the weight of a linear layer is packed (quantized) instead of a matrix of numbers."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    packed = isinstance(layer, nn.Linear) and weight.shape != (layer.out_features, layer.in_features)
+    if packed or not weight.is_floating_point():
+        raise AttendropError(
+            f"A weight of the model is quantized ({str(weight.dtype).removeprefix('torch.')}), so nothing can act on "
+            "its values; load the model without quantization, or choose a method that does not act on parameters."
+        )
+
+
+def input_dim(projection: nn.Module) -> int:
+    """Return the input dimension of a weight: a ``Conv1D`` weight is the transpose of a linear layer's."""
+    return 0 if isinstance(base_layer(projection), Conv1D) else 1
+
+
+def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
+    """Return the names of an attention module's separate projections to queries, keys and values; None without."""
+    modules = attention._modules
+    return next((names for names in _SEPARATE if all(modules.get(name) is not None for name in names)), None)
+
+
+def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
+    """List the parameters of an attention module that produce queries and keys, each with the relevant part.
+
+    For a fused projection, this is assumed to be the first two thirds. Empty if the module has none that are known
+    here.
+
+    Raises:
+        AttendropError: They are quantized.
+    """
+    for query, key, _ in _SEPARATE:
+        projections = [getattr(attention, name, None) for name in (query, key)]
+        linear = [projection for projection in projections if isinstance(projection, nn.Linear)]
+        if len(linear) == len(projections):
+            for projection in linear:
+                refuse_quantized(projection)
+            return [(p, (slice(None),)) for projection in linear for p in projection.parameters()]
+    for name in _FUSED:
+        fused: Any = getattr(attention, name, None)
+        if isinstance(getattr(fused, "weight", None), nn.Parameter):
+            refuse_quantized(fused)
+            # Unlike input_dim, by the class of linear layers: a fused projection may be neither.
+            axis = 0 if isinstance(fused, nn.Linear) else 1
+            part = slice(0, fused.weight.shape[axis] // 3 * 2)
+            rows = (part,) if axis == 0 else (slice(None), part)
+            return [(p, rows if p.ndim == 2 else (part,)) for p in fused.parameters()]
+    return []
+
+
+@dataclass(frozen=True)
+class ValueProjection:
+    """Projection to the values of an attention layer; a ``fused`` one makes queries and keys, too, and values last."""
+
+    module: nn.Module
+    fused: bool
+
+    def weight(self) -> Tensor:
+        """Return the weight that makes values, ``(features read, features made)``, with an adapter's part.
+
+        Raises:
+            AttendropError: It is quantized, or what the adapter does to it is not known.
+        """
+        layer: Any = self.module
+        refuse_quantized(base_layer(layer))
+        weight: Tensor = base_layer(layer).weight  # type: ignore[assignment]
+        if base_layer(layer) is not layer and not layer.disable_adapters and not layer.merged:
+            if not _ADDITIVE & {*type(layer).__module__.split(".")}:
+                raise AttendropError(
+                    f"What the adapter's {type(layer).__module__}.{type(layer).__name__} does to the weight is not "
+                    "known; use LoRA, or another method."
+                )
+            deltas = (layer.get_delta_weight(name) for name in layer.active_adapters if name in layer.scaling)
+            weight = sum(deltas, start=weight)
+        weight = weight if input_dim(layer) == 0 else weight.T
+        return weight[:, -(weight.shape[1] // 3) :] if self.fused else weight
+
+
+def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueProjection | None:
+    """Find the projection to values among those, with their names in their parents, that run before attention does.
+
+    None if none is known, or if there are several candidates.
+    """
+    separate, fused = [], []
+    for name, module in candidates:
+        base = base_layer(module)
+        if name.startswith("v"):
+            separate.append(module)
+        elif name in _THIRDS and isinstance(base, _THIRDS[name]):
+            weight: Tensor = base.weight  # type: ignore[assignment]
+            dim = input_dim(module)
+            if weight.shape[1 - dim] == 3 * weight.shape[dim]:
+                fused.append(module)
+    found = separate or fused
+    return ValueProjection(found[0], fused=not separate) if len(found) == 1 else None
+
+
+def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: int) -> tuple[int, list[int]]:
+    """Locate the outputs of heads, ``numbers`` of ``num_heads``, among the inputs of an output projection.
+
+    Returns:
+        A dimension of the projection's weight, and indices in it.
+    """
+    dim = input_dim(projection)
+    weight: Tensor = projection.weight  # type: ignore[assignment]
+    width = weight.shape[dim] // num_heads
+    return dim, [number * width + unit for number in numbers for unit in range(width)]

@@ -7,7 +7,7 @@ of the weights, and the product of the weights with the values.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wrapped
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attention.projections import separate_projections
-from attendrop.attention.valid_keys import after_drop, hidden_keys, visible_keys
+from attendrop.attention.blocks import separate_projections
+from attendrop.attention.edits import AttentionCall, AttentionEdit, after_drop, hidden_keys, visible_keys
+from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 
 # The modules, and how each reads its argument ``attention_mask``: True where a key is valid.
@@ -38,73 +36,53 @@ _PRODUCT = {torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul_
 
 def computes_softmax(module: nn.Module) -> bool:
     """Return whether a module is an attention module that is known to compute softmax itself."""
-    return _class_name(module) in _VALID_KEYS
-
-
-class SoftmaxHooks:
-    """Hooks through which the plan in progress reaches attention modules that compute softmax themselves."""
-
-    def __init__(self, running: RunningPlan) -> None:
-        self._running = running
-        self._hooks = ModuleHooks()
-
-    def open(self, modules: Iterable[nn.Module]) -> None:
-        """Hook the modules among ``modules`` that compute softmax themselves, in place of others hooked before."""
-        self.close()
-        hooked = [module for module in modules if computes_softmax(module)]
-        refuse_wrapped(self._running.model, hooked)
-        for module in hooked:
-            self._running.open()
-            self._wrap(module)
-
-    def close(self) -> None:
-        """Remove the hooks. Idempotent."""
-        self._hooks.close()
-
-    def _wrap(self, module: nn.Module) -> None:
-        stock = module.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            plan = kwargs.pop(PLAN_KEYWORD, None) or self._running.of_layer()
-            return stock(*args, **kwargs) if plan is None else _follow(plan, module, stock, args, kwargs)
-
-        self._hooks.replace_forward(module, forward)
+    return f"{type(module).__module__}.{type(module).__qualname__}" in _VALID_KEYS
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run an attention module under the plan."""
+def follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run an attention module, whose own forward function is ``stock``, under a plan."""
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return stock(*args, **kwargs)
     given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     states, mask = given["hidden_states"], given.get("attention_mask")
     shape = (states.shape[0], module.num_attention_heads, states.shape[1], states.shape[1])
-    valid = None if mask is None else _VALID_KEYS[_class_name(module)](mask)
-    call = AttentionCall(layer, shape, valid, states.device)
+    read = _VALID_KEYS[f"{type(module).__module__}.{type(module).__qualname__}"]
+    call = AttentionCall(layer, shape, None if mask is None else read(mask), states.device)
     watch = _SoftmaxWatch(call, plan.edit(call) or AttentionEdit())
     with watch.changed_inputs(module, states), watch:
         output = stock(*args, **kwargs)
-    watch.check_complete(module)
+    if watch.expected or watch.unread:
+        raise AttendropError(
+            f"{type(module).__name__} is not supported in transformers {transformers.__version__}: softmax of scores "
+            f"{shape}, dropout and the product with the values do not follow one another, so nothing could be dropped "
+            "there. The project's docs/models.md names the tested version."
+        )
     return output
 
 
 class _SoftmaxWatch(TorchFunctionMode):
-    """Watch on one call of an attention module, which applies an edit; an empty edit changes nothing, bit for bit."""
+    """Watch on one call of an attention module, which applies an edit; an empty edit changes nothing, bit for bit.
+
+    Attributes:
+        expected: The operations that the module has still to perform, each with what is done in its place.
+        unread: The changed queries, keys and values that the module has still to read.
+    """
 
     def __init__(self, call: AttentionCall, edit: AttentionEdit) -> None:
         super().__init__()
         self.call = call
         self.edit = edit
-        self._expected = [(_PRODUCT, self._product), (_DROPOUT, self._dropout), (_SOFTMAX, self._softmax)]
+        self.expected = [(_PRODUCT, self._product), (_DROPOUT, self._dropout), (_SOFTMAX, self._softmax)]
         self._weights: Tensor | None = None
-        self._unread: dict[str, Tensor] = {}
+        self.unread: dict[str, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._expected or func not in self._expected[-1][0] or not self._on_weights(*args):
+        if not self.expected or func not in self.expected[-1][0] or not self._on_weights(*args):
             return func(*args, **kwargs)
-        _, step = self._expected.pop()
+        _, step = self.expected.pop()
         self._weights = step(partial(func, **kwargs), *args)
         return self._weights
 
@@ -123,27 +101,18 @@ class _SoftmaxWatch(TorchFunctionMode):
         heads = self.call.shape[1]
         made = [getattr(module, name)(states).unflatten(-1, (heads, -1)).transpose(1, 2) for name in names]
         changed = (each.transpose(1, 2).flatten(2) for each in self.edit.inputs(*made))
-        self._unread = dict(zip(names, changed, strict=True))
+        self.unread = dict(zip(names, changed, strict=True))
         # Attributes of the instance take precedence over the projections until they are called.
         vars(module).update({name: partial(self._read, module, name) for name in names})
         try:
             yield
         finally:
-            for name in self._unread:
+            for name in self.unread:
                 del vars(module)[name]
-
-    def check_complete(self, module: nn.Module) -> None:
-        """Raise AttendropError if the module did not perform the expected operations."""
-        if self._expected or self._unread:
-            raise AttendropError(
-                f"{type(module).__name__} is not supported in transformers {transformers.__version__}: softmax "
-                f"of scores {self.call.shape}, dropout and the product with the values do not follow one another, so "
-                "nothing could be dropped there. The project's docs/models.md names the tested version."
-            )
 
     def _read(self, module: nn.Module, name: str, states: Tensor) -> Tensor:
         del vars(module)[name]
-        return self._unread.pop(name)
+        return self.unread.pop(name)
 
     def _on_weights(self, tensor: Any = None, *_: Any) -> bool:
         """Return whether a function is called on the scores, or on the weights from the last step."""
@@ -154,17 +123,14 @@ class _SoftmaxWatch(TorchFunctionMode):
         return tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
 
     def _softmax(self, function: Callable[..., Tensor], scores: Tensor, *args: Any) -> Tensor:
-        return function(self._dropped(scores), *args)
-
-    def _dropped(self, scores: Tensor) -> Tensor:
         drop = self.edit.drop
         if self.edit.constant:
             drop = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=scores.device)
-        if drop is None:
-            return scores
-        kept, whole = after_drop(self.call.valid, drop)
-        hidden = hidden_keys(kept, self.call.valid)
-        return scores.masked_fill(whole, 0).masked_fill(hidden, -torch.inf)
+        if drop is not None:
+            kept, whole = after_drop(self.call.valid, drop)
+            hidden = hidden_keys(kept, self.call.valid)
+            scores = scores.masked_fill(whole, 0).masked_fill(hidden, -torch.inf)
+        return function(scores, *args)
 
     def _dropout(self, function: Callable[..., Tensor], weights: Tensor, *args: Any) -> Tensor:
         return self.edit.drop_weights(weights, lambda weights: function(weights, *args))
@@ -178,7 +144,3 @@ class _SoftmaxWatch(TorchFunctionMode):
             return output
         changed = self.edit.output(output.view(batch, heads, queries, -1).transpose(1, 2).contiguous())
         return changed.transpose(1, 2).contiguous().view(output.shape)
-
-
-def _class_name(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -8,14 +8,13 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from attendrop.argument_checks import check_choice, check_declared, defines
 from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 
 PLAN_KEYWORD = "attendrop_plan"
-# Values of a plan's ``acts_on``, each with the function that the plan must then define.
+# Values of a plan's ``acts_on``, each with the function by which it acts there.
 FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
 _Place = TypeVar("_Place")
 
@@ -28,15 +27,16 @@ class Plan:
 
     Attributes:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
-            ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). A class or an instance declares what it
-            defines.
+            ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). It follows from what a class defines.
         layer_keys: Keys of the attention layers that :meth:`edit` is called for; None: all.
     """
 
-    acts_on: frozenset[str] = frozenset()
     layer_keys: Collection[str] | None = None
 
     def __init__(self) -> None:
+        self.acts_on = frozenset(
+            place for place, name in FUNCTIONS.items() if getattr(type(self), name) is not getattr(Plan, name)
+        )
         self._layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
         self._structure = ModelStructure({}, None, None)
         self._visits: Counter[nn.Module] = Counter()
@@ -62,22 +62,8 @@ class Plan:
         return features
 
     def bind(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
-        """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head.
-
-        Raises:
-            AttendropError: What the plan declares in :attr:`acts_on` is not what it defines.
-        """
-        self.check_declarations()
+        """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head."""
         self._layers_by_module, self._structure = layers_by_module, structure
-
-    def check_declarations(self) -> None:
-        """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
-        for place in self.acts_on:
-            check_choice("acts_on", place, tuple(FUNCTIONS))
-        owner = type(self).__name__
-        for place, name in FUNCTIONS.items():
-            defined, declared = defines(self, Plan, name), place in self.acts_on
-            check_declared(owner, f"Plan.{name}", f"'{place}' in Plan.acts_on", defined=defined, declared=declared)
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""
@@ -118,8 +104,6 @@ class Plan:
 class ConstantAttention(Plan):
     """Constant attention in the layers with these keys: each valid key has the same weight."""
 
-    acts_on = frozenset({"attention"})
-
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__()
         self.layer_keys = set(keys)
@@ -135,10 +119,6 @@ class CombinedPlan(Plan):
         super().__init__()
         self.plans = plans
         self.acts_on = frozenset().union(*(plan.acts_on for plan in plans))
-
-    def check_declarations(self) -> None:
-        for plan in self.plans:
-            plan.check_declarations()
 
     def wants(self, layer: AttentionLayer) -> bool:
         return any(plan.wants(layer) for plan in self.plans)

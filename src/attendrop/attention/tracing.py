@@ -52,11 +52,6 @@ _LENGTHS_OF_PARTS = "cu_seqlens"
 _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDictionary()
 
 
-def forget_traces(model: nn.Module) -> None:
-    """Remove a model from the cache, which would keep it alive if its modules refer to it."""
-    _CACHES.pop(model, None)
-
-
 def trace_cache(model: nn.Module) -> TraceCache:
     """Return the cache of a model; a new one if there is none, or if its modules have changed."""
     cache, modules = _CACHES.get(model), list(model.modules())[1:]

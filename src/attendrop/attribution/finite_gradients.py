@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.devices import true_everywhere
+from attendrop.support.models import true_everywhere
 
 NOT_FINITE = (
     "The attribution is not finite: training has diverged, or the model's activations are too large for float16. Lower "

@@ -14,7 +14,7 @@ from torch import Tensor
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
-from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import (
@@ -30,7 +30,7 @@ from attendrop.attribution.finite_gradients import (
 from attendrop.attribution.predictions import Forward, fix_target
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
@@ -230,8 +230,6 @@ class GatePlan(Plan):
         gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
             By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
     """
-
-    acts_on = frozenset({"attention", "blocks"})
 
     def __init__(
         self,

@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from attendrop.argument_checks import check_choice
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.plan import Plan
-from attendrop.errors import AttendropError
-from attendrop.model_support.batches import ANSWER_MASK, Batch, number_of_rows
-from attendrop.model_support.models import transformers_model
+from attendrop.errors import AttendropError, check_choice
+from attendrop.support.models import ANSWER_MASK, Batch, named_outputs, number_of_rows, transformers_model
 
 # Maximum number of tokens of an answer, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws, any_last
+from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.finite_gradients import gradients_of, wide
 
 Kept = TypeVar("Kept")
@@ -39,8 +38,6 @@ class ObservePlan(Plan):
             ``(batch, query, heads, dim)``.
         draws: Draws of dropout that another pass shares.
     """
-
-    acts_on = frozenset({"attention"})
 
     def __init__(
         self,

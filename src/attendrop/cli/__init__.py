@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("attendrop"):
             told = f"the command line needs {error.name}; run `pip install 'attendrop[cli]'`."
         elif isinstance(error, FileExistsError):
-            from attendrop.files.output_files import broken_link
+            from attendrop.support.files import broken_link
 
             told = broken_link(error.filename)
         if told is None:

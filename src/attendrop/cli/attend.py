@@ -10,9 +10,9 @@ import typer
 from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import path_argument, read_settings
-from attendrop.files.output_files import check_output, write_text
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.run_folder import input_files, read_run
+from attendrop.support.files import check_output, write_text
 
 _FILE = "attention.html"
 
@@ -39,7 +39,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_stages import load_stages
+    from attendrop.reports.attention_maps import load_stages
     from attendrop.reports.attention_viewer import attention_page, show_texts
 
     options = read_settings(settings or [])

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attendrop.errors import one_line, printable
 from attendrop.runs.run_folder import is_main_process
-from attendrop.text_tables import aligned
+from attendrop.wording import aligned
 
 
 class PlainConsole(Console):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_text
-from attendrop.text_tables import csv_table
+from attendrop.support.files import write_text
+from attendrop.wording import csv_table
 
 COLUMNS = ("message", "topic")
 # Rows of each topic.

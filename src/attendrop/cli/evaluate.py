@@ -11,8 +11,7 @@ from attendrop.cli.app import Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
 from attendrop.runs.model_source import Source, check_source
-from attendrop.text_tables import aligned
-from attendrop.wording import counted, counts_of, score_text
+from attendrop.wording import aligned, counted, counts_of, score_text
 
 _FILE = "--eval-file"
 # Classes, confusions and errors that a report prints, and characters of a text; JSON has all.

@@ -18,8 +18,7 @@ from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SE
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.labels import write_label_map
 from attendrop.tasks.values import may_be_missing
-from attendrop.text_tables import aligned
-from attendrop.wording import counted, names_of
+from attendrop.wording import aligned, counted, names_of
 
 if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
@@ -47,8 +46,14 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Describe a file: format, contents, likely mistakes, and how to train on it."""
-    columns = {"text_columns": names(text_columns or ""), "label_column": label_column}
-    found = inspect_files(file, eval_file, **columns, label_type=label_type, label_map=label_map)
+    found = inspect_files(
+        file,
+        eval_file,
+        text_columns=names(text_columns or ""),
+        label_column=label_column,
+        label_type=label_type,
+        label_map=label_map,
+    )
     doubts = found.doubts()
     rows = [["column", "role", "different", "missing", "words"]]
     for column in found.columns:

@@ -12,8 +12,7 @@ from rich.table import Column, Table
 from attendrop.cli.app import Json, app, show
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import path_argument
-from attendrop.text_tables import aligned
-from attendrop.wording import counted
+from attendrop.wording import aligned, counted
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method

@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from attendrop.attention.adapter import attention_module_names, find_attention_layers
+from attendrop.attention.adapter import find_attention_layers
+from attendrop.attention.interface import find_attention_modules
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.tracing import example_inputs, example_pixels
 from attendrop.cli.console import size
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import first_line
 from attendrop.runs.model_loading import load_config
+from attendrop.support.files import first_line
 from attendrop.tasks.heads.model_classes import saved_model_class
 
 # Heads to build a model with if its configuration names no class, in order of preference.
@@ -52,7 +53,7 @@ def examine(name: str) -> dict[str, Any]:
     try:
         model, attention_layers = _traced(config)
         ran = {layer.name.partition("#")[0] for layer in attention_layers}
-        not_run = [layer for layer in attention_module_names(model) if layer not in ran]
+        not_run = [layer for layer in find_attention_modules(model).values() if layer not in ran]
     except AttendropError as error:
         reason = str(error)
     return {

@@ -40,12 +40,11 @@ def patterns(
         raise AttendropError(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
-    from attendrop.files.output_files import check_output, write_json
     from attendrop.reports import learned_patterns
     from attendrop.runs.run_file import RUN_FILE
     from attendrop.runs.run_folder import input_files
-    from attendrop.text_tables import RIGHT, aligned
-    from attendrop.wording import counted
+    from attendrop.support.files import check_output, write_bytes, write_json
+    from attendrop.wording import RIGHT, aligned, counted
 
     with messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
@@ -55,7 +54,7 @@ def patterns(
             check_output(file, input_files(Path(run)), overwrite=overwrite)
             if not file.parent.is_dir():
                 raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
-        learned_patterns.plot(found, picture, fitted)
+        write_bytes(picture, learned_patterns.figure(found, fitted).files()["png"])
         curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
         values: dict[str, Any] = {
             "run": run,
@@ -93,7 +92,7 @@ def patterns(
 
 def _table(found: Patterns) -> list[str]:
     """Format some dropout steps, with the first and the last: probabilities by layer, reward, survivor."""
-    from attendrop.text_tables import RIGHT, aligned
+    from attendrop.wording import RIGHT, aligned
 
     count = len(found.steps)
     last = min(count, _ROWS) - 1

@@ -30,8 +30,8 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
-from attendrop.model_support.batches import ROW_INDEX, number_of_rows
 from attendrop.randomness.candidates import at_once, pack, unpack
+from attendrop.support.models import ROW_INDEX, number_of_rows
 
 logger = logging.getLogger(__name__)
 # For each sequence: the first query and the number of queries, the first key and the number of keys, without padding.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.valid_keys import real_tokens
+from attendrop.attention.edits import real_tokens
 from attendrop.attribution.predictions import CLASSES, IGNORED, output_kind
 from attendrop.extend import (
     LAYERS,
@@ -92,16 +92,18 @@ class SCAL(Method):
             raise AttendropError("adversarial=0 and contrast=0 are plain fine-tuning; set one of them above 0.")
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        plan_class: type[_Perturbed] = _PerturbedWords
         keys: set[str] = set()
         if self.where == "attention":
+            plan_class = _PerturbedAttention
             keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
-        clean = _Perturbed(keys, {})
+        clean = plan_class(keys, {})
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if self.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = _Perturbed(keys, clean.perturbations(wide(loss), self.epsilon, context.model))
+        copy = plan_class(keys, clean.perturbations(wide(loss), self.epsilon, context.model))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + self.adversarial * adversarial
@@ -121,10 +123,8 @@ class SCAL(Method):
 class _Perturbed(Plan):
     """Plan that adds given perturbations to units of the model, by name, and records the units and the head's input.
 
-    The units are the attention weights of the layers with these keys, or, if there are none, the ``"words"``.
+    ``keys`` are those of the attention layers whose weights are the units.
     """
-
-    acts_on = frozenset({"attention", "embeddings", "features"})
 
     def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -133,13 +133,6 @@ class _Perturbed(Plan):
         self.units: dict[str, Tensor] = {}
         self.read: Tensor | None = None
         self._valid: dict[str, Tensor | None] = {}
-
-    def embed(self, embedded: Tensor) -> Tensor:
-        return embedded if self.layer_keys or "words" in self.units else self._unit("words", embedded)
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        self._valid[call.layer.key] = call.valid
-        return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
     def features(self, features: Tensor) -> Tensor:
         self.read = features if self.read is None else self.read
@@ -162,6 +155,21 @@ class _Perturbed(Plan):
             unit = unit.detach().requires_grad_()
         self.units.setdefault(key, unit)
         return unit + self.given[key] if key in self.given else unit
+
+
+class _PerturbedWords(_Perturbed):
+    """Plan that perturbs the word embeddings, named ``"words"``."""
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        return embedded if "words" in self.units else self._unit("words", embedded)
+
+
+class _PerturbedAttention(_Perturbed):
+    """Plan that perturbs attention weights, named by the key of their layer."""
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        self._valid[call.layer.key] = call.valid
+        return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:

@@ -130,8 +130,6 @@ class Cut(Plan):
     ``received`` is the attention that each token receives in these blocks, if it determines the start of a span.
     """
 
-    acts_on = frozenset({"attention", "blocks"})
-
     def __init__(
         self,
         context: StepContext,

@@ -314,8 +314,6 @@ class LayerDrop(Method):
 class Skipping(Plan):
     """Plan that skips the blocks with these keys."""
 
-    acts_on = frozenset({"blocks"})
-
     def __init__(self, keys: set[str]) -> None:
         super().__init__()
         self.keys = keys

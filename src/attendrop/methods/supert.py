@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
+from attendrop.attention.blocks import base_layer, inputs_of_heads, refuse_quantized
 from attendrop.attribution.gradient import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -31,7 +31,7 @@ from attendrop.extend import (
     option,
     unit_interval,
 )
-from attendrop.model_support.batches import to_device
+from attendrop.support.models import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -175,8 +175,8 @@ class _SuperT(MethodState):
         for block in adapter.blocks:
             for key, module in block.output_projections.items():
                 if numbers := self.pruned.get(f"heads/{key}"):
-                    place = inputs_of_heads(module, numbers, len(self.importance[f"heads/{key}"]))
-                    self.zeros[names[module.get_parameter("weight")]] = place
+                    weight, heads = module.get_parameter("weight"), len(self.importance[f"heads/{key}"])
+                    self.zeros[names[weight]] = inputs_of_heads(module, numbers, heads)
             if self.pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
                 self.zeros |= {names[parameter]: None for parameter in block.feed_forward.parameters()}
         parameters = dict(self.training.model.named_parameters())

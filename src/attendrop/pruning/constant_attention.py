@@ -3,99 +3,57 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.blocks import query_key_parameters
 from attendrop.attention.edits import AttentionCall
-from attendrop.attention.isolation import evaluating
+from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.attention.module_hooks import ModuleHooks
-from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention
-from attendrop.attention.projections import query_key_parameters
-from attendrop.attention.tracing import example_inputs, forget_traces
+from attendrop.attention.plan import ConstantAttention
+from attendrop.attention.tracing import example_inputs
 from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
-from attendrop.model_support.models import refuse_adapter
+from attendrop.support.models import has_adapter
 
 
-class HeldAttention:
-    """Constant attention in some layers of a model, in each of its passes, for as long as the model exists.
-
-    Copies of the model run its own attention. ``layers`` are numbers, in ascending order, from 0, among the
-    ``attention_layers`` that can be pruned.
-    """
-
-    def __init__(self, model: Any, layers: Collection[int]) -> None:
-        self._adapter = ModelAdapter(model)
-        self.attention_layers = select_self_attention(self._adapter.trace(example_inputs(model)), "all")
-        self.layers = tuple(sorted(layers))
-        self._adapter.attach()
-        self._passes = threading.local()  # a server runs several at once, each in a thread
-
-        def give_plan(module: nn.Module, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            if not hasattr(self._passes, "plan"):
-                self()
-            return args, {**keywords, PLAN_KEYWORD: self._passes.plan}
-
-        hooks = ModuleHooks()
-        hooks.before(model.base_model, self)
-        # The plan is passed to the attention modules themselves: an encoder also runs without its model, in generation.
-        for name in {self.attention_layers[number].name.partition("#")[0] for number in self.layers}:
-            hooks.before(model.get_submodule(name), give_plan, with_kwargs=True)
-        forget_traces(model)
-
-    def __call__(self, *_: Any) -> None:
-        """Begin a pass of the model, as a hook, with a plan that counts the calls of modules that layers share."""
-        keys = [self.attention_layers[number].key for number in self.layers]
-        self._passes.plan = self._adapter.bind(ConstantAttention(keys))
-
-
-def held_attention(model: Any) -> HeldAttention | None:
-    """Return the constant attention that is imposed on a model, if any."""
-    hooks = model.base_model._forward_pre_hooks.values()
-    return next((hook for hook in hooks if isinstance(hook, HeldAttention)), None)
-
-
-def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
+def prunable_layers(model: Any) -> list[AttentionLayer]:
     """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model."""
-    refuse_adapter(model, "pruned")
-    held = held_attention(model)
-    return select_self_attention(find_attention_layers(model), "all") if held is None else held.attention_layers
+    if has_adapter(model):
+        raise AttendropError(
+            f"{type(model).__name__} has an adapter of PEFT and cannot be pruned; merge it first: "
+            "model.merge_and_unload()."
+        )
+    return select_self_attention(find_attention_layers(model), "all")
 
 
 def mask_layers(model: Any, layers: Collection[int]) -> Any:
     """Copy a model, with constant attention in some layers, numbered from 0.
 
     The copy is a model of the same class, which transformers runs and trains like any other. Queries and keys of these
-    layers are zero, and stay zero in training, because the gradients of both vanish. If that does not make attention
-    constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), or changes more than it
-    (the gates of Qwen3-Next), this library holds it constant while the copy runs; copies of the copy, and its files,
-    then have the model's own attention.
+    layers are zero, and stay zero in training, because the gradients of both vanish.
 
     Raises:
-        AttendropError: There is no such layer, or the model is not supported.
+        AttendropError: There is no such layer, or the model is not supported, or zero queries and keys do not make its
+            attention constant, or change more than that.
     """
-    attention_layers, held = prunable_layers(model), held_attention(model)
+    attention_layers = prunable_layers(model)
     check_numbers(layers, len(attention_layers))
     masked = copy.deepcopy(model)
-    if held is None:
-        if _zero_queries(masked, [attention_layers[number] for number in layers]):
-            return masked
-        masked = copy.deepcopy(model)
-    HeldAttention(masked, {*layers, *(() if held is None else held.layers)})
+    if layers and not _zero_queries(masked, [attention_layers[number] for number in layers]):
+        raise AttendropError(
+            f"{type(model).__name__} cannot be pruned: its layers share weights, add to their scores (position biases) "
+            "or make gates or values with their queries and keys, so no weights make their attention constant."
+        )
     return masked
 
 
 def masked_layers(model: Any) -> list[int]:
-    """List the layers whose queries and keys are zero, or whose attention is held constant."""
-    held = held_attention(model)
-    if held is not None:
-        return list(held.layers)
+    """List the layers whose queries and keys are zero."""
     found = []
     for number, layer in enumerate(prunable_layers(model)):
         parameters = query_key_parameters(model.get_submodule(layer.name.partition("#")[0]))
@@ -112,9 +70,12 @@ def check_numbers(layers: Collection[int], count: int) -> None:
 
 
 def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
-    """Set the queries and keys of some layers to zero; returns whether that only makes their attention constant."""
-    if not attention_layers:
-        return True
+    """Set the queries and keys of some layers to zero; returns whether that only makes their attention constant.
+
+    That is measured in a pass, since some models add other terms to their scores, and the output is compared with that
+    of constant attention, since in some models the projections also make gates (Qwen3-Next), values (Gemma 4), or the
+    keys of other layers (Gemma 3n).
+    """
     if any("#" in layer.name for layer in attention_layers):
         return False
     expected = _with_constant_attention(model, attention_layers)
@@ -129,7 +90,19 @@ def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> boo
                 parameter[rows] = 0
             if rows == (slice(None),):
                 parameter.requires_grad_(False)
-    return _is_constant(model, attention_layers, expected)
+    found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
+
+    def measure(call: AttentionCall, weights: Tensor) -> None:
+        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
+        found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
+
+    batch = example_inputs(model)
+    with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
+        adapter.trace(batch)
+        adapter.forward(batch, RecordPlan(attention_layers, measure))
+    tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 1e-2
+    output = _with_constant_attention(model, attention_layers)  # of the same operations as expected, in any precision
+    return torch.allclose(output, expected, equal_nan=True) and all(unevenness < tolerance for unevenness in found)
 
 
 def _with_constant_attention(model: Any, attention_layers: Sequence[AttentionLayer]) -> Tensor:
@@ -139,24 +112,3 @@ def _with_constant_attention(model: Any, attention_layers: Sequence[AttentionLay
         adapter.trace(batch)
         output: Tensor = adapter.forward(batch, ConstantAttention(layer.key for layer in attention_layers))[0]
         return output
-
-
-def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer], expected: Tensor) -> bool:
-    """Check the attention weights of a pass, since some models add other terms to their scores.
-
-    Also check that constant attention has the output that it had, ``expected``, since in some models the projections
-    also make gates (Qwen3-Next), values (Gemma 4), or the keys of other layers (Gemma 3n).
-    """
-    batch = example_inputs(masked)
-    found: list[float] = []  # how far weights deviate from those of equal attention, relative to these
-
-    def measure(call: AttentionCall, weights: Tensor) -> None:
-        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
-        found.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
-
-    with ModelAdapter(masked) as adapter, torch.no_grad(), evaluating(masked):
-        adapter.trace(batch)
-        adapter.forward(batch, RecordPlan(attention_layers, measure))
-    tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
-    output = _with_constant_attention(masked, attention_layers)  # of the same operations as expected, in any precision
-    return torch.allclose(output, expected, equal_nan=True) and all(unevenness < tolerance for unevenness in found)

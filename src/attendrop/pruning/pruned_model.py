@@ -1,48 +1,44 @@
-"""Models with constant attention in some layers: made, saved and loaded."""
+"""Models with constant attention in some layers: made, saved and loaded; and adapters of PEFT, loaded merged."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
-from attendrop.attention.isolation import in_full_precision
+from attendrop.attention.hooks import in_full_precision
+from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import PRUNED_CONFIG, first_line
-from attendrop.files.output_files import write_json
-from attendrop.pruning.constant_attention import (
-    HeldAttention,
-    held_attention,
-    mask_layers,
-    masked_layers,
-    prunable_layers,
-)
-from attendrop.pruning.families import encoder_layers, encoder_layers_path, family_of, has_fast_form
-from attendrop.pruning.packed_layer import pack_layers
-from attendrop.pruning.serialization import (
+from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
+from attendrop.pruning.packed import encoder_layers, encoder_layers_path, family_of, has_fast_form, pack_layers
+from attendrop.support.files import (
+    ADAPTER_CONFIG,
+    PRUNED_CONFIG,
     WEIGHTS,
-    cast,
-    is_adapter,
-    is_pruned,
-    load_adapter,
-    load_weights,
-    model_class,
-    read_json,
-    stock_config,
-    without_pooler,
-    without_shared,
+    first_line,
+    resolve_model,
+    write_json,
+    write_text,
 )
-from attendrop.tasks.heads.model_classes import read_config
+from attendrop.support.models import transformers_model
+from attendrop.tasks.heads.model_classes import read_config, saved_model_class
 from attendrop.tasks.heads.modeling_mean_pooling import MeanPoolingConfig
 
-logger = logging.getLogger(__name__)
+# The configuration of the model with its head, which an adapter lacks. Not config.json: transformers would take the
+# folder for that of a whole model.
+MODEL_CONFIG = "model_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class PrunedModel(nn.Module):
@@ -62,23 +58,30 @@ class PrunedModel(nn.Module):
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
-        held: Whether this library keeps the attention constant, because zero queries would not, or would change more:
-            such a model has no stock form, and cannot be exported.
     """
 
     def __init__(self, masked: Any) -> None:
         super().__init__()
         self.layers = tuple(masked_layers(masked))
         self.num_layers = len(prunable_layers(masked))
-        self.held = held_attention(masked) is not None
-        self.fast = has_fast_form(masked) and not self.held
+        self.fast = has_fast_form(masked)
         with in_full_precision(masked):  # also if a trainer has prepared it for autocast
             self.model: Any = copy.deepcopy(masked)
         vars(self.model).pop("_original_forward", None)
-        if self.held:
-            HeldAttention(self.model, self.layers)
         if self.fast:
-            _fold(self.model, self.layers)
+            family = family_of(masked)
+            for number in self.layers:  # four matrices become one, W_V W_O, computed in float64
+                layer = encoder_layers(self.model)[number]
+                output: Any = layer.get_submodule(family.output)
+                value: Any = layer.get_submodule(family.projection_paths[-1])
+                rows = slice(-output.in_features, None)  # of one that makes queries, keys and values, the last third
+                weight = output.weight.detach().double()
+                if output.bias is not None:
+                    bias = weight @ value.bias[rows].detach().double() + output.bias.double()
+                    output.bias = nn.Parameter(bias.to(output.bias.dtype))
+                weight = weight @ value.weight[rows].detach().double()
+                output.weight = nn.Parameter(weight.to(output.weight.dtype))
+                _drop_attention(self.model, number)
             pack_layers(self.model)
         self.eval()
 
@@ -101,19 +104,9 @@ class PrunedModel(nn.Module):
     def train(self, mode: bool = True) -> PrunedModel:
         """Raise AttendropError for ``mode=True``: a pruned model does not train."""
         if mode:
-            raise AttendropError(f"A pruned model does not train; {self.train_instead}.")
+            raise AttendropError("A pruned model does not train; train its to_stock(), and prune that.")
         super().train(False)
         return self
-
-    @property
-    def train_instead(self) -> str:
-        """Alternative to training it, as the end of a sentence."""
-        return "train the model that it came from" if self.held else "train its to_stock(), and prune that"
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.held:  # copies of the model inside have its own attention
-            HeldAttention(self.model, self.layers)
 
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
@@ -122,19 +115,13 @@ class PrunedModel(nn.Module):
         folded, one becomes their product and the other an identity.
 
         Raises:
-            AttendropError: No weights make the attention constant, or parts were replaced.
+            AttendropError: Parts were replaced.
         """
-        if self.held:
-            raise AttendropError(
-                f"The attention of {type(self.model).__name__} is constant only under this library, since zero queries "
-                "would not make it so, or would change more: layers share weights, add to their scores, or project to "
-                "gates or values with their queries and keys. It has no stock form."
-            )
         if not self.fast:
             return copy.deepcopy(self.model)
         found = self._own_weights("call to_stock()", "that returns")
         stock = type(self.model)(stock_config(self.model.config))
-        cast(stock, dict.fromkeys(stock.state_dict(), self.model.dtype))
+        _cast(stock, dict.fromkeys(stock.state_dict(), self.model.dtype))
         stock.to(self.model.device)
         family, path = family_of(self.model), encoder_layers_path(self.model)
         for number in self.layers:
@@ -146,36 +133,37 @@ class PrunedModel(nn.Module):
                     found[f"{prefix}{name}.{kind}"] = torch.zeros_like(parameter)
             # Values are made last, by a separate projection or by the last rows of one that makes all.
             found[f"{prefix}{name}.weight"][-len(folded) :] = folded
-        without_pooler(stock, stock.state_dict().keys() - found.keys())
+        _without_pooler(stock, stock.state_dict().keys() - found.keys())
         stock.load_state_dict(found)
         return mask_layers(stock, self.layers).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save to a folder that ``load`` reads. The queries and keys of pruned layers are not in it.
 
-        transformers alone refuses to load the folder of a fast model, because it lacks weights, and of one whose
-        attention is held constant. Other models are saved as ordinary models.
+        transformers alone refuses to load the folder of a fast model, because it lacks weights. Other models are saved
+        as ordinary models.
 
         Raises:
             AttendropError: The folder holds another model, or parts were replaced, which ``load`` would not know.
         """
-        folder, stock = Path(folder), not self.fast and not self.held
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / (PRUNED_CONFIG if stock else "config.json")).exists():
+        if (folder / ("config.json" if self.fast else PRUNED_CONFIG)).exists():
             raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
-        if stock:
+        if not self.fast:
             self.model.save_pretrained(folder)
             return
         found = self._own_weights("save it", "load() returns")
         config = {
             "architecture": type(self.model).__name__,
-            "form": "fast" if self.fast else "held",
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
         write_json(folder / PRUNED_CONFIG, config)
-        tensors = {name: value.contiguous() for name, value in found.items()}
-        save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+        tensors: dict[int, tuple[str, Tensor]] = {}  # by memory: safetensors saves each tensor under one name
+        for name, value in found.items():
+            tensors.setdefault(value.data_ptr() or id(value), (name, value.contiguous()))
+        save_file(dict(tensors.values()), folder / WEIGHTS, metadata={"format": "pt"})
 
     def _own_weights(self, action: str, then: str) -> dict[str, Tensor]:
         """Return the state of the model inside; raise AttendropError if parts were replaced, with what to do."""
@@ -209,35 +197,21 @@ def load_model(folder: str | Path) -> Any:
             raise
         except Exception as error:  # safetensors raises its own exception class
             raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
-        if missing := without_pooler(model, info["missing_keys"]):
+        if missing := _without_pooler(model, info["missing_keys"]):
             raise AttendropError(f"The weights in '{folder}' are incomplete: {missing[0]}.")
         return model.eval()
     config = read_json(folder / PRUNED_CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))
-    if config.get("form") == "held":
-        load_weights(model, folder)
-        HeldAttention(model, config["pruned_layers"])
-        return PrunedModel(model)
-    pruned = PrunedModel.__new__(PrunedModel)
+    pruned = PrunedModel.__new__(PrunedModel)  # without folding the matrices, which are folded already
     nn.Module.__init__(pruned)
-    pruned.layers, pruned.num_layers = tuple(config["pruned_layers"]), len(encoder_layers(model))
-    pruned.fast, pruned.held = True, False
+    pruned.layers, pruned.num_layers, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
     for number in pruned.layers:
         _drop_attention(model, number)
-    load_weights(model, folder)
+    _load_weights(model, folder)
     pack_layers(model)
     pruned.model = model
     return pruned.eval()
-
-
-def warn_if_slow(light: PrunedModel) -> None:
-    """Log a warning if a pruned model is not faster."""
-    if not light.fast:
-        logger.warning(
-            "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
-            type(light.model).__name__,
-        )
 
 
 def unpadded(model: Any) -> PrunedModel:
@@ -247,26 +221,165 @@ def unpadded(model: Any) -> PrunedModel:
     return PrunedModel(model)
 
 
-def _fold(model: Any, layers: Collection[int]) -> None:
-    """Replace four matrices of each pruned layer by one: ``W_V W_O``, computed in float64."""
-    family = family_of(model)
-    for number in layers:
-        layer = encoder_layers(model)[number]
-        output: Any = layer.get_submodule(family.output)
-        value: Any = layer.get_submodule(family.projection_paths[-1])
-        rows = slice(-output.in_features, None)  # of one that makes queries, keys and values, the last third
-        weight = output.weight.detach().double()
-        bias = None if output.bias is None else weight @ value.bias[rows].detach().double() + output.bias.double()
-        weight = weight @ value.weight[rows].detach().double()
-        _drop_attention(model, number)
-        output.weight = nn.Parameter(weight.to(output.weight.dtype))
-        if bias is not None:
-            output.bias = nn.Parameter(bias.to(output.bias.dtype))
-
-
 def _drop_attention(model: Any, number: int) -> None:
     """Remove the projections to queries, keys and values from a layer."""
     family = family_of(model)
     attention = encoder_layers(model)[number].get_submodule(family.attention)
     for name in family.projections:
         delattr(attention, name)  # load_state_dict would overlook the weights of a module that is None
+
+
+def is_pruned(folder: str | Path) -> bool:
+    """Return whether a folder holds a pruned model that transformers alone does not load."""
+    return (Path(folder) / PRUNED_CONFIG).is_file()
+
+
+def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
+    """Return the model class of transformers, or of this library, that a file in ``folder`` names."""
+    found = saved_model_class(str(name), config.get("model_type", ""))
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")
+    return found
+
+
+def stock_config(config: Any) -> Any:
+    """Copy the configuration of a pruned model, as the model of transformers has it."""
+    stock = copy.deepcopy(config)
+    forget_implementation(stock)
+    return stock
+
+
+def _load_weights(model: Any, folder: Path) -> None:
+    """Load the weights in a folder into a pruned model, in their types; raise AttendropError if they are incomplete."""
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except Exception as error:  # safetensors raises its own exception class
+        raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
+    _without_pooler(model, model.state_dict().keys() - weights.keys())
+    _cast(model, {name: value.dtype for name, value in weights.items()})
+    here = model.state_dict()
+    wrong = [name for name, value in weights.items() if name in here and here[name].shape != value.shape]
+    if not wrong:
+        found = model.load_state_dict(weights, strict=False)
+        loaded = {here[name].data_ptr() for name in weights if name in here}
+        wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+        wrong += found.unexpected_keys
+    if wrong:
+        raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
+
+
+def _without_pooler(model: Any, missing: Collection[str]) -> list[str]:
+    """Remove a base model's pooler if all of its weights are missing, as one without it is saved; return the others."""
+    own = {name for name in model.state_dict() if name.startswith("pooler.")}
+    if own and own.issubset(missing):
+        model.pooler = None
+        return sorted({*missing} - own)
+    return sorted(missing)
+
+
+def _cast(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert saved tensors to dtypes by name; computed ones, such as rotary frequencies, keep theirs."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in dtypes and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtypes[name])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a model; raise AttendropError if there is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise AttendropError(f"'{path.parent}' holds no model: it has no {path.name}.") from None
+    except (ValueError, RecursionError):
+        raise AttendropError(f"{path} is not valid JSON.") from None
+    return found
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder holds an adapter of PEFT without its model."""
+    folder = Path(folder)
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def save_adapter(model: Any, folder: Path, base: str) -> None:
+    """Save the adapter of a ``PeftModel`` on ``base`` as PEFT does, and the model's configuration beside it."""
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = base
+    model.save_pretrained(folder, save_embedding_layers=False)
+    own = transformers_model(model)
+    config = copy.deepcopy(own.config)
+    config.architectures = [type(own).__name__]
+    write_text(folder / MODEL_CONFIG, config.to_json_string())
+
+
+def adapted_class_and_config(folder: Path) -> tuple[Any, PreTrainedConfig]:
+    """Return the class of the model that an adapter is on, and its configuration, with the head."""
+    if not (folder / MODEL_CONFIG).is_file():
+        raise AttendropError(
+            f"The adapter in '{folder}' was not saved by attendrop: it has no {MODEL_CONFIG}, which tells its classes. "
+            "Load it with peft, and save what merge_and_unload() returns."
+        )
+    saved = read_json(folder / MODEL_CONFIG)
+    cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+    return cls, cls.config_class.from_dict(saved)
+
+
+def load_adapter(folder: Path) -> Any:
+    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU."""
+    peft = import_peft()
+    cls, config = adapted_class_and_config(folder)
+    settings = read_json(folder / ADAPTER_CONFIG)
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise AttendropError(f"The folder '{folder}' holds no weights of an adapter: it has no {_ADAPTER_WEIGHTS}.")
+    name = settings.get("base_model_name_or_path") or ""
+    try:
+        place = resolve_model(name)
+    except AttendropError as error:
+        raise AttendropError(
+            f"The adapter in '{folder}' is on the model {name!r}, which cannot be found ({error}) Put it back, or "
+            f"change base_model_name_or_path in {ADAPTER_CONFIG}."
+        ) from None
+    with without_report():  # which would say that the head is random, though the adapter has it
+        base, found = cls.from_pretrained(
+            place,
+            config=config,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype="float32",
+        )
+    missing = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
+    if lost := [key for key in missing if not any(name in key for name in saved)]:
+        raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
+    with quiet_peft():
+        return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Silence transformers' table of loaded weights; the caller reports what matters."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Ignore warnings that PEFT causes itself: settings that GPT-2 layers need, and its use of an older name."""
+    with warnings.catch_warnings():
+        for message in ("fan_in_fan_out", "`is_gradient_checkpointing` is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+def import_peft() -> Any:
+    """Import PEFT; raises AttendropError if it is not installed."""
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise AttendropError("Adapters need peft; run `pip install 'attendrop[peft]'`.") from None
+    return peft

@@ -1,38 +1,121 @@
-"""Selection of the layers to prune."""
+"""Selection of the layers to prune, and the difference of two models' scores on the same rows."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.isolation import evaluating
+from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.model_outputs import loss_and_outputs
 from attendrop.attention.plan import ConstantAttention
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch, number_of_rows
-from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
 from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
-from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
+from attendrop.pruning.pruned_model import PrunedModel
+from attendrop.support.models import Batch, loss_and_outputs, number_of_rows
 from attendrop.wording import counted
 
-# Score of a model, greater is better: one number, or one for each row, whose mean is the score.
-Score = Callable[[PrunedModel], float | Sequence[float]]
-# The same, or the predictions that the score is computed from.
-Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
+Array = np.ndarray[Any, np.dtype[Any]]
+CONFIDENCE = 0.95
+RESAMPLES = 200  # enough for a standard error: Efron and Tibshirani (1993), section 6.4
 # The name of the ranking by :func:`importance`.
 IMPORTANCE = "importance"
 # A tolerance is suggested only up to this fraction of the whole model's score.
 _SUGGESTED_TOLERANCE = 0.1
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of a model for some rows, with their metric.
+
+    Without rows, ``metric`` returns the score, which is then taken as exact.
+    """
+
+    labels: Array  # (rows,)
+    values: Array  # logits of classes, (rows, classes); or other values that the metric takes, such as losses
+    metric: Callable[[Array, Array], float]  # from labels and values to a score; greater is better
+    classes: int = 0  # 0 if the values are not logits of classes
+    span: float = math.inf  # largest possible difference of two scores, such as 1 for an accuracy
+
+    @property
+    def score(self) -> float:
+        """Score on all rows."""
+        return float(self.metric(self.labels, self.values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two scores, with a confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return a dictionary for JSON, in which an infinite end is None."""
+        ends = {name: end if math.isfinite(end) else None for name, end in (("low", self.low), ("high", self.high))}
+        return {"value": self.value, **ends}
+
+
+def paired_difference(before: Predictions, after: Predictions, confidence: float = CONFIDENCE) -> Difference:
+    """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows.
+
+    Both models are scored on the same resamples, so any metric can be used. The interval is the difference plus and
+    minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12). The error is
+    multiplied by ``sqrt(n / (n - 1))``, because the bootstrap underestimates it by that factor. The interval is clipped
+    to the possible differences.
+
+    For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
+    ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows. For
+    other scores that are fractions (``span`` of 1), such as the F1 of entities, the variance that two such rows alone
+    have is added to the bootstrap's.
+
+    With one or two rows, the interval is infinite. Without rows, the scores are taken as exact.
+    """
+    value, rows = after.score - before.score, len(before.labels)
+    if not rows:
+        return Difference(value, value, value)
+    if rows < 3:
+        return Difference(value, -math.inf, math.inf)
+    labels, first, second, weights = before.labels, before.values, after.values, np.full(rows, 1.0)
+    if before.classes:
+        right, wrong = (np.eye(before.classes)[(labels + shift) % before.classes] for shift in (0, 1))
+        first, second = np.concatenate([first, right, wrong]), np.concatenate([second, wrong, right])
+        weights = np.concatenate([weights, np.full(2 * rows, 1 / rows)])  # two rows in all, with the labels of all rows
+        labels = np.tile(labels, 3)
+    generator = np.random.default_rng(0)
+    size, probabilities = round(weights.sum()), weights / weights.sum()
+    found = []
+    for _ in range(RESAMPLES):
+        sampled = generator.choice(len(labels), size, p=probabilities)
+        found.append(before.metric(labels[sampled], second[sampled]) - before.metric(labels[sampled], first[sampled]))
+    error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
+    if before.span == 1 and not before.classes:
+        error = math.hypot(error, math.sqrt(2) / (rows + 2))
+    half = student_t((1 + confidence) / 2, rows - 1) * error
+    return Difference(value, max(value - half, -before.span), min(value + half, before.span))
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Approximate a quantile of Student's t by the normal one (Wallace, 1959), from above for two or more degrees."""
+    z = NormalDist().inv_cdf(probability)
+    scale = (freedom - 5 / 6) / (freedom - 2 / 3 + 1 / (10 * freedom)) ** 2
+    return math.sqrt(freedom * math.expm1(z * z * scale))
+
+
+# Score of a model, greater is better: one number, or one for each row, whose mean is the score.
+Score = Callable[[PrunedModel], float | Sequence[float]]
+# The same, or the predictions that the score is computed from.
+Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
 
 
 @dataclass(frozen=True)
@@ -99,7 +182,7 @@ def prune(
     """
     selection, model = parse_selection(layers), getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, PrunedModel):
-        raise AttendropError(f"The model is pruned already; {model.train_instead}.")
+        raise AttendropError("The model is pruned already; train its to_stock(), and prune that.")
     attention_layers = prunable_layers(model)
     batches = None if batches is None else list(batches)
     if selection.auto and score is None:
@@ -173,18 +256,28 @@ def prune_selected(
         chosen = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))[: selection.count]
     if selection.auto:
         assert judge is not None
-        return choose_count(model, chosen, judge, tolerance)
-    light = PrunedModel(mask_layers(model, chosen))
-    warn_if_slow(light)
-    return light, []
+        light, trials = choose_count(model, chosen, judge, tolerance)
+    else:
+        light, trials = PrunedModel(mask_layers(model, chosen)), []
+    if not light.fast:
+        logger.warning(
+            "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
+            type(light.model).__name__,
+        )
+    return light, trials
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
-    batches = _require_batches(batches, "the importance of layers")
-    with ModelAdapter(model) as adapter:
+    batches, losses = _require_batches(batches, "the importance of layers"), []
+    rows = [number_of_rows(batch) for batch in batches]
+    with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
         adapter.trace(batches[0])
-        return [_loss_without(adapter, batches, layer) for layer in attention_layers]
+        for layer in attention_layers:
+            passes = (adapter.forward(batch, ConstantAttention([layer.key])) for batch in batches)
+            total = sum(float(loss_and_outputs(output)[0]) * count for output, count in zip(passes, rows, strict=True))
+            losses.append(total / sum(rows))
+    return losses
 
 
 @dataclass(frozen=True)
@@ -217,7 +310,6 @@ def choose_count(
         trials.append(Trial(count, after.score, len(after.labels), difference))
         if difference.low >= -tolerance:
             best = candidate
-    warn_if_slow(best)
     return best, trials
 
 
@@ -243,20 +335,21 @@ def loss_score(batches: Sequence[Batch]) -> Score:
     """Make a score function: the negative loss on each row of some batches."""
 
     def score(model: PrunedModel) -> list[float]:
-        with torch.no_grad():
-            return [-float(loss_and_outputs(model(**row))[0]) for batch in batches for row in _single_rows(batch)]
+        found = []
+        for batch in batches:
+            rows = number_of_rows(batch)
+            for number in range(rows):  # each as a batch, with its padding
+                row = {
+                    name: value[number : number + 1]
+                    if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+                    else value
+                    for name, value in batch.items()
+                }
+                with torch.no_grad():
+                    found.append(-float(loss_and_outputs(model(**row))[0]))
+        return found
 
     return score
-
-
-def _single_rows(batch: Batch) -> Iterator[Batch]:
-    """Yield each row of a batch as a separate batch, with its padding."""
-    rows = number_of_rows(batch)
-    for row in range(rows):
-        yield {
-            name: value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,) else value
-            for name, value in batch.items()
-        }
 
 
 def _predictions(judge: Judge, model: PrunedModel) -> Predictions:
@@ -269,16 +362,6 @@ def _predictions(judge: Judge, model: PrunedModel) -> Predictions:
     if values.ndim:
         return Predictions(values, values, lambda _, values: float(values.mean()))
     return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
-
-
-def _loss_without(adapter: ModelAdapter, batches: Sequence[Batch], layer: AttentionLayer) -> float:
-    """Compute the mean loss with constant attention in one layer."""
-    total = 0.0
-    with torch.no_grad(), evaluating(adapter.model):
-        for batch in batches:
-            outputs = adapter.forward(batch, ConstantAttention([layer.key]))
-            total += float(loss_and_outputs(outputs)[0]) * number_of_rows(batch)
-    return total / sum(map(number_of_rows, batches))
 
 
 def _drop_fractions(

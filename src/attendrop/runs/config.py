@@ -22,8 +22,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
-from attendrop.argument_checks import check_least
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_least
 from attendrop.methods.core.options import (
     SWITCH,
     Range,

@@ -13,9 +13,9 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import known_sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
+from attendrop.support.files import known_sha256
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.class_names import (
     check_label_names,

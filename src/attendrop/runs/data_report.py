@@ -19,8 +19,7 @@ from attendrop.tasks.splits import class_likeness
 from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of, unknown_rows
 from attendrop.tasks.values import joined_labels, plain
-from attendrop.text_tables import NAMES_LEFT, aligned
-from attendrop.wording import counted, counts_of, names_of
+from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.argument_checks import check_choice
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, disk_errors, share_permissions
-from attendrop.pruning.comparison import Array, paired_difference
+from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
-from attendrop.pruning.serialization import is_pruned, stock_config
+from attendrop.pruning.pruned_model import is_pruned, stock_config
+from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
 from attendrop.runs.run_folder import input_files, is_baseline, read_run
+from attendrop.support.files import check_output, disk_errors, share_permissions
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 
 # The format, and the name of its file in a folder.
@@ -68,9 +67,9 @@ def export_run(
     if not above.is_dir() or target.is_dir() or target.parent.is_file():
         raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
     check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
-    if is_baseline(run_dir):
-        raise AttendropError(f"'{run_dir}' is a baseline without attention, which has no form for other programs.")
     run = load_run(run_dir)
+    if is_baseline(run_dir):
+        raise AttendropError(f"The model in '{run_dir}' is a baseline without attention, not a transformer.")
     run.head.refuse("export")
     model: Any = run.model
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}

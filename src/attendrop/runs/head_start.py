@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.shared_results import digest_of_model, shared
+from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.linear_models import LinearFit, self_trained

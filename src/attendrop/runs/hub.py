@@ -12,9 +12,9 @@ from huggingface_hub.errors import HfHubHTTPError, HfUriError, HFValidationError
 from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import refuse_links
 from attendrop.runs.model_source import check_finished, check_keeps_model
 from attendrop.runs.run_folder import check_whole, is_baseline
+from attendrop.support.files import refuse_links
 
 # All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.
 _UPLOADED = re.compile(

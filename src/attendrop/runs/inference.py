@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output
-from attendrop.pruning.comparison import Array, Predictions
+from attendrop.pruning.selection import Array, Predictions
 from attendrop.runs.config import RunConfig, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.model_loading import load_model_and_tokenizer
@@ -34,6 +33,7 @@ from attendrop.runs.model_source import (
 from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import input_files, is_baseline, read_run, run_options
+from attendrop.support.files import check_output
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import BASELINE_CONFIG
 from attendrop.pruning.pruned_model import PrunedModel, load_model
 from attendrop.runs.run_folder import check_whole
+from attendrop.support.files import BASELINE_CONFIG
 
 if TYPE_CHECKING:
     from attendrop.runs.inference import RunModel

@@ -58,7 +58,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
-    from attendrop.pruning.serialization import import_peft, quiet_peft
+    from attendrop.pruning.pruned_model import import_peft, quiet_peft
 
     peft, targets = import_peft(), options.targets
     modules = {name.rpartition(".")[0] for name in new}

@@ -9,12 +9,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from attendrop.files.model_files import lasting_name
 from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.support.files import lasting_name
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.table import files_of
-from attendrop.text_tables import in_markdown
-from attendrop.wording import counted, interval_of, score_text
+from attendrop.wording import counted, in_markdown, interval_of, score_text
 
 CARD = "README.md"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)

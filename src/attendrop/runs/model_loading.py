@@ -14,11 +14,10 @@ from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
-from attendrop.model_support.models import freeze_unsaved
-from attendrop.pruning.pruned_model import load_model
-from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config, without_report
+from attendrop.pruning.pruned_model import adapted_class_and_config, is_adapter, is_pruned, load_model, without_report
 from attendrop.runs.run_folder import check_whole, is_baseline
+from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
+from attendrop.support.models import freeze_unsaved
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
@@ -55,7 +54,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     """Load a model with the head of a task.
 
     Args:
-        name: As for :func:`attendrop.files.model_files.resolve_model`.
+        name: As for :func:`attendrop.support.files.resolve_model`.
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
@@ -168,7 +167,7 @@ def load_config(name: str) -> PreTrainedConfig:
     _check_folder(name)
     with _load_errors(name):
         if is_adapter(name):
-            return saved_config(Path(name))
+            return adapted_class_and_config(Path(name))[1]
         return read_config(resolve_model(name))
 
 

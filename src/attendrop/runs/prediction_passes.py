@@ -27,10 +27,9 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import BASELINE_CONFIG
-from attendrop.files.output_files import write_json
-from attendrop.model_support.devices import compute_device
 from attendrop.runs.run_folder import check_whole
+from attendrop.support.files import BASELINE_CONFIG, write_json
+from attendrop.support.models import compute_device
 from attendrop.tasks.heads.base import Array, Head, row_array
 from attendrop.tasks.heads.model_classes import MODELING_FILE
 from attendrop.tasks.heads.registry import head_of_model

@@ -16,22 +16,19 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from attendrop.argument_checks import check_choice, check_least
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.model_outputs import logits_of
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import write_json
+from attendrop.errors import AttendropError, check_choice, check_least
 from attendrop.methods.core.base import LayerRanking
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.devices import compute_device
-from attendrop.pruning.comparison import CONFIDENCE, Array, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.pruning.selection import (
+    CONFIDENCE,
     IMPORTANCE,
+    Array,
     LayerSelection,
     check_tolerance,
     importance,
+    paired_difference,
     parse_selection,
     prune_selected,
     undecided_message,
@@ -42,6 +39,8 @@ from attendrop.runs.run_file import RUN_FILE
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
 from attendrop.runs.run_metrics import scored_run, set_scores
 from attendrop.runs.run_trainer import RunTrainer, recovery_arguments, run_loss
+from attendrop.support.files import write_json
+from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted, counted_rows

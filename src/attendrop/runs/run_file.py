@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from attendrop.argument_checks import check_choice, suggestion
-from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM
+from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, checked, declared
+from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import files_of
 

@@ -29,19 +29,22 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import ADAPTER_CONFIG, BASELINE_CONFIG, PRUNED_CONFIG, model_sha256
-from attendrop.files.output_files import (
+from attendrop.runs.config import RunConfig
+from attendrop.runs.run_file import DATA, PATHS, RUN_FILE, absolute_paths, by_content, located, partial_of, run_file
+from attendrop.support.files import (
+    ADAPTER_CONFIG,
+    BASELINE_CONFIG,
     PARTIAL,
+    PRUNED_CONFIG,
     disk_errors,
     known_sha256,
+    model_sha256,
     refuse_links,
     sha256,
     share_permissions,
     write_json,
     write_text,
 )
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import DATA, PATHS, RUN_FILE, absolute_paths, by_content, located, partial_of, run_file
 from attendrop.tasks.table import files_of
 
 RUN = "run.json"
@@ -135,12 +138,6 @@ def input_files(folder: Path) -> list[str | Path]:
     return [*own, *(file for name in DATA if (given := run["config"].get(name)) for file in files_of(given))]
 
 
-def last_begun(folder: Path) -> int:
-    """Return when the newest run in a folder, or for it, was recorded; 0 without any."""
-    records = [folder / RUN, partial_of(folder) / RUN]
-    return max((path.stat().st_mtime_ns for path in records if path.is_file()), default=0)
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Compute the SHA-256 of each file in the folder of a run, by name, as recorded in ``run.json``."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, RUN, METRICS))
@@ -227,7 +224,6 @@ def _check_place(folder: Path) -> None:
             )
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
-    check_writable(folder)
     check_writable(folder.absolute().parent)
     if folder.name in ("", "..") or (folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd()))):
         raise AttendropError(

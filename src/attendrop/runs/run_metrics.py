@@ -19,13 +19,13 @@ import torch
 from datasets import Dataset
 
 import attendrop
-from attendrop.attention.isolation import in_full_precision
-from attendrop.files.output_files import finite
+from attendrop.attention.hooks import in_full_precision, replaced_attribute
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun, decided
 from attendrop.runs.run_trainer import RunTrainer
+from attendrop.support.files import finite
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.heads.base import Array
@@ -33,8 +33,6 @@ from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
-from attendrop.training.labelled_data import LabelledRows
-from attendrop.training.model_call import replaced_attribute
 from attendrop.wording import counted
 
 # Sets whose score is kept by row.
@@ -285,7 +283,8 @@ def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
     # All rows in each process: the trainer's own loader would give each a part, filled up with rows of others.
-    data = LabelledRows(*trainer.readable(rows), trainer.args.device)
+    data = trainer.labelled(rows)
+    assert data is not None  # the rows of a run are no stream
     return trainer.method_state.final_report(data.iter_batches(trainer.args.eval_batch_size, Processes()))
 
 

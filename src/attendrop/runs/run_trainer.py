@@ -28,18 +28,16 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.hooks import replaced_attribute
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
+from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import trainer_state
-from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 
 

@@ -28,12 +28,8 @@ from transformers.trainer_utils import EvalPrediction
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import lasting_name
-from attendrop.files.output_files import disk_errors, write_json, write_text
 from attendrop.methods.core.registry import decided_by_data, flat_options
-from attendrop.model_support.devices import compute_device
-from attendrop.model_support.models import has_adapter, transformers_model
-from attendrop.pruning.serialization import save_adapter
+from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
@@ -79,6 +75,8 @@ from attendrop.runs.run_trainer import (
     run_arguments,
     run_loss,
 )
+from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
+from attendrop.support.models import compute_device, has_adapter, transformers_model
 from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Head

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
-from attendrop.files.output_files import finite
+from attendrop.support.files import finite
 from attendrop.tasks.row_scores import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]

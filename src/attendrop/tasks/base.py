@@ -13,8 +13,7 @@ from typing import Any, Self
 import datasets
 from datasets import Dataset
 
-from attendrop.argument_checks import check_known
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.long_texts import HEAD

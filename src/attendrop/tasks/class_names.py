@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.tasks.heads.builtin import ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table, read_table
 from attendrop.tasks.values import UNSPACED, count_words, number_form, plain, text_problem, value_problem

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.model_files import MINILM
+from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, label_variants, read_label_map
@@ -261,10 +261,10 @@ class Inspection:
         main = {label: group[0] for group in self.variants for label in group}
         labels_of, conflicts = dict[tuple[str, ...], str](), defaultdict[tuple[str, ...], dict[str, None]](dict)
         for row, label in zip(texts, (main.get(label, label) for label in labels), strict=True):
-            known = labels_of.setdefault(row, label)
-            if label and known and label != known and all(row):
-                conflicts[row] |= {known: None, label: None}
-            labels_of[row] = known or label
+            first = labels_of.setdefault(row, label)
+            if label and first and label != first and all(row):
+                conflicts[row] |= {first: None, label: None}
+            labels_of[row] = first or label
         if conflicts:
             text, several = next(iter(conflicts.items()))
             what = f"{counted(len(conflicts), 'text')} with different labels"
@@ -494,9 +494,9 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
         return {}
     values = table.column(column)
     if label_type in SEVERAL_CLASSES:
-        names = chain.from_iterable(map(label_names, values))
+        names = [name for value in values for name in label_names(value)]
     else:
-        names = iter(_each(lambda value: "" if value_problem(value) is not None else class_name(value), values))
+        names = _each(lambda value: "" if value_problem(value) is not None else class_name(value), values)
     return dict(Counter(filter(None, names)).most_common())
 
 

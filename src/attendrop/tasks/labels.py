@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import check_output, write_text
+from attendrop.support.files import check_output, write_text
 from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table, read_table
 from attendrop.tasks.values import (

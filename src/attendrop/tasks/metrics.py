@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attendrop.argument_checks import check_known
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array, Head, row_array
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import IO, Any
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite, new_file
+from attendrop.support.files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.registry import GLUE, submitted
@@ -87,7 +87,7 @@ class PredictionWriter:
         if escape_formulas and self.format not in _DELIMITERS:
             raise AttendropError(f"A .{self.format} file has no cells of spreadsheets; omit --escape-formulas.")
         self._apostrophe, self._formulas = "'" * escape_formulas, 0
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
         self._columns: list[str] = []
         self._fields: list[str] = []  # of a table of fields, which a row may have too few or too many of
         self._bad = bad or BadRows()

@@ -14,8 +14,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from attendrop.argument_checks import check_known
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import Row, Source, TabbedFile, Task, TaskData, hub_rows
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
 from attendrop.tasks.heads.translation import Translation

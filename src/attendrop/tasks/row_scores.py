@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups, groups_of, merged, numbered
-from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.base import Array
 
 # File of a scored run beside metrics.json.
 PREDICTIONS = "dev_predictions.parquet"
@@ -108,7 +108,9 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     elif head.in_sequence:
         blocks = np.array(numbered(given_groups(rows)))
     else:
-        blocks = np.array(merged(_belonging_together(head.texts(rows)), groups_of(rows, task)))
+        columns = [column for column in zip(*head.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
+        longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(count)
+        blocks = np.array(merged(longest, groups_of(rows, task)))
     number = int(blocks.max(initial=-1)) + 1
     if number < 2:
         return None
@@ -121,22 +123,18 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
         blocks, number = np.random.default_rng(0).permutation(number)[blocks] % BLOCKS, BLOCKS
     score = metric.score(references, outputs)
     score = 0.0 if np.isnan(score) else score  # as in `compute_scores`
-    without = np.array(list(_scores_without(metric, outputs, references, blocks, number)))
+    if metric.of_sums is None:
+        without = np.array(
+            [metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)]
+        )
+    else:  # what is counted in a row does not depend on the others
+        counts_of, score_of = metric.of_sums
+        counts = counts_of(references, outputs)
+        sums = np.zeros((number, counts.shape[1]), dtype=counts.dtype)
+        np.add.at(sums, blocks, counts)
+        without = np.array([score_of(each) for each in sums.sum(axis=0) - sums])
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
     return RowScores(number * score - (number - 1) * without, count, data, groups=groups)
-
-
-def _scores_without(metric: Metric, outputs: Array, references: Array, blocks: Array, number: int) -> Iterator[float]:
-    """Yield the score without each block of rows; where it is one of sums, rows are counted once."""
-    if metric.of_sums is None:
-        for block in range(number):
-            yield metric.score(references[blocks != block], outputs[blocks != block])
-        return
-    counts_of, score_of = metric.of_sums
-    counts = counts_of(references, outputs)
-    sums = np.zeros((number, counts.shape[1]), dtype=counts.dtype)
-    np.add.at(sums, blocks, counts)
-    yield from map(score_of, sums.sum(axis=0) - sums)
 
 
 def write_predictions(path: Path, predictions: Sequence[Any]) -> None:
@@ -150,11 +148,3 @@ def data_digest(*parts: Dataset | None) -> str:
     for rows in parts:
         digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def _belonging_together(texts: Sequence[Sequence[str]]) -> Sequence[Hashable]:
-    """Return the longest text of each row, which others may share; a column of few different texts makes no groups."""
-    columns = [column for column in zip(*texts, strict=False) if len(set(column)) >= _LEAST_GROUPS]
-    if not columns:
-        return range(len(texts))
-    return max(columns, key=lambda column: sum(map(len, column)))

@@ -22,9 +22,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attendrop.argument_checks import check_choice, check_known
-from attendrop.errors import AttendropError
-from attendrop.files.output_files import finite, write_bytes
+from attendrop.errors import AttendropError, check_choice, check_known
+from attendrop.support.files import finite, write_bytes
 from attendrop.wording import counted, names_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.model_support.models import position_limit
+from attendrop.support.models import position_limit
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, split_long
 
 if TYPE_CHECKING:

@@ -12,21 +12,18 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from io import BytesIO
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerState
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import sha256, share_permissions, write_json
 from attendrop.methods.core.base import Method
-from attendrop.training.model_call import replaced_attribute
+from attendrop.support.files import sha256, share_permissions, write_json
 
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
@@ -73,34 +70,9 @@ def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dic
             f"The checkpoint '{checkpoint}' was written by {'fewer' if fewer else 'more'} processes than train now; "
             "start as many as then."
         )
-    return _load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))
-
-
-def packed(states: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bytes:
-    """Copy the state of the method of all processes and that of this rank, off any accelerator."""
-    content = BytesIO()
-    torch.save(states, content)
-    return content.getvalue()
-
-
-def unpacked(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what :func:`packed` returned."""
-    found: tuple[dict[str, Any], dict[str, Any]] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
-    return found
-
-
-@contextmanager
-def own_names(model: Any) -> Iterator[None]:
-    """Save a model's parameters, within the block, under the names that they have in the model.
-
-    The files of some families (ViT, DeiT, DINOv2) have other names, which ``from_pretrained`` converts. The trainer of
-    transformers reads a checkpoint without converting: it would leave such parameters as they are, with a warning.
-    """
-    if not isinstance(model, PreTrainedModel):  # of PEFT
-        yield
-        return
-    with replaced_attribute(model, "save_pretrained", partial(model.save_pretrained, save_original_format=False)):
-        yield
+    files = (checkpoint / METHOD_STATE, _rank_file(checkpoint, rank))
+    whole, own = ((torch.load(file, "cpu", weights_only=True) if file.exists() else {}) for file in files)
+    return whole, own
 
 
 def mark_unfinished(checkpoint: Path) -> None:
@@ -109,19 +81,15 @@ def mark_unfinished(checkpoint: Path) -> None:
     write_json(checkpoint / MANIFEST, {"unfinished": True})
 
 
-def delete_unfinished(output_dir: Path) -> None:
-    """Delete the checkpoints that were being written when their process died; they would count as the newest."""
-    for checkpoint in output_dir.glob("checkpoint-*"):
-        if "unfinished" in _manifest(checkpoint):
-            shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def delete_oldest(newest: Path, limit: int | None, best: str | None) -> None:
+def delete_old(newest: Path, limit: int | None, best: str | None) -> None:
     """Delete checkpoints beside the newest so that at most ``limit`` are left, if any; the best one is kept.
 
-    Checkpoints with greater numbers than the newest come from an earlier run in the same folder, and count as the
-    oldest.
+    Those that were being written when their process died are deleted first, since they would count as the newest.
+    Others with greater numbers than the newest come from an earlier run in the same folder, and count as the oldest.
     """
+    for checkpoint in newest.parent.glob("checkpoint-*"):
+        if "unfinished" in _manifest(checkpoint):
+            shutil.rmtree(checkpoint, ignore_errors=True)
     if limit is None or limit <= 0:
         return
     numbered = _numbered(newest.parent)
@@ -246,10 +214,6 @@ def _check_plain(value: Any, name: str) -> None:
 
 def _rank_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / METHOD_STATE.replace(".pt", f"_{rank}.pt")
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:

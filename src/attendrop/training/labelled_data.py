@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import LabelledData, Processes
-from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows, to_device
+from attendrop.support.models import ROW_INDEX, Batch, number_of_rows, to_device
 
 
 class LabelledRows:
@@ -175,19 +175,20 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
-        order = torch.randperm(self.size, generator=generator).tolist()
-        yield from order if self.lengths is None else self._grouped(order, self.lengths, generator)
-
-    def _grouped(self, order: list[int], lengths: Sequence[int], generator: torch.Generator) -> list[int]:
+        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
+        if self.lengths is None:
+            yield from order
+            return
+        lengths, ordered = self.lengths, list[int]()
         size = self.batch_size * self._BATCHES_IN_GROUP
         whole = self.size // self.batch_size * self.batch_size
-        ordered: list[int] = []
         for start in range(0, whole, size):
             group = order[start : min(start + size, whole)]
             ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
         batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
         shuffled = torch.randperm(len(batches), generator=generator).tolist()
-        return [row for number in shuffled for row in batches[number]] + order[whole:]
+        yield from (row for number in shuffled for row in batches[number])
+        yield from order[whole:]
 
 
 def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:

@@ -1,32 +1,57 @@
-"""A method applied to a model, step by step."""
+"""A method applied to a model, step by step: for a loop of one's own (``regularize``), and for the trainer."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from transformers import Cache
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.isolation import in_precision_of
-from attendrop.attention.model_outputs import loss_and_outputs, named_outputs
-from attendrop.attention.module_hooks import hooks_are_guarded, is_compiled, whole_graphs_refused
+from attendrop.attention.hooks import in_precision_of, is_compiled, whole_graphs_refused
+from attendrop.attention.interface import refuse_unsavable
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, check_state, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.compose import refuse_conflicts
-from attendrop.methods.core.context import ComputeLoss, RunningStatistics, StepContext, TrainingContext
-from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows, refuse_cache
-from attendrop.model_support.devices import before_step, refuse_device, sharding_mesh, skips_step, unscale
-from attendrop.model_support.models import freeze_unsaved, has_adapter
+from attendrop.methods.core.context import (
+    ComputeLoss,
+    Processes,
+    RunningStatistics,
+    StepContext,
+    TrainingContext,
+    tokens_of,
+)
+from attendrop.methods.core.registry import check_method
 from attendrop.randomness.keyed_random import SampleKey
-from attendrop.training.effect_warnings import EffectTracker
+from attendrop.support.models import (
+    ROW_INDEX,
+    Batch,
+    before_step,
+    freeze_unsaved,
+    gathered,
+    has_adapter,
+    loss_and_outputs,
+    model_inputs,
+    named_outputs,
+    number_of_rows,
+    refuse_device,
+    sharding_mesh,
+    skips_step,
+    unscale,
+)
+from attendrop.training.labelled_data import labelled_data
+from attendrop.wording import counted
 
+# The names of the model in the wrappers of torch.compile and of Lightning Fabric.
+_WRAPPED = ("_orig_mod", "_forward_module")
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
 _LARGEST_LOSS_FACTOR = 100.0
 # Those that were not closed: methods that cannot be combined are also refused in two of them on one model.
@@ -59,6 +84,15 @@ class Regularization:
         as_inputs: Returns what the model receives for a batch; None: all its columns. See :class:`StepContext`.
     """
 
+    # One optimizer step, in a loop of one's own or in the trainer:
+    #
+    # - begin_step() of the trainer, or the last step(): `steps_taken` keys the random numbers; no `sequences` yet.
+    # - loss() or compute(), for each micro-batch: a StepContext with the key of its rows; the method state runs its
+    #   passes, each with a plan that is bound to the model, and reports what it did to `_statistics`.
+    # - The backward pass; methods may read gradients in hooks, and the loss is refused if its scale is not known.
+    # - The optimizer's step, before which methods edit the unscaled gradients, unless the scaler skips it.
+    # - step(): the method state is updated, and its metrics wait in `_metrics` until metrics() or logs() takes them.
+
     def __init__(
         self,
         training: TrainingContext,
@@ -84,12 +118,12 @@ class Regularization:
         self.sequences = 0
         self._called = 0  # number of losses
         self._stepped = self._closed = False
-        self._effects = EffectTracker()
+        self._effective: set[str] = set()  # methods that had an effect so far, by their names in logs
+        self._warned: set[Method] = set()  # those that were said to act in no epoch
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
         self.adapter: ModelAdapter | None = None
-        self._hook: Any = None
         self._open = ExitStack()
         for parameter in freeze_unsaved(training.model):
             self._open.callback(parameter.requires_grad_)
@@ -125,21 +159,36 @@ class Regularization:
         for state in self.method_state.parts:
             self._note(state, state.finish())
 
+    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step, by their names in the log."""
+        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
+
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
-        """Warn before training of methods that act in none of the epochs."""
-        if not self.training.processes.rank:
-            self._effects.warn_before(self.method.parts, num_epochs)
+        """Warn before training of methods that act in none of the epochs, or if ``sys.maxsize``, may act in none."""
+        if self.training.processes.rank:
+            return
+        for method in self.method.parts:
+            if num_epochs == sys.maxsize and method.needs_epoch():
+                reason = (
+                    "acts in some epochs, and the training data has no length: if it never ends, there is one epoch"
+                )
+            elif num_epochs < sys.maxsize and method.regularized_epochs(num_epochs) == []:
+                reason = f"would regularise none of {counted(num_epochs, 'epoch')}"
+            else:
+                continue
+            logger.warning("Method %s %s. %s", method.name, reason, method.info.inactive_epochs_hint)
+            self._warned.add(method)
 
     def warn_of_no_effect(self) -> None:
         """Warn after training of methods that never acted, or never dropped anything, or are still searching."""
-        self._effects.update(self.method.parts, self._statistics)
+        self._note_effects()
         if self.idle or self.training.processes.rank:
             return
         if self._stepped and not self._called:
-            for part in self.method.parts:
+            for method in self.method.parts:
                 logger.warning(
                     "Method %s never took effect: the model was called without it. Compute the loss by reg.loss.",
-                    part.name,
+                    method.name,
                 )
             return
         if self._called > 1 and not self._stepped:
@@ -148,8 +197,12 @@ class Regularization:
                 "optimizer.step().",
                 self.method.name,
             )
-        if self._called:
-            self._effects.warn_after(self.method.parts)
+        for method in self.method.parts if self._called else ():
+            if method.source not in self._effective:
+                known = method in self._warned or not method.needs_epoch()  # a hint is given only once
+                hint = "" if known else f" {method.info.inactive_epochs_hint}".rstrip()
+                how = "without it" if self._effective else "plainly"
+                logger.warning("Method %s never took effect: the model was fine-tuned %s.%s", method.name, how, hint)
         for state in self.method_state.parts:
             if self._called and state.searching():
                 logger.warning(
@@ -157,6 +210,13 @@ class Regularization:
                     "the search, which it would have discarded. Plan as many optimizer steps as you take.",
                     self.steps_taken, self.training.total_steps, state.method.name,
                 )  # fmt: skip
+
+    def _note_effects(self) -> None:
+        """Note which methods had an effect while the present statistics were collected."""
+        for method in self.method.parts:
+            acted = self._statistics.active.get(method.source, 0) > 0
+            if acted and (not method.info.reports_all_effects or self._statistics.took_effect(method.source)):
+                self._effective.add(method.source)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of single steps since the last call. :meth:`logs` includes them."""
@@ -187,7 +247,17 @@ class Regularization:
                 "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
             )
         if rows is not None:
-            batch = {**batch, ROW_INDEX: _row_indices(rows, number_of_rows(batch))}
+            try:
+                found = torch.as_tensor(rows)
+            except (TypeError, ValueError, RuntimeError):
+                found = torch.empty(0)
+            if found.ndim != 1 or found.is_floating_point() or found.is_complex():
+                raise AttendropError(
+                    "rows has the index of each row of the batch in the training data: a list of integers."
+                )
+            if len(found) != number_of_rows(batch):
+                raise AttendropError(f"rows has {len(found)} indices, and the batch {number_of_rows(batch)} rows.")
+            batch = {**batch, ROW_INDEX: found}
         if self.model.training:
             self.batches += 1
         return self.compute(batch, self._model_loss)[0]
@@ -215,16 +285,44 @@ class Regularization:
         processes = self.training.processes
         first = self.sequences * processes.world_size + processes.rank * rows
         self.sequences += rows
-        taking_part = [] if self.idle else self._taking_part(self.epoch)
-        acting = [method_state.method for method_state in taking_part if method_state.method.active(self.epoch or 0)]
-        self._statistics.begin([method.source for method in acting])
+        if not self.idle and self.epoch is None and self.method.needs_epoch():
+            alternating = next(part for part in self.method.parts if part.needs_epoch())
+            raise AttendropError(
+                f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
+                f"each. {alternating.info.inactive_epochs_hint}"
+            )
+        methods = [] if self.idle else [state.method for state in self.method_state.parts]
+        epoch = self.epoch or 0
+        taking_part = [method for method in methods if method.takes_part(epoch)]  # those that act, or observe it
+        self._statistics.begin([method.source for method in taking_part if method.active(epoch)])
         if not taking_part:
             return run(batch, None)
         if self.adapter is not None or self.method.defines("penalty") or self.method.defines("loss"):
-            refuse_cache(batch)
+            for name, value in batch.items():
+                if isinstance(value, Cache):
+                    raise AttendropError(
+                        f"The batch's {name!r} is a cache, which each pass of the model extends, but the method needs "
+                        "passes of its own; train on whole sequences, without a cache."
+                    )
         if self.training.scaler is not None and self.method.info.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
         total = self.training.total_steps
+
+        def additional_pass(given: Batch, plan: Plan) -> tuple[Tensor, Any]:
+            assert self.adapter is not None
+            return self.training.evaluate(self.model, given, self.adapter.bind(plan))
+
+        def mean_loss(given: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+            """Run the training pass with the plan bound to the model; its loss is a mean, as methods expect it."""
+            if plan is not None and model is None:  # that of another model is bound to it
+                if self.adapter is None:
+                    raise AttendropError(f"Method '{self.method.name}' has a plan, but declares uses_attention=False.")
+                plan = self.adapter.bind(plan)
+            loss, outputs = run(given, plan) if model is None else run(given, plan, model)
+            weight = self._weight_like(loss)
+            # The loss of a micro-batch without labels is 0, and stays so.
+            return loss / weight.where(weight != 0, 1), named_outputs(outputs, given)
+
         context = StepContext(
             model=self.model,
             batch=batch,
@@ -238,12 +336,12 @@ class Regularization:
             / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
-            evaluate=self._additional_pass,
+            evaluate=additional_pass,
             adapter_if_any=self.adapter,
         )
         if self.adapter is not None:
             self.adapter.trace(context.inputs)
-        loss, outputs = self.method_state.loss(context, self._with_mean_loss(run))
+        loss, outputs = self.method_state.loss(context, mean_loss)
         loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
@@ -264,7 +362,7 @@ class Regularization:
         sources = [method_state.method.source for method_state in self.method_state.parts]
         processes = self.training.processes
         found = self._statistics.summary(sources, processes.total, processes.gather) | self.metrics()
-        self._effects.update(self.method.parts, self._statistics)
+        self._note_effects()
         self._statistics = RunningStatistics()
         return found
 
@@ -275,7 +373,7 @@ class Regularization:
             "steps_taken": self.steps_taken,
             "epoch": self.epoch,
             "batches": self.batches,
-            "acted": sorted(self._effects.effective),
+            "acted": sorted(self._effective),
             "statistics": self._statistics.state_dict(),
             "metrics": dict(self._metrics),
         }
@@ -291,7 +389,7 @@ class Regularization:
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
-        self._effects = EffectTracker(state["acted"])
+        self._effective = set(state["acted"])
         self._statistics = RunningStatistics(**state["statistics"])
         self._metrics = dict(state["metrics"])
         self.method_state.load_state_dict(*method_state)
@@ -300,8 +398,6 @@ class Regularization:
         """Detach the method from the model and the optimizer. Idempotent."""
         self._closed = True
         _OPEN.discard(self)
-        if self._hook is not None:
-            self._hook.remove()
         self._open.close()
         self.method_state.close()
         if self.adapter is not None:
@@ -313,13 +409,29 @@ class Regularization:
             refuse_with_adapter(self.method)
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
-        if compiled:
-            self._open.enter_context(hooks_are_guarded())
+        if compiled:  # such code ignores added and removed hooks by default
+            import torch._dynamo
+
+            self._open.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+            torch.compiler.reset()
         if self.method.info.uses_attention:
             self.adapter = ModelAdapter(self.model)
-            self.adapter.check_savable()
+            refuse_unsavable(self.model, self.adapter.configs)
         self.method_state = check_state(self.method, self.method.start(self.training))
-        self._hook_optimizer()
+        if editing := [part for part in self.method.parts if part.defines("edit_gradients")]:
+            if self.training.optimizer is None:
+                raise AttendropError(
+                    f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
+                    "optimizer, regularize(..., optimizer=optimizer)."
+                )
+            parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
+
+            def edit() -> None:
+                if not skips_step(optimizer):
+                    unscale(optimizer)
+                    self.method_state.edit_gradients(parameters)
+
+            self._open.callback(before_step(optimizer, edit).remove)
         if self.adapter is not None:
             self.adapter.attach()
         others = [part for each in _OPEN if each.model is self.model for part in each.method.parts]
@@ -329,29 +441,6 @@ class Regularization:
             name = type(self.model).__name__
             raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
         _OPEN.add(self)
-
-    def _hook_optimizer(self) -> None:
-        """Let methods edit the gradients just before each step of the optimizer."""
-        editing = [part for part in self.method.parts if part.defines("edit_gradients")]
-        if not editing:
-            return
-        if self.training.optimizer is None:
-            raise AttendropError(
-                f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
-                "optimizer, regularize(..., optimizer=optimizer)."
-            )
-        parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
-
-        def edit() -> None:
-            if not skips_step(optimizer):
-                unscale(optimizer)
-                self.method_state.edit_gradients(parameters)
-
-        self._hook = before_step(optimizer, edit)
-
-    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of a step, by their names in the log."""
-        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""
@@ -363,16 +452,6 @@ class Regularization:
                 "regularize(..., scaler=scaler)."
             )
 
-    def _taking_part(self, epoch: int | None) -> list[MethodState]:
-        """Return the states of the methods that act in an epoch or observe it."""
-        if epoch is None and self.method.needs_epoch():
-            alternating = next(part for part in self.method.parts if part.needs_epoch())
-            raise AttendropError(
-                f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
-                f"each. {alternating.info.inactive_epochs_hint}"
-            )
-        return [each for each in self.method_state.parts if each.method.takes_part(epoch or 0)]
-
     def _model_loss(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}
         if model is None:
@@ -380,39 +459,122 @@ class Regularization:
         with in_precision_of(self.model, model):
             return loss_and_outputs(model(**batch, **keywords))
 
-    def _additional_pass(self, batch: Batch, plan: Plan) -> tuple[Tensor, Any]:
-        assert self.adapter is not None
-        return self.training.evaluate(self.model, batch, self.adapter.bind(plan))
-
     def _weight_like(self, loss: Tensor) -> Tensor:
         """Return the weight of the loss as a tensor on its device, without synchronisation."""
         weight = self.loss_weight
         return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
 
-    def _with_mean_loss(self, compute_loss: ComputeLoss) -> ComputeLoss:
-        """Wrap a training pass: its plan is bound to the model, and its loss is a mean, as methods expect it."""
 
-        def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-            if plan is not None and model is None:  # that of another model is bound to it
-                if self.adapter is None:
-                    raise AttendropError(f"Method '{self.method.name}' has a plan, but declares uses_attention=False.")
-                plan = self.adapter.bind(plan)
-            loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
-            weight = self._weight_like(loss)
-            # The loss of a micro-batch without labels is 0, and stays so.
-            return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
+@contextmanager
+def regularize(
+    model: nn.Module,
+    method: Method,
+    *,
+    seed: int = 0,
+    total_steps: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    max_grad_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    reward_data: Any = None,
+    train_data: Any = None,
+    tokenizer: Any = None,
+) -> Iterator[Regularization]:
+    """Regularise the training of ``model`` by ``method`` within a ``with`` block.
 
-        return wrapped
+    At the end of the block, even after an exception, the model is exactly as it would be without the library, except
+    for what training did to its weights. Within it, parameters that the model's class leaves out of its files, Marian's
+    computed positions, are not trained: the saved model would lose what they learnt.
 
+    Example:
+        >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
+        >>> with regularize(model, ADDrop()) as reg:
+        ...     for epoch in range(4):
+        ...         reg.set_epoch(epoch)
+        ...         for batch in loader:
+        ...             loss = reg.loss(batch)
+        ...             loss.backward()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        ...             reg.step()
 
-def _row_indices(rows: Sequence[int] | Tensor, count: int) -> Tensor:
-    """Check the indices of ``count`` rows."""
+    Args:
+        model: A transformers model, or a class of your own whose forward pass hands ``**kwargs`` on to one in it;
+            compiled or not, set up by Lightning Fabric for one device or not; without wrappers such as
+            DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
+            divided among processes is trained by all of them: each passes its own part of a batch, with the same number
+            of rows, and calls the same functions of the regularised model, including :meth:`Regularization.logs`.
+        method: The method, such as ``ADDrop()``.
+        seed: Seed of the method's random numbers. They do not touch torch's global random state.
+        total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
+        optimizer: The model's optimizer. Needed by methods that act on gradients (if you have several, pass the one
+            that steps first, before which a gradient scaler must ``unscale_`` the others), restart training, or train a
+            second model with another optimizer like it.
+        max_grad_norm: Norm to which you clip the model's gradients; also used for those of a method's second model.
+        scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
+        reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
+            not trained on, or a list of batches, which are used as they are, whatever batch size the method asks for.
+        train_data: The training rows, in the same forms, for methods that look at them beforehand.
+        tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
+
+    Raises:
+        AttendropError: The model is not supported by the method, or the method needs something that is not given; or
+            the method needs the whole model, and its parameters are divided among processes; or it cannot be combined
+            with that of another block around the same model.
+    """
+    check_method(method)
+    run = model
+    # The wrappers of torch.compile and of Lightning Fabric run the training pass, and methods act on the model in them:
+    # the names of its parameters, which key random masks, are then the same with and without.
+    while inner := next((model._modules[name] for name in _WRAPPED if name in model._modules), None):
+        model = inner
+    children = [name for name, _ in model.named_children()]
+    if children in (["module"], ["_fsdp_wrapped_module"]):
+        raise AttendropError(
+            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its .{children[0]}, and "
+            "take one device. RegularizedTrainer trains on several (torchrun), and so does a loop of your own with a "
+            "model that fully_shard (FSDP2) has divided."
+        )
+    if isinstance(optimizer, Sequence):
+        raise AttendropError(
+            f"regularize takes one optimizer, not {len(optimizer)}: pass one with all parameters that are trained; a "
+            "method that only edits gradients can do with the one that steps first."
+        )
+    device = next(model.parameters()).device
+
+    def evaluate(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+        return loss_and_outputs(model(**batch, **({} if plan is None else {PLAN_KEYWORD: plan})))
+
+    training = TrainingContext(
+        model=model,
+        evaluate=evaluate,
+        seed=seed,
+        processes=_processes(model, device),
+        total_steps=total_steps,
+        optimizer=getattr(optimizer, "optimizer", optimizer),  # of Accelerate
+        max_grad_norm=max_grad_norm,
+        scaler=scaler,
+        reward_data=labelled_data("reward_data", reward_data, device),
+        train_data=labelled_data("train_data", train_data, device),
+        **tokens_of(tokenizer),
+    )
+    regularization = Regularization(training, method, run)
     try:
-        found = torch.as_tensor(rows)
-    except (TypeError, ValueError, RuntimeError):
-        found = torch.empty(0)
-    if found.ndim != 1 or found.is_floating_point() or found.is_complex():
-        raise AttendropError("rows has the index of each row of the batch in the training data: a list of integers.")
-    if len(found) != count:
-        raise AttendropError(f"rows has {len(found)} indices, and the batch {count} rows.")
-    return found
+        yield regularization
+        regularization.finish()
+        regularization.warn_of_no_effect()
+    finally:
+        regularization.close()
+
+
+def _processes(model: nn.Module, device: torch.device) -> Processes:
+    """Return the processes among which a model is divided; a single one for a model that is whole."""
+    mesh = sharding_mesh(model)
+    if mesh is None:
+        return Processes()
+
+    def total(tensor: Tensor) -> Tensor:
+        found = tensor.to(device, copy=True)
+        distributed.all_reduce(found, group=mesh.get_group())
+        return found
+
+    return Processes(mesh.get_local_rank(), mesh.size(), total, lambda value: gathered(value, mesh.get_group()))

@@ -1,47 +1,54 @@
-"""``transformers.Trainer`` with a method that regularises training."""
+"""``transformers.Trainer`` with a method that regularises training.
+
+The private parts of ``transformers.Trainer`` that the library uses are all used here: in the second half of the class
+and by the callbacks. A new release of transformers may change them; ``tests/training/test_trainer_hooks.py`` compares
+them with the installed one.
+"""
 
 from __future__ import annotations
 
-import inspect
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer
+from transformers import (
+    IntervalStrategy,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
-from transformers.trainer_utils import EvalPrediction, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput
 
-from attendrop.attention.module_hooks import is_compiled
+from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.errors import AttendropError
-from attendrop.files.output_files import disk_errors
 from attendrop.methods.core.base import FineTune, Method, MethodState
-from attendrop.methods.core.context import LabelledData, Processes, RunningStatistics, TrainingContext, tokens_of
+from attendrop.methods.core.context import Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
-from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX, Batch
-from attendrop.model_support.devices import gathered, sharding_mesh
-from attendrop.model_support.models import freeze_unsaved
-from attendrop.training.checkpoints import (
-    delete_oldest,
-    delete_unfinished,
-    last_checkpoint,
-    load_method_state,
-    load_state,
-    mark_unfinished,
-    own_names,
-    packed,
-    reading,
-    save_method_state,
-    seal,
-    trainer_state,
-    unpacked,
+from attendrop.support.files import disk_errors
+from attendrop.support.models import (
+    ANSWER_MASK,
+    ROW_INDEX,
+    Batch,
+    freeze_unsaved,
+    gathered,
+    sharding_mesh,
+    transformers_model,
 )
+from attendrop.training import checkpoints
 from attendrop.training.labelled_data import (
     ColumnCollator,
     EpochSampler,
@@ -51,13 +58,11 @@ from attendrop.training.labelled_data import (
     row_lengths,
     set_aside,
 )
-from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import CheckpointAfterStep, SaveAfterEvaluation, TrainerHooks, TrainingClock
-from attendrop.training.trainer_loss import TrainerLoss
+from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
 
-class RegularizedTrainer(TrainerHooks):
+class RegularizedTrainer(Trainer):
     """``transformers.Trainer`` with one more argument: what regularises training.
 
     All other arguments, callbacks and training arguments work as they do there, and so does a subclass's own
@@ -87,6 +92,8 @@ class RegularizedTrainer(TrainerHooks):
 
     Attributes:
         method_state: The state of the method, during and after training.
+        kept_columns: Columns of the data that reach the collator, beside those that the model reads.
+        has_stopped: Whether training had ended before its last step at the checkpoint that it is resumed from.
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
@@ -94,6 +101,10 @@ class RegularizedTrainer(TrainerHooks):
             starts, a model that the method cannot act on, or a ``compute_loss`` or ``training_step`` of a subclass that
             leaves it no call of the model to act on.
     """
+
+    kept_columns: Sequence[str] = ()
+    has_stopped = False
+    _evaluates = False
 
     def __init__(
         self,
@@ -103,11 +114,6 @@ class RegularizedTrainer(TrainerHooks):
         compute_reward_metrics: Callable[..., dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        # What `regularized` made a subclass take whose __init__ does not hand these on.
-        own = vars(self).pop("_own_arguments", {})
-        regularizer = own.get("regularizer", regularizer)
-        reward_dataset = own.get("reward_dataset", reward_dataset)
-        compute_reward_metrics = own.get("compute_reward_metrics", compute_reward_metrics)
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
         self.reward_dataset = reward_dataset
@@ -123,8 +129,7 @@ class RegularizedTrainer(TrainerHooks):
         self._refuse_unsupported()
         if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
-        self._divide_rows()
-        self._refuse_streams()
+        self._check_rows()
         self.add_callback(TrainingClock(self))
         if isinstance(on_sigterm := self.pop_callback(JITCheckpointCallback), JITCheckpointCallback):
             self.add_callback(CheckpointAfterStep(on_sigterm))
@@ -138,12 +143,20 @@ class RegularizedTrainer(TrainerHooks):
                 cannot be read; or the model is not supported.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
+            resume_from_checkpoint = str(checkpoints.last_checkpoint(str(self.args.output_dir)) or "")
         checkpoint = str(resume_from_checkpoint or "")
         self._resumed = self._start = None
         if checkpoint:
-            self._resumed = load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
-            self._refuse_to_skip_rows(Path(checkpoint))
+            self._resumed = checkpoints.load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
+            dispatch: Any = self.args.accelerator_config
+            in_epoch = not float(checkpoints.trainer_state(Path(checkpoint)).epoch or 0.0).is_integer()
+            in_several = self.args.world_size > 1 and dispatch.dispatch_batches and not dispatch.split_batches
+            # Accelerate takes the batches of a process for those of all, and would skip too few rows.
+            if in_several and in_epoch and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
+                raise AttendropError(
+                    f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several "
+                    "processes with dispatch_batches=True: resume without it."
+                )
         try:
             return super().train(checkpoint or None, *args, **kwargs)
         finally:
@@ -176,86 +189,11 @@ class RegularizedTrainer(TrainerHooks):
             self._log_metrics()
         super().log(logs, start_time)
 
-    def may_be_best(self) -> bool:
-        """Return False for a model that the method will discard."""
-        return self._regularization is None or not self._regularization.method_state.searching()
-
-    def is_mean_loss(self, inputs: dict[str, Any]) -> bool:
-        """Return whether the loss is a mean over a batch; see :meth:`TrainerLoss.is_mean`."""
-        self._loss = self._loss or TrainerLoss(self, self.regularizer)
-        return self._loss.is_mean(inputs)
-
     def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
         self._loss = trainer_loss = TrainerLoss(self, self.regularizer)
-        self._regularization = Regularization(
-            self._training_context(trainer_loss), self.regularizer, compiles=is_compiled(self.model_wrapped)
-        )
-        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
-        self.method_state = self._regularization.method_state
-        if self._resumed is not None:
-            state, checkpoint = self._resumed
-            with reading(checkpoint, "the state of its method"):
-                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
-                self._regularization.load_state_dict(
-                    state | {"statistics": statistics},
-                    load_method_state(checkpoint, self.args.process_index, self.args.world_size),
-                )
-                self.set_unlogged_loss(state["loss"]["sum"], state["loss"]["since_step"])
-        elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
-            self.method_state.load_state_dict(*unpacked(self._start))
-        elif self.args.auto_find_batch_size:
-            self._start = packed(self._regularization.method_state_dicts())
-        self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Set the epoch, which begins, for the order of rows and for the method."""
-        if self._sampler is not None:
-            self._sampler.epoch = epoch
-        if self._regularization is not None:
-            self._regularization.set_epoch(epoch)
-
-    def begin_step(self, steps_taken: int) -> None:
-        """Tell the method how many optimizer steps were taken."""
-        if self._regularization is not None:
-            self._regularization.begin_step(steps_taken)
-
-    def end_step(self, is_last: bool) -> None:
-        """Update the method after an optimizer step."""
-        if self._regularization is None:
-            return
-        if not (self._regularization.idle or self._regularization.sequences):
-            raise AttendropError(
-                f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
-                "have it call super().training_step."
-            )
-        self._regularization.step()
-        if is_last:
-            self._regularization.finish()
-        self._log_metrics()
-
-    def end_training(self) -> None:
-        """Warn of methods without effect, and detach the method."""
-        if self._regularization is not None:
-            self._regularization.warn_of_no_effect()
-        self._end()
-
-    def _end(self) -> None:
-        """Detach the method from the model. Idempotent."""
-        if self._regularization is not None:
-            self._regularization.close()
-        self._regularization = self._regularized_loss = None
-
-    def place_in_stream(self) -> tuple[int, int] | None:
-        """Return the epoch and the batches in it that a checkpoint of training on a stream knows."""
-        if self._resumed is None:
-            return None
-        state = self._resumed[0]
-        return state["epoch"], 0 if self.args.ignore_data_skip else state["batches"]
-
-    def _training_context(self, trainer_loss: TrainerLoss) -> TrainingContext:
-        return TrainingContext(
+        training = TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
             seed=self.args.seed,
@@ -264,29 +202,54 @@ class RegularizedTrainer(TrainerHooks):
             optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
             max_grad_norm=self.args.max_grad_norm or None,
             scaler=self.accelerator.scaler,
-            reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
-            train_data=self._labelled(self.train_dataset),
+            reward_data=None if self.regularizer.rewarded_on() is None else self.labelled(self.reward_dataset),
+            train_data=self.labelled(self.train_dataset),
             metric=self._metric if self.compute_reward_metrics and self._metric_name() else None,
             **tokens_of(self.processing_class),
         )
+        self._regularization = Regularization(training, self.regularizer, compiles=is_compiled(self.model_wrapped))
+        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
+        self.method_state = self._regularization.method_state
+        if self._resumed is not None:
+            state, checkpoint = self._resumed
+            with checkpoints.reading(checkpoint, "the state of its method"):
+                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
+                self._regularization.load_state_dict(
+                    state | {"statistics": statistics},
+                    checkpoints.load_method_state(checkpoint, self.args.process_index, self.args.world_size),
+                )
+                # The loss since it was last logged; the mean over all steps is that of those to come.
+                self._tr_loss += state["loss"]["sum"]
+                self._total_loss_scalar -= state["loss"]["sum"]
+                self._globalstep_last_logged = state["loss"]["since_step"]
+        elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
+            start = torch.load(BytesIO(self._start), map_location="cpu", weights_only=True)
+            self.method_state.load_state_dict(*start)
+        elif self.args.auto_find_batch_size:  # a copy off any accelerator
+            content = BytesIO()
+            torch.save(self._regularization.method_state_dicts(), content)
+            self._start = content.getvalue()
+        self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
-    def _divide_rows(self) -> None:
-        """Find the rows that the method scores models on, if none were passed."""
-        if self.reward_dataset is not None or self.train_dataset is None:
-            return
-        match self.regularizer.rewarded_on():
-            case "split":
-                fraction = self.regularizer.rewarded_fraction()
-                self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
-            case "eval":
-                if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                    raise AttendropError(
-                        f"{self.regularizer.rewarded_by} needs one eval_dataset; or pass reward_dataset."
-                    )
-                self.reward_dataset = self.eval_dataset
+    def _end(self) -> None:
+        """Detach the method from the model. Idempotent."""
+        if self._regularization is not None:
+            self._regularization.close()
+        self._regularization = self._regularized_loss = None
 
-    def _refuse_streams(self) -> None:
-        """Refuse streams where rows are chosen one by one; others are trained on in their own order."""
+    def _check_rows(self) -> None:
+        """Find the rows that the method scores models on, if none were passed; refuse streams where rows are chosen."""
+        if self.reward_dataset is None and self.train_dataset is not None:
+            match self.regularizer.rewarded_on():
+                case "split":
+                    fraction = self.regularizer.rewarded_fraction()
+                    self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
+                case "eval":
+                    if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+                        raise AttendropError(
+                            f"{self.regularizer.rewarded_by} needs one eval_dataset; or pass reward_dataset."
+                        )
+                    self.reward_dataset = self.eval_dataset
         if self.args.train_sampling_strategy == "group_by_length" and is_stream(self.train_dataset):
             raise AttendropError(
                 "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
@@ -309,22 +272,22 @@ class RegularizedTrainer(TrainerHooks):
                 "given are a stream; pass a reward_dataset with random access."
             )
 
-    def _refuse_to_skip_rows(self, checkpoint: Path) -> None:
-        """Refuse what skips too few rows of an epoch: accelerate takes the batches of a process for those of all."""
-        epoch = trainer_state(checkpoint).epoch or 0.0
-        dispatch: Any = self.args.accelerator_config
-        if self.args.world_size == 1 or not dispatch.dispatch_batches or dispatch.split_batches:
-            return
-        if not float(epoch).is_integer() and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
-            raise AttendropError(
-                f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several processes "
-                "with dispatch_batches=True: resume without it."
-            )
+    def labelled(self, rows: Any) -> LabelledRows | None:
+        """Make batches of rows of only the columns that the model reads; None for streams and several data sets.
 
-    def _labelled(self, rows: Any) -> LabelledData | None:
+        If the model reads none but labels, the collator makes its inputs from the other columns.
+        """
         if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
             return None
-        return LabelledRows(*self.readable(rows), self.args.device)
+        collate = self.data_collator
+        if not hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
+            collate = self._get_collator_with_removed_columns(collate, description="method")
+        else:
+            self._set_signature_columns_if_needed()
+            labels = {"label", "label_ids", *self.label_names}
+            if ({*self._signature_columns} - labels) & {*rows.column_names}:
+                rows = self._remove_unused_columns(rows, description="method")
+        return LabelledRows(rows, collate, self.args.device)
 
     def _metric_name(self) -> str:
         """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
@@ -374,57 +337,23 @@ class RegularizedTrainer(TrainerHooks):
         with (
             replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, (ANSWER_MASK,), indexed)),
             replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
-            self.keeping_columns((ANSWER_MASK, ROW_INDEX) if needed else (ANSWER_MASK,)),
+            replaced_attribute(self, "_signature_columns", self._signature_columns),
+            replaced_attribute(self, "kept_columns", [*self.kept_columns, ANSWER_MASK, *[ROW_INDEX] * needed]),
         ):
             return super().get_train_dataloader()
-
-    def train_sampler(self, rows: Any) -> Sampler[int] | None:
-        """Make a sampler whose order is a function of the seed and the epoch; None for streams, and other orders."""
-        rows, original = (each.rows if isinstance(each, IndexedRows) else each for each in (rows, self.train_dataset))
-        strategy = self.args.train_sampling_strategy
-        if rows is None or not hasattr(rows, "__len__") or strategy not in ("random", "group_by_length"):
-            return None
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        lengths: Sequence[int] | None = None
-        if strategy == "group_by_length":
-            lengths = row_lengths(rows, original, self.args.length_column_name)
-        self._sampler = EpochSampler(len(rows), seed, global_batch, lengths)
-        return self._sampler
-
-    @contextmanager
-    def saving(self, checkpoint: Path) -> Iterator[None]:
-        """Complete a checkpoint by a manifest; older ones are deleted after that, and an interrupted one at once."""
-        if self.args.should_save:
-            mark_unfinished(checkpoint)
-        try:
-            with (
-                replaced_attribute(self.args, "save_total_limit", None),
-                disk_errors(checkpoint),
-                own_names(self.accelerator.unwrap_model(self.model)),
-            ):
-                yield
-                if self._regularization is not None:
-                    self.complete_checkpoint(checkpoint, self._regularization)
-        except BaseException:
-            if self.args.should_save:  # on a full disk, an incomplete checkpoint would take up space
-                shutil.rmtree(checkpoint, ignore_errors=True)
-            raise
-        if self._regularization is not None and self.args.should_save:
-            delete_unfinished(checkpoint.parent)
-            delete_oldest(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
         """Add the state of the method, the loss since it was last logged, and then the manifest."""
         processes = (self.args.process_index, self.args.world_size)
-        save_method_state(checkpoint, *regularization.method_state_dicts(), *processes)
-        total, since_step = self.unlogged_loss()
-        loss = {"sum": self._over_processes(total).item() / self.args.world_size, "since_step": since_step}
+        checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), *processes)
+        # The next loss that is logged is a mean over all steps since the last one, also in a resumed run.
+        total = self._over_processes(self._tr_loss).item() / self.args.world_size
+        loss = {"sum": total, "since_step": self._globalstep_last_logged}
         state = regularization.state_dict()
         statistics = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            seal(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
+            checkpoints.seal(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:
@@ -470,6 +399,197 @@ class RegularizedTrainer(TrainerHooks):
                 f"supported; set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
             )
 
+    def eval_sampler(self, rows: Any) -> Sampler[int] | None:
+        """Make the sampler of rows to evaluate on or predict; None for that of ``transformers.Trainer``."""
+        return None
+
+    def found_best(self) -> None:
+        """Called when the model that was just evaluated is the best so far."""
+
+    # What follows overrides private methods. DataLoaders are made with a sampler whose order is a function of the seed
+    # and the epoch, except for streams and other orders. A sampler of the trainer that this is mixed into is not
+    # replaced.
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        stock: Any = super()._get_train_sampler
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        rows, original = (each.rows if isinstance(each, IndexedRows) else each for each in (rows, self.train_dataset))
+        strategy = self.args.train_sampling_strategy
+        known = strategy in ("random", "group_by_length") and stock.__func__ is Trainer._get_train_sampler
+        if rows is None or not hasattr(rows, "__len__") or not known:
+            found: Sampler[int] | None = stock(train_dataset)
+            return found
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        lengths: Sequence[int] | None = None
+        if strategy == "group_by_length":
+            lengths = row_lengths(rows, original, self.args.length_column_name)
+        self._sampler = EpochSampler(len(rows), seed, global_batch, lengths)
+        return self._sampler
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
+        stock: Any = super()._get_eval_sampler
+        made = self.eval_sampler(eval_dataset) if stock.__func__ is Trainer._get_eval_sampler else None
+        found: Sampler[int] | None = stock(eval_dataset) if made is None else made
+        return found
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        known: Any = self._signature_columns
+        if known is not None:
+            self._signature_columns: Any = [*known, *(name for name in self.kept_columns if name not in known)]
+
+    # Each pass over a DataLoader draws the seed of its workers, but where these persist, only the first one of a
+    # process does: a resumed run would draw other numbers afterwards than one that was not interrupted.
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:  # fmt: skip
+        loader: DataLoader[Any] = super()._get_dataloader(
+            dataset, description, batch_size, sampler_fn, is_training, dataloader_key
+        )
+        if self.args.dataloader_persistent_workers:
+            prepared: Any = getattr(loader, "base_dataloader", loader)
+            prepared.generator = torch.Generator().manual_seed(self.args.seed)
+        return loader
+
+    # What a checkpoint holds is read by PyTorch and safetensors, whose errors are not for users.
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        checkpoints.refuse_pickled_weights(Path(resume_from_checkpoint))
+        with checkpoints.reading(resume_from_checkpoint, "the weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
+
+    def _load_best_model(self) -> None:
+        best = str(self.state.best_model_checkpoint)
+        checkpoints.refuse_pickled_weights(Path(best))
+        with checkpoints.reading(best, "the weights"):
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with checkpoints.reading(str(checkpoint), "the state of the optimizer or of its schedule"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with checkpoints.reading(str(checkpoint), "the state of the gradient scaler"):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with checkpoints.reading(str(checkpoint), "the state of the random numbers"):
+            super()._load_rng_state(checkpoint)
+
+    # The position at which a resumed run begins is a local variable of the training loop, which assigns all steps to
+    # the first epoch if the length of the data is unknown. Callbacks keep no counts, such as epochs without
+    # improvement, unless arguments are restored, too. The best checkpoint is recorded by its path: if the folder was
+    # moved, or the path is relative to another folder, it would be lost, and the last weights kept. The loop takes a
+    # step before it counts: from the last checkpoint, if that is in the middle of an epoch, one more than all.
+
+    def _init_training_state(
+        self, max_steps: Any, num_update_steps_per_epoch: Any, num_train_epochs: Any, resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
+        found: tuple[int, int] = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if resume_from_checkpoint is not None:
+            states: Any = self.state.stateful_callbacks
+            with checkpoints.reading(resume_from_checkpoint, "what callbacks had counted"):
+                for name, saved in states.items():  # their arguments are those that they have now
+                    callbacks = [each for each in self.callback_handler.callbacks if type(each).__name__ == name]
+                    for callback, state in zip(callbacks, saved if isinstance(saved, list) else [saved], strict=False):
+                        for attribute, value in state.get("attributes", {}).items():
+                            setattr(callback, attribute, value)
+            best = Path(resume_from_checkpoint).parent / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+            if self.state.best_global_step and best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+            if self.has_stopped or self.state.global_step >= max_steps:
+                return num_train_epochs, 0
+        if num_train_epochs == sys.maxsize and self._resumed is not None:  # a stream
+            resumed = self._resumed[0]
+            return resumed["epoch"], 0 if self.args.ignore_data_skip else resumed["batches"]
+        return found
+
+    # A checkpoint is complete with its manifest, which a callback cannot write last. Older ones are deleted after that,
+    # an interrupted one at once, and it is pushed to the hub once complete. The files of some families (ViT, DeiT,
+    # DINOv2) have other names of parameters, which from_pretrained converts. The trainer reads a checkpoint without
+    # converting, and would leave such parameters as they are, so it has the names that they have in the model.
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        saved: Any = self.accelerator.unwrap_model(self.model)
+        own_names: Any = nullcontext()
+        if isinstance(saved, PreTrainedModel):  # not of PEFT
+            save = partial(saved.save_pretrained, save_original_format=False)
+            own_names = replaced_attribute(saved, "save_pretrained", save)
+        if self.args.should_save:
+            checkpoints.mark_unfinished(checkpoint)
+        try:
+            with (
+                replaced_attribute(self.args, "save_total_limit", None),
+                replaced_attribute(self, "_push_from_checkpoint", lambda folder: None),
+                disk_errors(checkpoint),
+                own_names,
+            ):
+                super()._save_checkpoint(model, trial)
+                if self._regularization is not None:
+                    self.complete_checkpoint(checkpoint, self._regularization)
+        except BaseException:
+            if self.args.should_save:  # on a full disk, an incomplete checkpoint would take up space
+                shutil.rmtree(checkpoint, ignore_errors=True)
+            raise
+        if self._regularization is not None and self.args.should_save:
+            checkpoints.delete_old(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+
+    # A callback sees the metrics, but cannot refuse a model that the method will discard, and does not learn whether it
+    # is the best.
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        if self._regularization is not None and self._regularization.method_state.searching():
+            return False
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best:
+            self.found_best()
+        return is_best
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of missing weights, but for those that no checkpoint has: tied ones, and fixed positions."""
+        model: Any = transformers_model(self.model)
+        unsaved: list[str] = getattr(model, "_keys_to_ignore_on_save", None) or []
+        absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
+        missing = [key for key in load_result.missing_keys if key not in absent]
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and name in missing:
+                raise KeyError(name)  # which becomes a sentence, as all that is wrong with what a checkpoint holds
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    # Labels of -100 are not counted, not even among numbers to predict. The stock trainer multiplies the loss of an
+    # evaluation by the number of processes if it passes the number of items of all, also where that is ignored.
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        with replaced_attribute(self, "_evaluates", True):
+            return super().prediction_step(*args, **kwargs)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
+        counted = batch_samples
+        if is_stock_loss(self, self.compute_loss):
+            counted = [
+                {**batch, "labels": countable(batch["labels"])} if "labels" in batch else batch
+                for batch in batch_samples
+            ]
+        number: Tensor | int | None = super()._get_num_items_in_batch(counted, device)  # of all processes
+        if self._evaluates and self.args.world_size > 1 and number is not None:
+            self._loss = self._loss or TrainerLoss(self, self.regularizer)
+            number = None if self._loss.is_mean(batch_samples[0]) else number
+        return number
+
+    @property
+    def loss_shifts_labels(self) -> bool:
+        """Whether the loss predicts each label from the tokens before it."""
+        return bool(self._loss_shifts_labels)
+
 
 def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     """Return a class of trainers that takes ``regularizer=``, as :class:`RegularizedTrainer` does, made from another.
@@ -482,7 +602,7 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
     with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
     once for each text of a row, so that only methods on weights and gradients work. A subclass of
-    :class:`RegularizedTrainer` is returned as it is, unless its ``__init__`` takes no ``regularizer``.
+    :class:`RegularizedTrainer` is returned as it is.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
@@ -496,17 +616,113 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         )
     if issubclass(RegularizedTrainer, trainer):
         return RegularizedTrainer
-    name, members = f"Regularized{trainer.__name__}", {"__doc__": trainer.__doc__}
-    if not issubclass(trainer, RegularizedTrainer):
-        return type(name, (RegularizedTrainer, trainer), members)
-    own = {"regularizer", "reward_dataset", "compute_reward_metrics"}
-    parameters = inspect.signature(trainer.__init__).parameters.values()
-    left = own - {each.name for each in parameters}
-    if not left or any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if issubclass(trainer, RegularizedTrainer):
         return trainer
+    return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._own_arguments = {name: kwargs.pop(name) for name in left & kwargs.keys()}
-        trainer.__init__(self, *args, **kwargs)
 
-    return type(name, (trainer,), members | {"__init__": __init__})
+class TrainingClock(TrainerCallback):
+    """Callback that tells the method of a ``RegularizedTrainer`` when training, an epoch or a step begins or ends.
+
+    Epochs count from 0; a resumed run continues its count.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._next_epoch = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._next_epoch = math.floor(state.epoch or 0)
+        self.trainer.begin_training()
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer._sampler is not None:
+            self.trainer._sampler.epoch = self._next_epoch
+        if self.trainer._regularization is not None:
+            self.trainer._regularization.set_epoch(self._next_epoch)
+        self._next_epoch += 1
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer._regularization is not None:
+            self.trainer._regularization.begin_step(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        regularization: Regularization | None = self.trainer._regularization
+        if regularization is None:
+            return
+        if not (regularization.idle or regularization.sequences):
+            raise AttendropError(
+                f"{type(self.trainer).__name__}.training_step took a step without compute_loss, so the method could "
+                "not act; have it call super().training_step."
+            )
+        regularization.step()
+        if state.global_step == state.max_steps:
+            regularization.finish()
+        self.trainer._log_metrics()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer._regularization is not None:
+            self.trainer._regularization.warn_of_no_effect()
+        self.trainer._end()
+
+
+class SaveAfterEvaluation(TrainerCallback):
+    """Callback that saves the checkpoint of an epoch's or the run's last step only after evaluation and logs.
+
+    A run resumed from such a checkpoint begins with the next epoch, or is at its end, and would skip these.
+    """
+
+    def __init__(self) -> None:
+        self._save_is_due = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        if control.should_save and _ends_epoch(state) and more_to_come:
+            control.should_save = False
+            self._save_is_due = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save = control.should_save or self._save_is_due
+        self._save_is_due = False
+
+
+def _ends_epoch(state: TrainerState) -> bool:
+    """Return whether a step is the last of an epoch or of the run."""
+    return state.global_step >= state.max_steps or (state.epoch is not None and float(state.epoch).is_integer())
+
+
+class CheckpointAfterStep(JITCheckpointCallback):
+    """The callback of ``transformers.Trainer`` that saves a checkpoint on SIGTERM, but never within a step.
+
+    Where it stands among the callbacks, the method has been updated. Before the optimizer's step, which the stock
+    callback does not wait for, the method has seen batches that are trained on again after a resumption. The trainer
+    writes it, as any other: that of an epoch's last step after evaluation. In the middle of an epoch nothing is
+    evaluated, which the resumed run would do again.
+    """
+
+    def __init__(self, stock: JITCheckpointCallback) -> None:
+        self.trainer, self.jit_manager = stock.trainer, stock.jit_manager
+        self._stopped_at: int | None = None
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Wait for the end of the step."""
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Wait for the end of the step."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not self.jit_manager:
+            return
+        requested = self.jit_manager.is_checkpoint_requested
+        # A signal may reach each process in another step, and all stop in one.
+        if requested if args.world_size == 1 else any(gathered(requested)):
+            self.jit_manager.is_checkpoint_requested = False
+            control.should_save = control.should_training_stop = True
+            self._stopped_at = state.global_step
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_step_end(args, state, control)
+        if self._stopped_at == state.global_step and not _ends_epoch(state):
+            control.should_evaluate = control.should_log = control.should_save = False

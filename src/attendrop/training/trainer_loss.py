@@ -1,25 +1,115 @@
-"""The loss of a trainer's own ``compute_loss``, as the passes of a method need it."""
+"""The loss of a trainer's own ``compute_loss``, as the passes of a method need it.
+
+That function may be the user's, which does not know of plans. The plan is still passed as a keyword of the forward
+pass: it is added by a hook on the module that the function calls, which may be a wrapper of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Trainer
 
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.model_outputs import named_outputs
-from attendrop.attention.module_hooks import whole_graphs_refused
-from attendrop.attention.plan import Plan
+from attendrop.attention.hooks import evaluating, forked_rng, whole_graphs_refused
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attribution.predictions import is_regression, refuse_misplaced_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
-from attendrop.training.model_call import ModelCall, model_arguments
+from attendrop.support.models import Batch, model_inputs, named_outputs, number_of_rows
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer_hooks import TrainerHooks, countable, is_stock_loss, unrecorded
+
+# What trainers of TRL record in each call of compute_loss, and log as means or sums.
+_RECORDS = ("_metrics", "_total_train_tokens")
+_NOT_CALLED = (
+    "The loss was computed without a call of the model that compute_loss was given, so the method could not act; call "
+    "model(**inputs) in it."
+)
+
+
+@contextmanager
+def unrecorded(trainer: Trainer) -> Iterator[None]:
+    """Undo what a trainer records within the block, of a pass that it would not have run itself."""
+    kept = {name: deepcopy(value) for name, value in vars(trainer).items() if name in _RECORDS}
+    try:
+        yield
+    finally:
+        vars(trainer).update(kept)
+
+
+def is_stock_loss(trainer: Trainer, compute_loss: Any) -> bool:
+    """Whether a trainer's loss is the one that transformers computes."""
+    return getattr(compute_loss, "__func__", None) is Trainer.compute_loss and trainer.compute_loss_func is None
+
+
+def countable(labels: Any) -> Any:
+    """Replace numbers to predict by zeros, since -100 is one of them: losses of transformers leave out no number."""
+    return torch.zeros_like(labels) if isinstance(labels, Tensor) and labels.is_floating_point() else labels
+
+
+class _Called(BaseException):
+    """Exception that exits a function at its call of the model; ``except Exception`` does not catch it."""
+
+
+@contextmanager
+def watched_call(model: nn.Module, plan: Plan | None, *, once: bool) -> Iterator[list[Any]]:
+    """Pass a plan to the call of a model within the block, and append its outputs to the list that this yields.
+
+    Calls without gradients, in a block that runs with gradients, are ignored. With a plan, or ``once``, there must be
+    exactly one call, or AttendropError is raised.
+    """
+    once = once or plan is not None
+    with_gradients, calls, outputs = torch.is_grad_enabled(), 0, list[Any]()
+
+    def enter(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        nonlocal calls
+        if torch.is_grad_enabled() is not with_gradients:
+            return None
+        calls += 1
+        if once and calls > 1:
+            raise AttendropError(
+                "The loss was computed from two calls of the model, but the method acts on one; compute it from one, "
+                "on all rows."
+            )
+        return None if plan is None else (args, {**kwargs, PLAN_KEYWORD: plan})
+
+    def leave(model: nn.Module, args: Any, found: Any) -> None:
+        if torch.is_grad_enabled() is with_gradients and calls == 1:
+            outputs.append(found)
+
+    hooks = (
+        model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+        model.register_forward_hook(leave),
+    )
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if once and not calls:
+        raise AttendropError(_NOT_CALLED)
+
+
+def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
+    """Return the arguments, by name, that a function passes to the model; the function is interrupted at that call."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
+        raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
+
+    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        compute()
+    except _Called as call:
+        return dict(call.args[0])
+    finally:
+        hook.remove()
+    raise AttendropError(_NOT_CALLED)
 
 
 class TrainerLoss:
@@ -28,7 +118,7 @@ class TrainerLoss:
     This may be a subclass's own function, which does not know of plans, repeated rows or second models.
     """
 
-    def __init__(self, trainer: TrainerHooks, method: Method) -> None:
+    def __init__(self, trainer: Any, method: Method) -> None:
         self.trainer = trainer
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
@@ -89,10 +179,9 @@ class TrainerLoss:
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, Any]:
         """Run ``compute_loss``, and catch what the model returns to it."""
-        call = ModelCall(plan, once=self._reads_outputs)
-        with call.watched(model):
+        with watched_call(model, plan, once=self._reads_outputs) as returned:
             loss = self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
-        outputs = named_outputs(call.outputs, inputs)
+        outputs = named_outputs(returned[0] if returned else None, inputs)
         if self._is_stock and self.trainer.label_smoother is not None:
             logits = getattr(outputs, "logits", None)
             refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), logits, inputs)

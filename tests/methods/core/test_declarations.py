@@ -16,7 +16,7 @@ from attendrop.methods.core.base import REPLACES_DROPOUT, MethodInfo, MethodStat
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.r_drop import repeat_rows
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 from attendrop_methods import L2SP, SAM, ConcreteDropout, LearnableBernoulli
 
 

@@ -14,9 +14,10 @@ from transformers import BertConfig, MarianConfig, PreTrainedConfig
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
 from attendrop.tasks.heads.base import Head, row_array
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
+from attendrop.tasks.heads.registry import HEADS, get_head, head_of_model
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation, WrittenText
 
@@ -41,7 +42,7 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert get_head(head.kind, head.label_names) == head
     assert kind.label_type in LABEL_TYPES
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
-    assert set(head.metric_aliases.values()) <= set(head.metrics) or head.kind == "token-classification"
+    assert set(head.metric_aliases.values()) <= set(head.metrics)
     assert head.fitted_at is None or head.fitted_at[0] in head.metrics
     auto, config = getattr(transformers, head.auto_class), CONFIGS.get(kind.kind, BertConfig)()
     own = head.model_class(config)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attention.blocks import block_of
+from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
-from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.extend import (
     AttendropError,
     AttentionCall,
@@ -31,9 +31,8 @@ from attendrop.extend import (
     sample_mask,
 )
 from attendrop.methods.attend_out.second_model import SecondModel, plain_copy
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.models import transformers_model
 from attendrop.randomness.candidates import pack, unpack
+from attendrop.support.models import to_device, transformers_model
 
 
 class Generator(nn.Module):
@@ -339,7 +338,8 @@ class Players:
         logits, units = self.logits(draft, call)
         probabilities, score = logits.detach().sigmoid(), self.method.granularity == "score"
         origins = call.origins() if score else torch.zeros(len(logits), 2, dtype=torch.long)
-        dropped = sample_mask(probabilities, key, call.layer.key, tuple(logits.shape), origins, call.device)
+        batch, heads, queries, keys = logits.shape
+        dropped = sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
         return Outcome(logits, units, dropped if units is None else dropped & units)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
@@ -440,8 +440,6 @@ class GeneratorPlan(Plan):
 
     The generator is also applied for layers that are not selected: its ``l``-th application belongs to layer ``l``.
     """
-
-    acts_on = frozenset({"attention"})
 
     def __init__(self, players: Players, inputs: Batch) -> None:
         super().__init__()

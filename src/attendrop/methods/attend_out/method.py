@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attendrop.attention.edits import real_tokens
 from attendrop.attention.layers import select_self_attention
-from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.predictions import IGNORED
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -48,8 +48,7 @@ from attendrop.extend import (
 )
 from attendrop.methods.attend_out.generator import Attack, Micro, Players
 from attendrop.methods.attend_out.second_model import SecondModel
-from attendrop.model_support.batches import refuse_graph, to_device
-from attendrop.model_support.devices import before_step
+from attendrop.support.models import before_step, refuse_graph, to_device
 from attendrop.wording import counted
 
 # Values of options that are empty, by variant.

@@ -15,9 +15,7 @@ from torch.optim import Optimizer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import AttendropError, ComputeLoss, SampleKey, StepContext, TrainingContext, forked_rng
-from attendrop.model_support.batches import to_device
-from attendrop.model_support.devices import skips_step
-from attendrop.model_support.models import trained_tensors
+from attendrop.support.models import skips_step, to_device, trained_tensors
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.hooks import forked_rng
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.predictions import (
@@ -27,7 +27,7 @@ from attendrop.attribution.predictions import (
 )
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> tuple[str, list[Tensor]]:

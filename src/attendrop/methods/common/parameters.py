@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attendrop.attention.module_hooks import ModuleHooks
-from attendrop.attention.projections import input_dim, is_projection
+from attendrop.attention.blocks import input_dim, is_projection
+from attendrop.attention.hooks import ModuleHooks
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.model_support.batches import Batch
-from attendrop.model_support.models import trained_tensors, transformers_model
 from attendrop.randomness.keyed_random import sample_parameter_mask
+from attendrop.support.models import Batch, trained_tensors, transformers_model
 
 
 class ParameterOverride:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_tokens
 from attendrop.attention.plan import Plan
-from attendrop.attention.valid_keys import real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
@@ -31,8 +30,6 @@ class RandomMaskPlan(Plan):
             :meth:`without_heads` or :meth:`without_units`. A subclass overrides the method :meth:`make` in its place.
         keys: Keys of the layers to act on; None for the layers that the method selects.
     """
-
-    acts_on = frozenset({"attention"})
 
     def __init__(
         self,
@@ -110,9 +107,7 @@ class RandomMaskPlan(Plan):
 
     def drop_scores(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> AttentionEdit:
         """Drop scores at valid keys where ``drop``, broadcastable to ``call.shape``; ``rows`` as in :meth:`report`."""
-        drop = self._at_valid_keys(call, drop)
-        self._report(call, drop, call.valid, rows)
-        return AttentionEdit(drop=drop)
+        return AttentionEdit(drop=self.report(call, drop, rows))
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
         """Drop whole heads, ``(batch, heads, 1, 1)``, and multiply the others by ``scale``, broadcastable to these."""
@@ -148,16 +143,15 @@ class RandomMaskPlan(Plan):
 
         return AttentionEdit(output=output)
 
-    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> None:
-        """Count the valid positions where ``drop``, broadcastable to ``call.shape``.
+    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Count the valid positions where ``drop``, broadcastable to ``call.shape``, and return their mask.
 
         The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
         query, 1)``; None: those that are not padding.
         """
-        self._report(call, self._at_valid_keys(call, drop), call.valid, rows)
-
-    def _at_valid_keys(self, call: AttentionCall, drop: Tensor) -> Tensor:
-        return (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        self._report(call, drop, call.valid, rows)
+        return drop
 
     def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> None:
         columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
@@ -176,8 +170,6 @@ class WordPlan(Plan):
     ``change`` gets the word embeddings, ``(batch, n, width)``, and which tokens are not padding, ``(batch, n)``, and
     returns the changed embeddings.
     """
-
-    acts_on = frozenset({"embeddings"})
 
     def __init__(self, context: StepContext, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.options import check_options, read_option
-from attendrop.model_support.batches import Batch
+from attendrop.support.models import Batch
 
 # Traits, to which rules refer.
 ANY = "any method"
@@ -249,11 +249,17 @@ class Method:
 
     Attributes:
         info: Facts of the method.
+        name: Name on the command line and in checkpoints, that of ``info``.
         state_class: Class of its state.
     """
 
     info: ClassVar[MethodInfo]
+    name: ClassVar[str]
     state_class: ClassVar[type[MethodState]] = MethodState
+
+    def __init_subclass__(cls) -> None:
+        if "info" in vars(cls):
+            cls.name = cls.info.name
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -364,11 +370,6 @@ class Method:
         return None
 
     # What follows from the options and the declared facts.
-
-    @property
-    def name(self) -> str:
-        """Name on the command line and in checkpoints."""
-        return self.info.name
 
     @property
     def source(self) -> str:

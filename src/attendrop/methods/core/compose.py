@@ -16,7 +16,7 @@ from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodInfo, MethodState, rules_among, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.model_support.batches import Batch, number_of_rows
+from attendrop.support.models import Batch, number_of_rows
 
 
 def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = lambda _: None) -> Any:
@@ -59,12 +59,13 @@ class Compose(Method):
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
-        any_of = {
+        any_of: dict[str, Any] = {
             fact: any(getattr(part.info, fact) for part in flat)
             for fact in ("uses_attention", "skips_parameters", "needs_loss_scale")
         }
         info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
         object.__setattr__(self, "info", info)
+        object.__setattr__(self, "name", info.name)
         refuse_conflicts(flat)
 
     @property

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.model_support.batches import Batch, model_inputs
 from attendrop.randomness.keyed_random import SampleKey
+from attendrop.support.models import Batch, model_inputs
 
 
 class ComputeLoss(Protocol):
@@ -79,7 +79,7 @@ class TrainingContext:
         reward_data: Rows to score models on, if any.
         train_data: The training rows, if known.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
-            unless within :func:`attendrop.attention.isolation.in_full_precision`. A third argument is a plan for the
+            unless within :func:`attendrop.attention.hooks.in_full_precision`. A third argument is a plan for the
             pass, bound to the model.
         metric: Computes a score (higher is better) from logits and their labelled batch, if any.
         mask_token: Id of the mask token, if any.

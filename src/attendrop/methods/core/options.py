@@ -10,9 +10,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from attendrop.argument_checks import check_choice, check_count, check_switch, suggestion
 from attendrop.attention.layers import checked_layers
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_choice, check_count, check_switch, suggestion
 
 
 @dataclass(frozen=True)

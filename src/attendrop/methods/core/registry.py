@@ -14,8 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from attendrop.argument_checks import suggestion
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, suggestion
 from attendrop.methods import builtin
 from attendrop.methods.core.base import Method, MethodInfo
 from attendrop.methods.core.compose import Compose

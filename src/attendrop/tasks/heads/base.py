@@ -23,10 +23,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.attention.model_outputs import logits_of
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import check_options, read_options
+from attendrop.support.models import logits_of
 from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.table import COUNT_AS_WRONG, Table

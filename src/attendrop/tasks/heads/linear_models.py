@@ -34,6 +34,7 @@ _COPIES = 25
 # folds. Two rounds, or only the confident half, gain less. To leave out unlabelled rows that are further from all rows
 # than seven in ten rows are from each other costs up to 0.016 of the gain.
 _UNLABELLED_WEIGHT, _REPEATS = 0.3, 3
+_WEIGHTS = {True: "balanced", False: None}
 _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
@@ -84,7 +85,7 @@ def fit_logistic_regression(
             f"A linear model of {len(counts)} classes and {features.shape[1]} features takes {needed / 2**30:.0f} GiB "
             f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
         )
-    model: Any = _logistic_regression(balanced, strength or _DEFAULT_C)
+    model: Any = LogisticRegression(C=strength or _DEFAULT_C, max_iter=1000, class_weight=_WEIGHTS[balanced])
     folds: Any = None
     if strength is None and min(counts.values()) >= _LEAST_ROWS:
         if groups is None:
@@ -202,7 +203,8 @@ def fit_logistic_regressions(
     rows, with_label = len(wanted), wanted.sum(axis=0)
     biases, weights = np.log((with_label + 0.5) / (rows - with_label + 0.5)), np.zeros((num_labels, features.shape[1]))
     for label in varying:
-        model = _logistic_regression(balanced).fit(scaled, wanted[:, label])
+        model = LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight=_WEIGHTS[balanced])
+        model.fit(scaled, wanted[:, label])
         weights[label], biases[label] = restored(model.coef_)[0], model.intercept_[0]
     answers = (features @ weights.T + biases) > 0
     f1 = float(f1_score(wanted, answers, average="micro", zero_division=0.0))
@@ -230,10 +232,6 @@ def fit_ridge_regression(
     weight, bias = restored(model.coef_[None]), np.array([model.intercept_])
     score = ("r2", float(model.score(scaled, numbers)))
     return LinearFit("ridge regression", weight, bias, {"alpha": float(model.alpha_)}, score)
-
-
-def _logistic_regression(balanced: bool, strength: float = _DEFAULT_C) -> Any:
-    return LogisticRegression(C=strength, max_iter=1000, class_weight="balanced" if balanced else None)
 
 
 def _scaled(features: Array) -> tuple[Array, Callable[[Array], Array]]:

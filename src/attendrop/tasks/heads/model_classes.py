@@ -101,7 +101,7 @@ def configure_pooling(config: PreTrainedConfig, pooling: str) -> None:
     if pooling == "mean":
         _encoder_class(config)
         setattr(config, _OPTION, "mean")
-    elif _has_option(config):
+    elif hasattr(type(config), _OPTION):
         setattr(config, _OPTION, getattr(type(config), _OPTION))
     else:
         delattr(config, _OPTION)
@@ -109,7 +109,7 @@ def configure_pooling(config: PreTrainedConfig, pooling: str) -> None:
 
 def mean_pooling_class(config: PreTrainedConfig) -> Any:
     """Return the class for a configuration that asks for the mean; None if a class of transformers does it."""
-    if pooling_of(config) != "mean" or _has_option(config):
+    if pooling_of(config) != "mean" or hasattr(type(config), _OPTION):
         return None
     return _mean_pooling(_encoder_class(config))
 
@@ -120,10 +120,6 @@ def is_encoder(config: PreTrainedConfig) -> bool:
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_way = causal or config.is_encoder_decoder or getattr(config, "is_decoder", False)
     return not one_way and type(config) in MODEL_MAPPING and hasattr(config, "hidden_size")
-
-
-def _has_option(config: PreTrainedConfig) -> bool:
-    return hasattr(type(config), _OPTION)
 
 
 def _encoder_class(config: PreTrainedConfig) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import check_known
+from attendrop.errors import check_known
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression

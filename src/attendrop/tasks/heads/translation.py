@@ -17,7 +17,7 @@ from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedModel
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
-from attendrop.model_support.models import position_limit
+from attendrop.support.models import position_limit
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.values import count_words, text_problem
 
@@ -143,8 +143,18 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
                 )
             generation.max_new_tokens = limit // 2
         for name, code in {"src_lang": self.source_lang, "tgt_lang": self.target_lang}.items():
-            if code is not None:
-                _set_language(tokenizer, name, code)
+            if code is None:
+                continue
+            if not hasattr(tokenizer, name):
+                raise AttendropError(
+                    f"{type(tokenizer).__name__} has no language codes, but {code!r} is given; omit it, or use the "
+                    "tokenizer of a multilingual model."
+                )
+            if tokenizer.convert_tokens_to_ids(code) in (None, tokenizer.unk_token_id):
+                known = ", ".join(token for token in tokenizer.all_special_tokens if "_" in token) or "none"
+                raise AttendropError(f"The tokenizer has no language code {code!r}; it has {known}.")
+            setattr(tokenizer, name, code)
+            tokenizer.init_kwargs[name] = code  # with which it is also saved
         if self.target_lang is None:
             return
         # Labels of mBART-50, NLLB and M2M100 begin with the language; those of the first mBART end with it, and the
@@ -218,17 +228,3 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         words = list(map(count_words, rows["label"][:]))
         return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
-
-
-def _set_language(tokenizer: Tokenizer, name: str, code: str) -> None:
-    """Set ``src_lang`` or ``tgt_lang`` of a tokenizer, with which it is also saved."""
-    if not hasattr(tokenizer, name):
-        raise AttendropError(
-            f"{type(tokenizer).__name__} has no language codes, but {code!r} is given; omit it, or use the tokenizer "
-            "of a multilingual model."
-        )
-    if tokenizer.convert_tokens_to_ids(code) in (None, tokenizer.unk_token_id):
-        known = [token for token in tokenizer.all_special_tokens if "_" in token]
-        raise AttendropError(f"The tokenizer has no language code {code!r}; it has {', '.join(known) or 'none'}.")
-    setattr(tokenizer, name, code)
-    tokenizer.init_kwargs[name] = code

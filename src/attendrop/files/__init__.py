@@ -1,1 +1,0 @@
-"""Files of pre-trained models, and outputs that never replace the user's files."""

