@@ -19,7 +19,7 @@ from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
 from attendrop.studies.units import Unit
-from attendrop.tasks.unlabelled import unlabelled_decisions
+from attendrop.tasks.class_names import unlabelled_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -145,7 +145,7 @@ def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
 
 
 def test_a_large_file_is_sampled_and_the_only_column_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.tasks.unlabelled.MOST_TEXTS", 15)
+    monkeypatch.setattr("attendrop.tasks.class_names.MOST_TEXTS", 15)
     write(data / "texts.csv", texts(100, 40), "message")
     found = parts(data)
     assert found.unlabelled_numbers == {"texts": 15, "repeated": 0, "not_sampled": 25, "scored": 0}

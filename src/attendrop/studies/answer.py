@@ -22,8 +22,7 @@ from attendrop.studies.method_rows import (
 from attendrop.studies.units import BASELINES, CHEAP, REFERENCE
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, decide, opening, sentences
 from attendrop.studies.words import cost, decimals_of, ends, interval, name, number, p_text
-from attendrop.tasks.class_names import names_told
-from attendrop.tasks.unlabelled import unlabelled_decisions, unlabelled_told
+from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
 from attendrop.wording import aligned, counted, in_markdown, markdown_table
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.

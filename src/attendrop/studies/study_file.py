@@ -40,8 +40,8 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
+from attendrop.tasks.table import default_columns, files_of
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 _EXAMPLES = {
