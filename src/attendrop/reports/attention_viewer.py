@@ -179,8 +179,9 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
                 for head in range(len(weights)):
                     dropped = [] if layer.dropped is None else np.flatnonzero(layer.dropped[head]).tolist()
                     of = {"text": number, "stage": stage, "layer": key, "head": head}
-                    seen = np.where(hidden, None, weights[head].ravel()).tolist()
-                    maps.append(of | {"a": seen, "r": attributions[head].ravel().tolist(), "d": dropped})
+                    seen = weights[head].ravel().astype(object)
+                    seen[hidden] = None
+                    maps.append(of | {"a": seen.tolist(), "r": attributions[head].ravel().tolist(), "d": dropped})
                     of |= {"place": place, "dropped": len(dropped) / layer.possible.sum()}
                     small = {"a": _pooled(weights[head]).tolist(), "r": _pooled(attributions[head]).tolist()}
                     heads.append(of | small)
