@@ -21,6 +21,7 @@ KEPT = (
     "head_start", "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
 )  # fmt: skip
 _OF_RUN = ("task", "shots", "max_train_samples", "test_fraction", "learning_rate", "max_steps", "bf16", "fp16")
+_FILES = ("train_file", "label_names", "label_map", "unlabelled")
 _SAME = ("run", "model", "method", "options", "seed", "protocol", "training", "processor")
 
 
@@ -65,8 +66,7 @@ def kept(file: Path) -> dict[str, Any]:
     metrics = json.loads(file.read_text(encoding="utf-8"))
     options = json.loads(file.with_name("run.json").read_text(encoding="utf-8"))["config"]
     given = {name: options[name] for name in _OF_RUN if options.get(name)}
-    if options.get("train_file"):
-        given["train_file"] = below_data(Path(options["train_file"]))
+    given |= {name: below_data(Path(options[name])) for name in _FILES if options.get(name)}
     return {"run": given} | {name: metrics.get(name) for name in KEPT}
 
 

@@ -31,7 +31,7 @@ NAMED = re.compile(r"# (\S+\.\w+)\n")
 TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 # Packages without which a page is skipped.
 NEEDED = {
-    "compare_for_a_paper": "matplotlib",
+    "compare_for_a_paper": "altair",
     "csv_to_served_model": "onnxruntime",
     "export": "onnxruntime",
     "lora": "peft",

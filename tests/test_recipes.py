@@ -13,8 +13,8 @@ from helpers import tiny
 from helpers.stand_in_data import write_stand_ins
 
 from attendrop.studies.study_file import read_study
-from attendrop.studies.units import Job, Unit
-from attendrop.studies.worker import run_unit
+from attendrop.studies.units import Unit
+from attendrop.studies.workers import perform
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -67,7 +67,9 @@ def start(unit: Unit, folder: Path, output: Path) -> dict[str, Any]:
     rows = None if unit.config.shots else 32
     shortened = {"epochs": None, "max_steps": 4, "max_train_samples": rows, "max_length": 24, "batch_size": 16}
     config = dataclasses.replace(unit.config, model=str(folder / "model"), **shortened)
-    return run_unit(Job(Unit(config, unit.baseline), output))
+    outcome = perform(Unit(config, unit.baseline), output)
+    assert "error" not in outcome, outcome["error"]
+    return dict(outcome["metrics"])
 
 
 @pytest.mark.sampled(24)

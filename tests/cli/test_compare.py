@@ -14,8 +14,6 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
-from attendrop.runs.config import checked
-from attendrop.studies.comparison import Comparison
 from attendrop.tasks.row_scores import PREDICTIONS
 
 
@@ -84,17 +82,13 @@ def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPa
         raise AttendropError("stop here")
 
     monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
-    options = {"seeds": 7, "trials": 5, "folds": 2, "budget": "1.5h", "baselines": "tfidf", "ray": "host:1"}
+    options = {"seeds": 7, "trials": 5, "folds": 2, "baselines": "tfidf", "ray": "host:1"}
     given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     given += ["--methods", "vanilla", "--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
     assert main(command(folder, *given)) == 2
     assert [each.label for each in asked["methods"]] == ["finetune", "vanilla p=0.3", "vanilla p=0.4"]
-    expected = {"seeds": 7, "trials": 5, "folds": 2, "budget": 5400, "baselines": ("tfidf",), "workers": 0}
+    expected = {"seeds": 7, "trials": 5, "folds": 2, "baselines": ("tfidf",), "workers": 0}
     assert asked.items() >= (expected | {"backend": "ray:host:1"}).items()
-    assert [checked(Comparison, "budget", text) for text in ("30m", "90s", "45", " 2 h ")] == [1800, 90, 45, 7200]
-    for text in ("", "m", "-3m", "1h30m"):
-        with pytest.raises(AttendropError, match="is not a duration"):
-            checked(Comparison, "budget", text)
 
 
 def test_bad_data_are_refused_once_before_any_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:

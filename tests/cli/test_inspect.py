@@ -53,7 +53,7 @@ def test_all_that_is_doubtful_is_found(ugly: str) -> None:
     known = inspect_files(ugly).table.column("message")[0]
     Path("dev.csv").write_text(f"message,category\n  {known.upper()},Delivery\nnew,Lost\n")
     found = inspect_files(ugly, "dev.csv")
-    assert (len(found.table.rows), found.written_as) == (119, "Windows-1252 (a guess), separated by semicolons, quoted")
+    assert (len(found.table), found.written_as) == (119, "Windows-1252 (a guess), separated by semicolons, quoted")
     assert {column.name: column.role for column in found.columns} == {
         **{"id": "id", "date": "date", "channel": "source", "message": "text", "category": "label"},
         **{"hours": "", "category.2": "constant", "note": "empty"},
@@ -160,16 +160,6 @@ def test_kinds_of_labels(tmp_path: Path, labels: Callable[[int], dict[str, Any]]
     assert (found.label_type, found.text_columns, found.label_column) == (kind, ("text",), label)
 
 
-def test_pairs_and_tags_of_tokens_are_known(tmp_path: Path) -> None:
-    pairs = [{"premise": f"a b {n}", "hypothesis": f"d e {n}", "gold_label": n % 2} for n in range(9)]
-    write_rows(tmp_path / "a.jsonl", pairs)
-    found = inspect_files(tmp_path / "a.jsonl")
-    assert (found.text_columns, found.label_column) == (("premise", "hypothesis"), "gold_label")
-    write_rows(tmp_path / "a.jsonl", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
-    found = inspect_files(tmp_path / "a.jsonl", text_columns=["tokens"])
-    assert (found.label_type, found.label_column) == ("auto", "tags")
-
-
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -253,31 +243,6 @@ def test_messages_name_fifty_of_many_columns(tmp_path: Path) -> None:
     assert len(str(refused.value)) < 3000
     with pytest.raises(AttendropError, match=r"has no column 'x'; its columns are 'text', .*, 251 more[.]$"):
         check_files(str(file), None, text_columns=["text"], label_column="x")
-
-
-def test_a_type_of_labels_leaves_the_choice_of_their_column(tmp_path: Path) -> None:
-    lines = [f" message {n} of a customer , {'ab'[n % 2]}" for n in range(20)]
-    (tmp_path / "a.csv").write_text("\n".join(["text, label", *lines]))  # the name is read without its space
-    given: dict[str, Any] = {"train_file": str(tmp_path / "a.csv"), "text_columns": "text", "label_type": "class"}
-    assert RunConfig(model="m", output_dir="r", method="finetune", **given).label_column == "label"
-    assert inspect_files(tmp_path / "a.csv", text_columns=["text"], label_type="class").label_column == "label"
-
-
-def test_a_file_of_labels_alone_is_told_to_be_one(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a.csv").write_text("label\n" + "a\nb\n" * 9)
-    assert cli.main(["inspect", str(tmp_path / "a.csv")]) == 0
-    assert "No column is left for the texts; name one with --text-columns." in capsys.readouterr().out
-
-
-def test_a_file_is_given_once(ugly: str, capsys: Captured) -> None:
-    assert_refused(["train", ugly, "--train-file", ugly], Path("runs"), "are the same option; give one", capsys)
-
-
-@pytest.mark.parametrize("column", ["team", "channel", "reason"])
-def test_few_short_values_are_labels_whatever_they_are_called(column: str, tmp_path: Path) -> None:
-    lines = [f"{number},message {number} of a customer,{'billing' if number % 3 else 'login'}" for number in range(30)]
-    (tmp_path / "data.csv").write_text("\n".join([f"id,message,{column}", *lines]))
-    assert inspect_files(str(tmp_path / "data.csv")).label_column == column
 
 
 def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: Path, capsys: Captured) -> None:

@@ -23,10 +23,9 @@ from attendrop.runs.config import default_output_dir
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
-from attendrop.studies.units import Event, Job, Unit
+from attendrop.studies.units import Event, Unit
 from attendrop.support.files import check_output
-from attendrop.tasks.table import BadRows
-from attendrop.tasks.table_files import read_table
+from attendrop.tasks.table import BadRows, read_table
 
 PLAIN = {"method": "finetune", "epochs": 1}
 
@@ -183,13 +182,13 @@ def test_half_a_character_is_a_bad_row(tmp_path: Path) -> None:
         with pytest.raises(AttendropError, match=r"line 1: '.*' is half of a surrogate pair"):
             read_table(tmp_path / "bad.jsonl")
         bad = BadRows(skip=True)
-        assert read_table(tmp_path / "bad.jsonl", bad).rows[-1] == ["\U0001f600"]
+        assert read_table(tmp_path / "bad.jsonl", bad).column("text") == ["\U0001f600"]
         assert len(bad.skipped) == 1
 
 
 def test_fields_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("text,label\n" + "word " * 40_000 + ",yes\n")
-    assert len(read_table(tmp_path / "long.csv").rows[0][0]) == 200_000
+    assert len(read_table(tmp_path / "long.csv").column("text")[0]) == 200_000
 
 
 def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_a_command_warns_once_of_a_file(folder: Path, capsys: Captured) -> None:
     with messages(quiet=True) as console, closing(StudyProgress(console, quiet=True)) as progress:
         for text in ("of a file", "of a file", "of another"):
             warnings.warn(text, stacklevel=1)
-            progress(Event("warning", Job(Unit(tiny.config(folder)), Path("run")), text=text))  # a worker read it, too
+            progress(Event("warning", Unit(tiny.config(folder)), Path("run"), text=text))  # a worker read it, too
             logging.getLogger("attendrop.somewhere").warning("of a run")
     shown = capsys.readouterr().err.splitlines()
     run = "Warning: of a run"

@@ -39,7 +39,6 @@ WRONG = [
     ("train --train-file good.csv --text-columns txt --label-column label", "no column 'txt'; did you mean 'text'?"),
     ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),
     ("train --train-file broken.csv --text-columns text --label-column label", "line 11: byte 0xf6 is not UTF-8"),
-    (f"compare {FILE} --budget soon", "budget 'soon' is not a duration; write 30m, 2h or 90s."),
     (f"compare {FILE} --seeds 0", "seeds=0 must be a whole number, and at least 1."),
     (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
     (f"compare {FILE} --train-file nowhere.csv", "there is no file nowhere.csv"),

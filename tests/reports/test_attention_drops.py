@@ -114,11 +114,6 @@ def test_dropped_layers_count_with_all_their_positions(method: attendrop.Method)
     assert shares == {0.0, 1.0}
 
 
-def test_where_every_block_is_skipped_every_position_is_dropped() -> None:
-    found = record(attendrop_methods.UniDrop(feature=0, structure=1.0, token=0))
-    assert [fraction(drops).item() for drops in found.values()] == [1.0, 1.0]
-
-
 def test_the_models_own_dropout_is_off_as_in_evaluation() -> None:
     model = zoo.build("bert", dropout=0.5)
     found = record(attendrop.Vanilla(p=0.2, where="weights"), model=model)
@@ -168,21 +163,6 @@ def test_learnt_probabilities_of_layers_are_used() -> None:
     method, rates = attendrop_methods.ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
     found = record(method, learnt=Learnt({"concrete_dropout": rates}))
     assert fraction(found["encoder.0"]) < 0.1 < 0.8 < fraction(found["encoder.1"])
-
-
-def test_learnt_networks_are_used() -> None:
-    method = attendrop_methods.ContextualDropout(p=0.5)
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with attendrop.regularize(model, method, **given(model, batch)) as reg:
-        assert reg.method_state.tensors() == {}
-        reg.loss(batch)
-        saved = {key: value.clone() for key, value in reg.method_state.tensors()["contextual_dropout"].items()}
-    saved["encoder.0/second bias"].fill_(-10.0)
-    saved["encoder.1/second bias"].fill_(10.0)
-    found = record(method, learnt=Learnt({}, {"contextual_dropout": saved}))
-    assert [round(fraction(drops).item(), 2) for drops in found.values()] == [0.0, 1.0]
-    with pytest.raises(AttendropError, match=r"kept no contextual_dropout\.safetensors"):
-        record(method, learnt=Learnt({}, {}))
 
 
 def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from helpers import tiny
 from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_drops import DropMoment
-from attendrop.reports.attention_maps import DropSettings, LayerMaps, TextMaps, compact, text_maps, token_texts
+from attendrop.reports.attention_maps import DropSettings, TextMaps, text_maps, token_texts
 from attendrop.tasks.heads.classification import Classification, Regression
 
 TEXT = "the cat sees not the red bird"
@@ -133,44 +132,3 @@ def test_tokens_of_bytes_have_no_marks_of_words_but_parts_of_characters_are_told
     tokenizer = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_gpt2(tmp_path))
     expected = ["the", "cat", "Ġ", "(", "x", ")", "Ġ", "Ã", "©", "<end>"]
     assert token_texts(tokenizer, tokenizer("the cat (x) é<end>")["input_ids"]) == expected
-
-
-# --- The compact form
-
-
-def expand(layer: dict[str, Any], tokens: int) -> LayerMaps:
-    """Read the compact form as the page does."""
-
-    def read(name: str) -> Any:
-        return np.frombuffer(base64.b64decode(layer[name]), dtype=np.uint8)
-
-    shape = layer["heads"], tokens, tokens
-    attention = (read("attention").reshape(shape) / 255.0) ** 2
-    code = (read("attribution").astype(int) - 128).reshape(shape) / 127.0
-    attribution = np.sign(code) * code**2 * np.array(layer["scale"])[:, None, None]
-    hidden = np.zeros(tokens * tokens, dtype=bool)
-    if "hidden" in layer:
-        hidden = np.unpackbits(read("hidden"), count=tokens * tokens).astype(bool)
-    dropped = None
-    if "dropped" in layer:
-        dropped = np.unpackbits(read("dropped"), count=np.prod(shape)).astype(bool).reshape(shape)
-    return LayerMaps(attention, attribution, ~hidden.reshape(tokens, tokens), dropped)
-
-
-def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
-    for drops in (None, DropSettings(ADDrop(layers="all"), DropMoment())):
-        maps = maps_of(folder, drops=drops)
-        found = compact(maps)
-        assert found["tokens"] == list(maps.tokens)
-        for written in found["layers"]:
-            layer = maps.layers[written["key"]]
-            read = expand(written, len(maps.tokens))
-            np.testing.assert_allclose(read.attention, layer.attention, atol=0.004)
-            largest = np.abs(layer.attribution).max((1, 2), keepdims=True)
-            assert (np.abs(read.attribution - layer.attribution) < 0.009 * largest).all()
-            assert np.array_equal(read.possible, layer.possible)
-            assert (read.dropped is None) is (drops is None)
-            if drops is not None:
-                assert np.array_equal(read.dropped, layer.dropped)
-            sizes = [len(value) for value in written.values() if isinstance(value, str)]
-            assert sum(sizes) < 3.2 * layer.attention.size + 60

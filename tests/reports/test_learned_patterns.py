@@ -14,25 +14,16 @@ from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.methods.core.registry import build_method
-from attendrop.reports import figures
 from attendrop.reports import learned_patterns as patterns
+from attendrop.reports.figures import Figure
 from attendrop.reports.learned_patterns import Numbers, Patterns
 from attendrop.runs.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 
 @pytest.fixture(autouse=True)
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures, which are empty files, for they take time."""
-    found: list[Any] = []
-
-    def keep(figure: Any, file: Any, **_: Any) -> None:
-        found.append(figure)
-        file.write(b"")
-
-    monkeypatch.setattr(figures, "save_figure", keep)
-    return found
+def _without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files of figures be empty, for they take time."""
+    monkeypatch.setattr(Figure, "files", lambda self: {"png": b""})
 
 
 def learnt(progress: Any, probabilities: Any, planned: int = 1000, shares: Any = None) -> Patterns:
@@ -131,19 +122,16 @@ def test_what_cannot_be_fitted_is_refused(progress: list[float], pieces: int, me
 # --- Drawing
 
 
-def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_periods(
-    tmp_path: Path, drawn: list[Any]
-) -> None:
+def test_a_picture_has_a_line_for_each_layer_and_open_circles_for_partial_periods() -> None:
     found = learnt([0.2, 0.4, 0.5], [[0.5, 0.4], [0.4, 0.3], [0.3, 0.2]], shares=[1, 1, 0.5])
-    patterns.plot(found, tmp_path / "p.png", patterns.fit(found, 1))
-    axes = drawn[0].axes[0]
-    circles = [line.get_xydata().tolist() for line in axes.lines if str(line.get_markerfacecolor()) == "white"]
-    assert [points for points in circles if points] == [[[500, 0.3]], [[500, 0.2]]]
-    names = [*found.layers, "fit", "partial period"]
-    assert axes.get_legend_handles_labels()[1] == names
-    assert [line.get_xydata().tolist() for line in axes.lines if line.get_label() == "encoder.1"] == [
-        [[200, 0.4], [400, 0.3], [500, 0.2]]
-    ]
+    figure = patterns.figure(found, patterns.fit(found, 1))
+    layers = figure.spec()["layer"]
+    lines = [layer["mark"]["type"] for layer in layers if "mark" in layer]
+    assert lines == ["line", "point", "point", "line"]
+    assert figure.values.values.tolist()[2] == ["encoder.0", "500", "0.3000"]
+    assert [each["_x"] for each in layers[3]["data"]["values"]] == [0, 1000, 0, 1000]
+    assert "Open points: partial periods. Dashed: the fit." in figure.caption
+    assert "Dashed" not in patterns.figure(found).caption
 
 
 # --- The command

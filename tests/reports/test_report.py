@@ -12,23 +12,17 @@ from helpers.command_line import Captured, assert_refused
 from helpers.finished_runs import history, write_run, write_runs
 
 from attendrop import cli
-from attendrop.reports import report_page
-from attendrop.reports.figures import Chart, Picture
+from attendrop.reports.figures import Figure
 from attendrop.reports.report import write_report
-from attendrop.reports.report_page import methods_table
-from attendrop.reports.results import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
-EMPTY = Picture("data:image/svg+xml;base64,", 1.0, 1.0, [])
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028|$\\frac{"
 
 
 @pytest.fixture(autouse=True)
 def _without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let figures be empty files, for they take time."""
-    for name in ("png", "svg"):
-        monkeypatch.setattr(Chart, name, lambda self: b"")
-    monkeypatch.setattr(Chart, "picture", lambda self: EMPTY)
+    """Let files of figures be empty, for they take time."""
+    monkeypatch.setattr(Figure, "files", lambda self: dict.fromkeys(("pdf", "png", "svg"), b""))
 
 
 @pytest.fixture
@@ -47,11 +41,12 @@ def text(page: str) -> str:
 def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> None:
     assert cli.main(["report", str(study)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Use r-drop. It gets 10 more of 100 right than plain fine-tuning.")
+    decision = "Use r-drop. It is significantly ahead of plain fine-tuning: accuracy +0.100 ["
+    assert out.startswith(decision)
     assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
     names = {path.name for path in (study / "report").iterdir()}
-    kinds = ("scores", "cost_gain", "learning_curves", "convergence", "losses")
-    figures = {f"{kind}.{end}" for kind in kinds for end in ("png", "svg")}
+    kinds = ("scores", "cost_gain", "learning_curves", "convergence")
+    figures = {f"{kind}.{end}" for kind in kinds for end in ("pdf", "png", "svg")}
     assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
     first = {name: (study / "report" / name).read_bytes() for name in names}
     assert cli.main(["report", str(study), "--json"]) == 0  # the same runs make the same files
@@ -59,14 +54,17 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert {name: (study / "report" / name).read_bytes() for name in names} == first
     assert found["page"] == str(study / "report" / "report.html")
     assert sorted([*found["files"], "report.json"]) == sorted(names)
-    assert found["answers"]["cola"][0] == "Use r-drop. It gets 10 more of 100 right than plain fine-tuning."
-    page = text((study / "report" / "report.html").read_text())
-    assert "Use r-drop. It gets 10 more of 100 right than plain fine-tuning." in page
+    assert found["answers"]["cola"][0].startswith(decision)
+    html = (study / "report" / "report.html").read_text()
+    page = text(html)
+    assert decision in page
     assert "Compared: 2 fine-tuning methods (finetune, r-drop), with 4 seeds each, by their accuracy on cola" in page
     assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % interval on new" in page
     assert "1.8x time of training of r-drop relative to plain fine-tuning" in page
     assert "r-drop 4 0.615 ± 0.013 +0.100" in page
-    assert "Options that all runs have in common" in page
+    spec = re.search(r'<script type="application/json" id="figure-1">(.*?)</script>', html, re.DOTALL)
+    assert json.loads(spec[1])["description"].startswith("Scores. Points: mean scores.")
+    assert 'data-chart="figure-1"' in html and '<th scope="col">method</th>' in html
 
 
 def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> None:
@@ -106,13 +104,10 @@ def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> 
     write_run(tmp_path, "majority", 0.3, selection_score=0.3, protocol="paper")
     assert cli.main(["report", str(tmp_path), "--reference", "r-drop", "--quiet"]) == 0
     page = text((tmp_path / "report" / "report.html").read_text())
-    assert "run seed score held-out score steps seconds r-drop 0 0.400 0.700 12 35" in page
+    assert "run seed score held-out score steps seconds folder r-drop 0 0.400 0.700 12 35" in page
     assert "finetune 0 0.500 - 12 20" in page
     assert "majority 0 0.300 - - 0.5" in page
     assert "difference from r-drop, seed by seed" in page
-    assert "training loss: 1.000 to 0.333 in 3 epochs" in page
-    assert "accuracy on evaluation rows: 0.167 to 0.500" in page
-    assert "accuracy on held-out rows: 0.133 to 0.400" in page
 
 
 def test_settings_have_files_of_their_own_and_three_seeds_are_too_few_to_count_them(tmp_path: Path) -> None:
@@ -151,7 +146,7 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
         metrics["history"] = history(0.5, held_out=False)
         (run / "metrics.json").write_text(json.dumps(metrics))
     write_report(study, out)
-    assert not (out / "losses.png").exists()
+    assert not (out / "convergence.png").exists()
     assert (out / "notes.txt").read_text() == "mine"
     for name in ("table.tex", "scores.svg"):
         (out / name).write_text("edited")
@@ -184,35 +179,23 @@ def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured
     assert "is a file; name a folder." in capsys.readouterr().err
 
 
-def test_markup_in_data_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = Picture("data:image/svg+xml;base64,", 1.0, 1.0, [(0.5, 0.5, HOSTILE)])
-    monkeypatch.setattr(Chart, "picture", lambda self: picture)
+def test_markup_in_data_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     for method in ("finetune", HOSTILE):
         write_run(
             tmp_path, method, 0.5, options={HOSTILE: HOSTILE}, config={"task": HOSTILE, HOSTILE: HOSTILE},
             model=HOSTILE, metric=HOSTILE, all_scores={HOSTILE: {HOSTILE: 0.5}},
             history=[entry | {"selection": {HOSTILE: 0.5}} for entry in history(0.5)],
             dropout_steps=[{"step": 1, "drop_probability": {HOSTILE: 0.1}}],
-            train_fit={"rows": 1, "loss": 0.1, "metric": HOSTILE, "score": 0.5, "fitted": True},
         )  # fmt: skip
     write_report(tmp_path, reference=f"finetune {HOSTILE}={HOSTILE}")
     page = (tmp_path / "report" / "report.html").read_text()
     assert "&lt;script&gt;alert(1)" in page
-    assert not re.findall(r'<script>alert|<img(?! src="data:image/svg)|onerror=alert\(2\)>', page)
-    assert page.count("<script>") == 3  # those of the page
+    own = re.findall(r"(?s)<script>.*?</script>", page)
+    assert len(own) == 2  # the library, and the lines that call it
+    for script in own:
+        page = page.replace(script, "")
+    assert "<script>" not in page and "<img" not in page
     assert r"\textless{}script\textgreater{}" in (tmp_path / "report" / "table.tex").read_text()
-
-
-def test_a_page_of_many_runs_is_kept_small(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_report(study)
-    size = (study / "report" / "report.html").stat().st_size
-    monkeypatch.setattr(report_page, "MOST_BYTES", size - 1)
-    write_report(study)
-    page = (study / "report" / "report.html").read_text()
-    assert len(page.encode()) < size
-    assert "Options and curves of 4 further runs are left out" in page
-    assert page.count('id="run-') == 4
-    assert 'href="#run-5"' not in page
 
 
 def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, capsys: Captured) -> None:
@@ -268,25 +251,3 @@ def test_the_report_of_a_run_is_about_this_run(
     ):
         assert wrong not in out and wrong not in page
     assert told in page
-
-
-def test_of_runs_without_a_score_no_seeds_are_counted(study: Path) -> None:
-    write_run(study, "finetune", None, config={"task": "unscored"})
-    write_report(study)
-    assert "standard deviation of 4 seeds" in (study / "report" / "table.md").read_text()
-
-
-@pytest.mark.parametrize(("score", "shown"), [(-1.25e-5, "-0.0000125"), (-21596418.0, "-21596418")])
-def test_the_details_of_a_run_have_the_decimals_of_its_score(tmp_path: Path, score: float, shown: str) -> None:
-    write_runs(tmp_path, "finetune", (score, score), metric="neg_mean_squared_error")
-    write_report(tmp_path)
-    assert f"Seed 0: neg_mean_squared_error {shown} " in text((tmp_path / "report" / "report.html").read_text())
-
-
-def test_columns_are_sorted_by_what_they_show(study: Path) -> None:
-    write_runs(study, "mixout", (0.6, 0.4, 0.5, 0.55))
-    for row in methods_table(read_results(study)).rows:
-        for cell in row[1:]:
-            shown = re.search(r"[-+]?[\d.]+", cell.text.removeprefix("<"))
-            assert (shown is None) == (cell.value is None)
-            assert shown is None or float(shown[0]) == pytest.approx(cell.value, rel=0.05, abs=0.01)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from helpers.finished_runs import write_run, write_runs
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import ReportedRun, _grouped, read_results
+from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
 from attendrop.support.files import write_json, write_text
 
@@ -42,9 +40,7 @@ def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_pat
 
 def test_without_a_list_failed_runs_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, "finetune", 0.5)
-    for name, content in {"one": {"error": "No space left.", "attempts": 1, "details": ""}, "other": []}.items():
-        (tmp_path / "runs" / name).mkdir()
-        write_json(tmp_path / "runs" / name / "failed.json", content)
+    write_json(tmp_path / "failed.json", {"one": {"error": "No space left.", "details": ""}})
     computed = "Computed from the 1 finished run in the folder, which has no list of those that belong together."
     assert read_results(tmp_path).notes == (computed, "Without a result: one (No space left.).")
 
@@ -62,25 +58,6 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
         "others.csv, trained on words.csv",
     ]
     assert [row.label for row in results.overall] == ["r-drop"]
-
-
-def test_naming_settings_takes_time_in_proportion_to_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.reports.results._answer", lambda runs, reference: None)
-
-    def work(settings: int) -> int:
-        metrics = {"model": "m", "metric": "accuracy", "task": "cola", "method": "finetune", "data": {"source": "task"}}
-        options = [{"task": "cola", "learning_rate": rate, "epochs": 3} for rate in range(settings)]
-        first = [ReportedRun(str(number), "finetune", metrics | {"config": own}) for number, own in enumerate(options)]
-        calls = Counter[str]()
-        sys.setprofile(lambda frame, event, _: calls.update([event]))
-        try:
-            names = [each.name for each in _grouped(first, "finetune")]
-        finally:
-            sys.setprofile(None)
-        assert names == [f"cola, learning_rate={rate}" for rate in range(settings)]
-        return calls["call"] + calls["c_call"]
-
-    assert work(160) < 5 * work(40)
 
 
 def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:
@@ -141,8 +118,8 @@ def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_list(tmp_path, {"": [*own, write_run(tmp_path, "mixout", 0.5)]})
     failed = tmp_path / "runs" / "8-seed0"
-    (failed / "metrics.json").rename(failed / "failed.json")
-    write_json(failed / "failed.json", {"error": "No space left.", "attempts": 1, "details": ""})
+    (failed / "metrics.json").unlink()
+    write_json(tmp_path / "failed.json", {failed.name: {"error": "No space left.", "details": ""}})
     for reference in (None, "finetune", "r-drop"):
         results = read_results(tmp_path, reference)
         assert results.settings[0].answer.rows[0].label == (reference or "finetune")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.data_report import data_report, label_warnings, report_table, report_warnings
+from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
@@ -133,11 +133,6 @@ def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerB
     assert list(report_warnings(report, head)) == [
         "These classes occur once, in a row that is trained on, so that no score is of them: 'rare'."
     ]
-
-
-def test_a_warning_of_many_classes_is_short() -> None:
-    [warning] = label_warnings({"classes": dict.fromkeys(map(str, range(5000)), 0)})
-    assert warning.endswith("'8', '9', 4990 more.")
 
 
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:

@@ -168,11 +168,3 @@ def test_models_of_sentences_are_read_as_they_were_trained(
     pooling: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     assert default_pooling(sentence_model(tmp_path, pooling)) == expected
-
-
-def test_other_models_are_read_as_their_class_does(folder: Path, tmp_path: Path) -> None:
-    assert default_pooling(str(folder / "model")) == "cls"
-    assert default_pooling(str(folder / "run")) == "mean"
-    broken = sentence_model(tmp_path / "broken", {})
-    (Path(broken) / "modules.json").write_text("{", encoding="utf-8")
-    assert default_pooling(broken) == "cls"

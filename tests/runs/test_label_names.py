@@ -208,7 +208,7 @@ def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have
     given = ("none", "auto", str(named / "names.csv"), str(named / "others.csv"))
     units = [Unit(config(named, label_names=each)) for each in given]
     with open_runner(named / "study", workers=0) as runner:
-        assert len({runner.place(unit).folder for unit in units}) == len(given)
+        assert len({runner.folder_of(unit) for unit in units}) == len(given)
     assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
     for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
         assert config(named, **elsewhere).label_names is None

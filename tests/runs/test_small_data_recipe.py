@@ -14,7 +14,7 @@ from datasets import Dataset
 from helpers import tiny
 
 from attendrop import ADDrop, Compose, FineTune, Method, RDrop
-from attendrop.reports.attention_stages import load_stages
+from attendrop.reports.attention_maps import load_stages
 from attendrop.runs import run_metrics
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from helpers import tiny
@@ -51,13 +49,6 @@ def test_history_has_an_entry_for_each_epoch_and_the_best_is_kept(folder: Path) 
     assert metrics["best_epoch"] == scores.index(max(scores)) + 1
     (checkpoint,) = (folder / "run").glob(f"checkpoint-{5 * metrics['best_epoch']}")
     assert tiny.weights_of(checkpoint) == tiny.weights_of(folder / "run")
-
-
-def test_no_pickle_beside_the_model(folder: Path) -> None:
-    names = {file.name for file in (folder / "run").iterdir() if file.is_file()}
-    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "run.json", "metrics.json"} <= names
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
-    assert "attendrop" not in (folder / "run" / "config.json").read_text()
 
 
 def test_stock_model_gives_the_reported_score(folder: Path) -> None:
@@ -231,11 +222,3 @@ def test_a_single_step_is_no_warmup(folder: Path) -> None:
     before, after = (load_file(folder / name / "model.safetensors") for name in ("model", "one"))
     name = "encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(after[f"bert.{name}"], before[name])
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot reset it")
-def test_peak_memory_is_that_of_the_run_and_not_of_what_was_before(folder: Path, tmp_path: Path) -> None:
-    torch.ones(2**27).sum()  # half a GiB
-    metrics = train(tiny.config(folder, output_dir=str(tmp_path / "run"), max_steps=1), keep_model=False)
-    now = psutil.Process().memory_info().rss
-    assert metrics["peak_memory_bytes"] < now + 2**28

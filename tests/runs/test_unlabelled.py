@@ -19,7 +19,7 @@ from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
 from attendrop.studies.units import Unit
-from attendrop.tasks.unlabelled import unlabelled_decisions
+from attendrop.tasks.class_names import unlabelled_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -144,17 +144,8 @@ def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
     assert tiny.scores_of(found) == tiny.scores_of(without)
 
 
-def test_a_head_that_starts_at_random_uses_none_and_says_so(data: Path) -> None:
-    options = {"head_start": "random", "max_steps": 1}
-    found = train(config(data, **options))
-    train(config(data, "without", unlabelled=None, **options))
-    assert found["data"]["unlabelled"]["used"] is False
-    assert tiny.weights_of(data / "run") == tiny.weights_of(data / "without")
-    assert "Unlabelled texts in finetune: left out: no head starts from a linear model." in answer([found]).notes
-
-
 def test_a_large_file_is_sampled_and_the_only_column_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.tasks.unlabelled.MOST_TEXTS", 15)
+    monkeypatch.setattr("attendrop.tasks.class_names.MOST_TEXTS", 15)
     write(data / "texts.csv", texts(100, 40), "message")
     found = parts(data)
     assert found.unlabelled_numbers == {"texts": 15, "repeated": 0, "not_sampled": 25, "scored": 0}
@@ -200,7 +191,7 @@ def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own
     given = (None, str(data / "texts.csv"), str(data / "others.csv"))
     units = [Unit(config(data, unlabelled=each)) for each in given]
     with open_runner(data / "study", workers=0) as runner:
-        assert len({runner.place(unit).folder for unit in units}) == len(given)
+        assert len({runner.folder_of(unit) for unit in units}) == len(given)
     (data / "run.yaml").write_text(run_file(units[1].config))
     again = read_run_file(str(data / "run.yaml"))
     assert RunConfig(**again | {"seed": 0, "output_dir": units[1].config.output_dir}) == units[1].config

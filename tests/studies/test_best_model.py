@@ -12,7 +12,7 @@ from helpers import tiny
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import answer
-from attendrop.studies.best_model import best_model
+from attendrop.studies.compare import best_model
 from attendrop.studies.units import Result, Unit
 
 HIGH, LOW = (0.9, 0.91, 0.89, 0.9, 0.92), (0.7, 0.72, 0.69, 0.7, 0.71)
@@ -37,13 +37,8 @@ def chosen(
         options = {"reward_data": "eval"} if name == "attendout" else {}
         own = dataclasses.replace(config, method="finetune" if baseline else name, options=options)
         for seed, score in enumerate(of_seeds):
-            metrics: dict[str, Any] = {
-                "task": "files",
-                "model": "m",
-                "metric": "accuracy",
-                "method": name,
-                "seed": seed,
-            }
+            metrics: dict[str, Any] = {"task": "files", "model": "m", "metric": "accuracy"}
+            metrics |= {"method": name, "seed": seed}
             own_options = own.regularizer.options() | (decided or {} if name != "finetune" else {})
             metrics |= {"options": {} if baseline else own_options, "score": score, "train_seconds": 1.0}
             metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
@@ -56,47 +51,39 @@ def chosen(
     return wanted.baseline, resolve_run(wanted.config).config
 
 
-def comparison_config(folder: Path, **options: Any) -> RunConfig:
+ALL = {"test_fraction": 0.0}
+FROZEN = ALL | {"max_steps": 0, "head_start": "frozen", "pooling": "mean", "lora": None, "patience": None}
+KEPT = {"test_fraction": 0.25}  # rows that a run needs stay held out
+
+
+@pytest.mark.parametrize(
+    ("options", "recommended", "baseline", "expected"),
+    [
+        ({}, "mixout", None, ALL | {"method": "mixout", "seed": 0, "selection_fraction": 0.0, "refit": False}),
+        ({}, "frozen", None, FROZEN),  # a linear model on the encoder
+        ({"lora": {"r": 2}}, "frozen", None, FROZEN),
+        ({"patience": 2}, "frozen", None, FROZEN),
+        ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "honest"}),  # no models of transformers
+        ({"protocol": "paper"}, "setfit", "setfit", ALL | {"protocol": "honest"}),
+        ({"model": "gpt2"}, "frozen", "frozen", ALL | {"protocol": "honest"}),
+        ({"patience": 2}, "mixout", None, ALL),
+        ({"protocol": "paper"}, "mixout", None, KEPT),  # chooses the epoch on the evaluation rows
+        ({}, "attendout", None, KEPT),  # is rewarded on them
+    ],
+)
+def test_the_recommended_model_is_trained_on_all_rows(
+    folder: Path, options: dict[str, Any], recommended: str, baseline: str | None, expected: dict[str, Any]
+) -> None:
     given = {"method": "finetune", "selection_fraction": None, "refit": None, "eval_file": None, "test_fraction": 0.25}
-    return tiny.config(folder, "answer", **(given | options))
-
-
-def test_a_recommended_method_is_trained_on_all_rows(folder: Path) -> None:
-    baseline, config = chosen(comparison_config(folder), {"finetune": LOW, "mixout": HIGH})
-    assert (baseline, config.method, config.seed, config.output_dir) == (None, "mixout", 0, f"{folder}/answer/best")
-    assert (config.test_fraction, config.selection_fraction, config.refit) == (0.0, 0.0, False)
+    given |= options | {"model": f"{folder}/{options.get('model', 'model')}"}
+    found = chosen(tiny.config(folder, "answer", **given), {"finetune": LOW, recommended: HIGH})
+    assert found[0] == baseline and found[1].output_dir == f"{folder}/answer/best"
+    assert {name: getattr(found[1], name) for name in expected} == expected
 
 
 def test_what_the_data_decided_for_the_scores_holds_for_the_model(folder: Path) -> None:
     """On all rows, which may be too many for it, they would decide otherwise."""
     decided = {"p": 0.3, "attribution": "recorded", "layers": "all"}
-    _, config = chosen(comparison_config(folder), {"finetune": LOW, "ad-drop": HIGH}, decided)
-    assert {name: config.options[name] for name in decided} == decided
-
-
-@pytest.mark.parametrize("options", [{}, {"lora": {"r": 2}}, {"patience": 2}], ids=["plain", "lora", "patience"])
-def test_a_recommended_frozen_encoder_is_a_linear_model_on_it(folder: Path, options: dict[str, Any]) -> None:
-    baseline, config = chosen(comparison_config(folder, **options), {"finetune": LOW, "frozen": HIGH})
-    assert (baseline, config.max_steps, config.head_start, config.pooling) == (None, 0, "frozen", "mean")
-    assert config.lora is None and config.patience is None
-
-
-@pytest.mark.parametrize(("model", "name"), [("model", "tfidf"), ("model", "setfit"), ("gpt2", "frozen")])
-def test_what_is_no_model_of_transformers_is_kept_as_a_baseline(folder: Path, model: str, name: str) -> None:
-    given = comparison_config(folder, model=f"{folder}/{model}", protocol="paper")
-    baseline, config = chosen(given, {"finetune": LOW, "r-drop": tuple(x - 0.1 for x in LOW), name: HIGH})
-    assert (baseline, config.test_fraction, config.protocol) == (name, 0.0, "honest")
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("mixout", {"patience": 2}),
-        ("mixout", {"protocol": "paper"}),  # chooses the epoch on the evaluation rows
-        ("attendout", {}),  # is rewarded on them
-    ],
-)
-def test_rows_that_a_run_needs_stay_held_out(folder: Path, method: str, options: dict[str, Any]) -> None:
-    baseline, config = chosen(comparison_config(folder, **options), {"finetune": LOW, method: HIGH})
-    assert (baseline, config.method) == (None, method)
-    assert config.test_fraction == (0.25 if method == "attendout" or "protocol" in options else 0.0)
+    config = tiny.config(folder, "answer", method="finetune", eval_file=None, test_fraction=0.25)
+    _, found = chosen(config, {"finetune": LOW, "ad-drop": HIGH}, decided)
+    assert {name: found.options[name] for name in decided} == decided

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import os
+import pickle
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +23,18 @@ from helpers import tiny
 from attendrop import AttendropError
 from attendrop.runs.shared_results import forget_results
 from attendrop.runs.train import train
-from attendrop.studies.executor import run_units
-from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_job, write_missing
-from attendrop.studies.units import Event, Job, Unit
+from attendrop.studies.executor import OnEvent, open_runner
+from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_unit
+from attendrop.studies.units import Event, Result, Unit
 
 SHORT: dict[str, Any] = {"method": "finetune", "seed": 9, "epochs": 1}
 LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} for seed in range(2)]
 SECONDS_TO_END = 60
+
+
+def run_units(units: list[Unit], folder: Path, backend: str, on_event: OnEvent = lambda event: None) -> list[Result]:
+    with open_runner(folder, backend=backend, workers=2 if backend == "ray:local" else None) as runner:
+        return runner.run(units, on_event)
 
 
 # Without Ray ---------------------------------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ SHARES = [
 def test_units_share_the_cores_and_gpus_of_a_cluster(
     machines: list[dict[str, float]], asked: int | None, count: int, cores: float, gpus: float
 ) -> None:
-    assert share_of_job(machines, asked) == (count, {"num_cpus": cores, "num_gpus": gpus})
+    assert share_of_unit(machines, asked or 0) == (count, {"num_cpus": cores, "num_gpus": gpus})
 
 
 def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,38 +70,23 @@ def test_what_is_no_address_is_not_taken_for_a_cluster_that_is_down(address: str
 
 
 def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: Ray
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here" / "runs" / "run"
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
-    job = Job(Unit(tiny.config(folder, method="finetune", max_steps=1), keep_model=True), here)
-    message = run_on_machine(job.request(), str(tmp_path))
-    assert message["kind"] == "finished"
-    assert not here.exists()
-    assert list(there.iterdir()) == []
-    write_missing(here, message["files"])
-    assert tiny.read_metrics(here)["steps"] == 1
+    unit = Unit(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
+    with RayWorkers("local") as workers:
+        future = workers.submit(unit, here, tmp_path / "steps")
+        assert not here.exists() and list(there.iterdir()) == []
+        outcome = workers.outcome(future)
+    assert outcome["metrics"] == tiny.read_metrics(here)
     assert {"metrics.json", "run.json", "run.yaml", "model.safetensors"} <= {path.name for path in here.iterdir()}
     # Now it is on the disk of the study, where it stays as it is.
     changed = (here / "metrics.json").stat().st_mtime_ns
-    again = run_on_machine(job.request(), str(tmp_path))
-    assert again["kind"] == "finished" and set(again["files"]) < set(message["files"])
-    write_missing(here, again["files"])
+    again = run_on_machine(unit, here, tmp_path / "steps", str(tmp_path))
+    assert again["metrics"] == outcome["metrics"] and "files" not in again
     assert (here / "metrics.json").stat().st_mtime_ns == changed
-
-
-def test_a_run_on_another_machine_does_not_follow_a_link_of_others(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "precious").mkdir()
-    job = Job(Unit(tiny.config(folder, method="finetune", max_steps=1)), tmp_path / "here" / "runs" / "run")
-    name = hashlib.sha256(job.request()["folder"].encode()).hexdigest()[:16]
-    (tmp_path / f"attendrop-{name}").symlink_to(tmp_path / "precious")
-    message = run_on_machine(job.request(), str(tmp_path))
-    assert message["kind"] == "failed" and "is a link; delete it." in message["text"]
-    assert not list((tmp_path / "precious").iterdir())
 
 
 class RayError(Exception):
@@ -110,7 +98,7 @@ class RayTaskError(RayError):
 
 
 class Ray(SimpleNamespace):
-    """The part of Ray that is used: tasks run here when they are waited for; those in ``lost`` end by an error."""
+    """The part of Ray that is used: tasks run here at once; those in ``lost`` end by an error."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
     lost: list[Exception]
@@ -124,15 +112,15 @@ class Ray(SimpleNamespace):
     def remote(self, **options: Any) -> Callable[..., Any]:
         assert (options["max_retries"], options["num_cpus"], options["num_gpus"]) == (0, 1, 0)
         assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"]
-        return lambda function: SimpleNamespace(remote=lambda *given: (function, json.dumps(given)))
+        return lambda function: SimpleNamespace(remote=lambda *given: self.task(function, *given))
 
-    def wait(self, tasks: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
-        return tasks[-1:], tasks[:-1]  # in no order
-
-    def get(self, task: Any) -> Any:
+    def task(self, function: Callable[..., Any], *given: Any) -> Any:
+        future = Future[Any]()
         if self.lost:
-            raise self.lost.pop()
-        return task[0](*json.loads(task[1]))
+            future.set_exception(self.lost.pop())
+        else:
+            future.set_result(function(*pickle.loads(pickle.dumps(given))))
+        return SimpleNamespace(future=lambda: future)
 
     def cancel(self, task: Any, *, force: bool) -> None:
         raise RayError("it is gone")
@@ -154,17 +142,17 @@ def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Pa
     for losses, errors in ((3, []), (4, ["The run was lost (the machine died)."])):
         ray.lost.extend(RayError("the machine died.\nDetails") for _ in range(losses))
         events: list[Event] = []
-        results = run_units(units, tmp_path / str(losses), backend="ray:local", on_event=events.append)
+        results = run_units(units[:1], tmp_path / str(losses), "ray:local", events.append)
         assert [result.error for result in results if result.error] == errors
-        kinds = Counter(event.kind for event in events)
-        assert (kinds["started"], kinds["lost"], kinds["finished"]) == (2 + 3, 3, 2 - len(errors))
+        kinds = Counter(event.kind for event in events if event.kind != "warning" or "run again" in event.text)
+        assert (kinds["warning"], kinds["finished"]) == (3, 1 - len(errors))
 
 
 def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
     ray.lost.append(RayTaskError("Traceback\nModuleNotFoundError: No module named 'attendrop'"))
     units = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(2)]
     with pytest.raises(AttendropError, match=r"cannot run attendrop \(ModuleNotFoundError: No module named"):
-        run_units(units, tmp_path / "study", backend="ray:local")
+        run_units(units, tmp_path / "study", "ray:local")
 
 
 # On clusters ---------------------------------------------------------------------------------------------------------
@@ -220,7 +208,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(
     folder: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
-    monkeypatch.setattr("attendrop.studies.units.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
+    monkeypatch.setattr("attendrop.studies.workers.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
     study = tmp_path / "study"
     (second,) = cluster.worker_nodes
     raylet = second.all_processes["raylet"][0].process.pid
@@ -248,68 +236,15 @@ def test_a_machine_that_is_killed_costs_its_runs_only(
     events: list[Event] = []
     units = [Unit(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
     try:
-        results = run_units(units, study, backend=f"ray:{cluster.address}", on_event=events.append)
+        results = run_units(units, study, f"ray:{cluster.address}", events.append)
     finally:
         done.set()
         killer.join()
-    (lost,) = [event for event in events if event.kind == "lost"]
-    assert [lost.job.folder] == killed
+    (lost,) = [event for event in events if "run again" in event.text]
+    assert [lost.folder] == killed
     assert lost.text.startswith("The run was lost (")
-    started = Counter(event.job.folder for event in events if event.kind == "started")
-    assert started == {result.folder: 2 if result.folder in killed else 1 for result in results}
     assert finished_before
     assert all(path.stat().st_mtime_ns == time for path, time in finished_before.items())
     for result, options in zip(results, (SHORT, *LONG), strict=True):
         expected = train(tiny.config(folder, f"alone{options['seed']}", **options))
         assert tiny.scores_of(result.metrics) == tiny.scores_of(expected)
-
-
-PROGRAM = """
-import sys
-from helpers import tiny
-from pathlib import Path
-from attendrop.studies.units import Unit
-from attendrop.studies.executor import run_units
-
-folder, study, address = sys.argv[1:]
-units = [Unit(tiny.config(Path(folder), method="finetune", seed=seed, epochs=100_000)) for seed in range(2)]
-run_units(units, study, backend=f"ray:{address}")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Path, cluster: Any, number: int) -> None:
-    """Interrupted or killed, it leaves no process on the cluster."""
-    study, done = tmp_path / "study", threading.Event()
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(study), cluster.address]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        watch = threading.Thread(target=lambda: (process.wait(), done.set()))
-        watch.start()
-        found = wait_until(lambda: len(now := processes_of_runs(study)) == 2 and now, done)
-        process.send_signal(number)
-        said = process.stderr.read()
-        watch.join()
-    assert found, said
-    _, alive = psutil.wait_procs(found.values(), timeout=SECONDS_TO_END)
-    assert not alive
-    if number == signal.SIGINT:
-        # Python ends by the signal, or with code 1 if Ray evaluated a string after it, at shutdown.
-        assert process.returncode in (-number, 1), said
-        assert said.splitlines()[-1] == "KeyboardInterrupt", said
-    else:
-        assert process.returncode == -number, said
-
-
-@pytest.mark.slow
-def test_a_cluster_of_this_machine_ends_with_its_runs(folder: Path, tmp_path: Path, files_of_ray: None) -> None:
-    """`--ray local`: a run fails once, another succeeds, and no process is left."""
-    units = [Unit(tiny.config(folder, method="finetune", epochs=1, learning_rate=rate)) for rate in (1e-3, 1e25)]
-    before, events = psutil.Process().children(), list[Event]()
-    good, bad = run_units(units, tmp_path, workers=2, backend="ray:local", on_event=events.append)
-    _, alive = psutil.wait_procs(set(psutil.Process().children()) - set(before), timeout=SECONDS_TO_END)
-    assert not alive
-    assert good.metrics is not None and "Training diverged" in str(bad.error)
-    assert json.loads((bad.folder / "failed.json").read_text())["attempts"] == 1
-    assert "lost" not in {event.kind for event in events}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,20 +18,18 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
 from attendrop.cli.console import MessageConsole
-from attendrop.cli.progress import StudyProgress
+from attendrop.cli.progress import StudyProgress, duration
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig, checked, declared
 from attendrop.runs.model_source import Source
-from attendrop.runs.run_file import read_run_file
-from attendrop.runs.train import train
-from attendrop.studies import units
 from attendrop.studies.comparison import Comparison
-from attendrop.studies.executor import InProcess, run_units
-from attendrop.studies.study import check_study_folder, make_report, overall_rows
+from attendrop.studies.executor import open_runner
+from attendrop.studies.study import check_study_folder, default_folder, make_report, overall_rows, write_compared
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.units import BASELINES, Event, Job, Result, Unit, data_sha256, duration
+from attendrop.studies.units import Event, Result, Unit, data_sha256
+from attendrop.studies.workers import Workers
 
 
 def content(folder: Path, **changed: Any) -> dict[str, Any]:
@@ -88,24 +87,18 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_paths_may_name_environment_variables_and_the_home_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = content(folder)
-    found["data"][0] |= {"train_file": "$PLACE_OF_DATA/train.csv", "label_map": None}
-    found["models"] = "$PLACE_OF_DATA/model"
-    file = write(tmp_path / "study.yaml", found)
-    monkeypatch.setenv("PLACE_OF_DATA", str(folder))
-    config = read_study(file).units[0].config
-    assert (config.train_file, config.model) == (str(folder / "train.csv"), str(folder / "model"))
+    found = content(folder, models="$PLACE_OF_DATA/model")
+    found["data"][0] |= {"train_file": "$PLACE_OF_DATA/train.csv", "eval_file": "~/dev.csv", "label_map": None}
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("PLACE_OF_DATA", "~")  # as a file of variables gives it
-    found["data"][0]["eval_file"] = "~/dev.csv"
     config = read_study(write(tmp_path / "study.yaml", found)).units[0].config
     assert (config.train_file, config.eval_file) == (str(folder / "train.csv"), str(folder / "dev.csv"))
     assert config.model == str(folder / "model")
     monkeypatch.delenv("PLACE_OF_DATA")
-    message = "'$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"
-    assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+    with pytest.raises(AttendropError, match=r"'\$PLACE_OF_DATA/model', but PLACE_OF_DATA is not set"):
+        read_study(str(tmp_path / "study.yaml"))
 
 
 def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tmp_path: Path) -> None:
@@ -119,53 +112,32 @@ def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tm
     assert study.reference == "plain"
 
 
-def test_names_and_labels_are_on_one_line(folder: Path, tmp_path: Path) -> None:
-    found = content(folder, methods=["finetune", {"name": "r-drop", "label": "R-Drop\nof two lines\n"}], seeds=1)
-    found["data"][0]["name"] = "pairs\nof texts"
-    (setting,) = read_study(write(tmp_path / "study.yaml", found)).settings
-    assert (setting.name, [*setting.labels.values()]) == ("pairs of texts", ["R-Drop of two lines"])
-
-
-def test_settings_of_a_grid_of_data_are_named_by_them(
+def test_settings_are_named_by_what_varies_and_hold_out_rows(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [str(folder / "train.csv"), str(folder / "dev.csv")]
-    data = [
-        *({"task": ["cola", "rte"], "max_train_samples": 16}, {"name": 2024, "task": "cola", "shots": [2, 4]}),
-        {"name": " ", "train_file": files, "text_columns": "sentence1,sentence2", "label_column": "label"},
-    ]
-    study = read_study(write(tmp_path / "study.yaml", content(folder, data=data)))
-    assert [each.name for each in study.settings] == ["cola", "rte", "2024, shots=2", "2024, shots=4", "train", "dev"]
+    texts = {"text_columns": "sentence1,sentence2", "label_column": "label"}
+    data = [{"task": "cola", "shots": [2, 4], "name": "pairs\nof 2024"}, {"name": " ", "train_file": files, **texts}]
+    methods = ["finetune", {"name": "r-drop", "label": "R-Drop\nof two lines\n"}]
+    study = read_study(write(tmp_path / "study.yaml", content(folder, data=data, methods=methods, seeds=1)))
+    names = ["pairs of 2024, shots=2", "pairs of 2024, shots=4", "train", "dev"]
+    assert [each.name for each in study.settings] == names
+    assert [*study.settings[0].labels.values()] == ["R-Drop of two lines"]
+    assert [each.units[0].config.test_fraction for each in study.settings] == [0.0, 0.0, 0.25, 0.25]
     monkeypatch.chdir(folder)
-    models = ["model", str(tmp_path)]
-    study = read_study(write(tmp_path / "study.yaml", content(folder, models=models)))
-    assert [each.name for each in study.settings] == [f"pairs, model={model}" for model in models]
+    study = read_study(write(tmp_path / "study.yaml", content(folder, models=["model", str(tmp_path)], seeds=1)))
+    assert [each.name for each in study.settings] == [f"pairs, model={model}" for model in ("model", tmp_path)]
     assert study.units[0].config.model == str(folder / "model")
 
 
-def test_a_file_alone_is_scored_on_a_part_of_it(folder: Path, tmp_path: Path) -> None:
-    found = content(folder, baselines=["majority"])
-    del found["data"][0]["eval_file"]
-    units = read_study(write(tmp_path / "study.yaml", found)).units
-    assert {unit.method for unit in units} == {"finetune", "r-drop", "majority"}
-    assert {unit.config.test_fraction for unit in units} == {0.25}
-    found["run"] |= {"test_fraction": 0}
-    with pytest.raises(AttendropError, match="test-fraction 0 sets no rows aside"):
-        read_study(write(tmp_path / "study.yaml", found))
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"method": "finetune"}, "has an unknown key 'method'. Did you mean 'methods'?"),
+    ({"method": "finetune"}, "has an unknown key 'method' in study. Did you mean 'methods'?"),
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),
     ({"data": ["cola", "cola"]}, "has two data named 'cola'; give each a 'name'."),
     ({"methods": [{"name": "r-drop", "options": {"alpa": 1}}]}, "alpa"),
     ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
-    ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is not text: 5; quote it."),
-    ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
-    ({"reference": ["finetune"]}, "a reference that is not one of its methods, ['finetune']."),
     ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is not text: ['finetune', 'r-drop']"),
     ({"models": [["minilm"]]}, "a model that is not a name: ['minilm']."),
-    ({"data": [{"train_file": "a.csv", "text_columns": [["a"]]}]}, "must be names, comma-separated"),
     ({"reference": "finetun"}, "a reference that is not one of its methods, 'finetun'. Did you mean 'finetune'?"),
     (
         {"data": ["cola", {"task": "rte", "methods": "finetune"}], "methods": [{"name": "finetune", "label": "Plain"}]},
@@ -178,53 +150,41 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"methods": [{"name": "r-drop", "label": label} for label in "AB"]}, "has r-drop twice with the same options"),
     ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
-    ({"seeds": -2}, "has -2 seeds; give at least one, or a list."),
-    ({"seeds": "3"}, "has the text '3' as seeds: a number of them is without quotation marks."),
+    ({"run": {"test_fraction": 0}, "data": [{"train_file": "a.csv", "text_columns": "a"}]}, "test-fraction 0 sets no"),
     ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
     ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
-    ({"run": {"epochs": True}}, "study.yaml': epochs=True is not a whole number."),
     ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),
-    ({"seeds": 4000}, "has 12,000 runs, above the 10,000 that are allowed; divide it."),
     ({"run": {name: list(range(1, 99)) for name in ("epochs", "batch_size", "patience")}}, "has 941,192 runs, above"),
     (
         {"methods": [{"name": "r-drop", "options": ["p"]}]},
         "has ['p'] as options; write names with values, such as {p: ",
     ),
     ({"data": [3]}, "has 3 as data; write names with values, such as {task: rte}."),
-    ({"methods": [3]}, "has 3 as methods; write names with values, such as {name: "),
-    ({"run": ["epochs"]}, "has ['epochs'] as run; write names with values, such as {epochs: 4}."),
 ]
 
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED)
 def test_a_mistake_in_the_file_is_one_sentence(
-    folder: Path, tmp_path: Path, capsys: Captured, changed: dict[str, Any], message: str
+    folder: Path, tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    file = write(tmp_path / "study.yaml", content(folder, **changed))
-    assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
-
-
-def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n")
-    with pytest.raises(AttendropError, match=r"study.yaml' cannot be read, line 4: the key 'seeds' is given twice"):
-        read_study(str(tmp_path / "study.yaml"))
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        read_study(write(tmp_path / "study.yaml", content(folder, **changed)))
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("x: &x [a]\ny: [*x, *x]", r"line 2: aliases, \*name, are not read; write the value out\."),
-        ("x: " + "[" * 3000 + "]" * 3000, r"\(maximum recursion depth exceeded.*\)\."),
-        ("x: 2024-13-45", r"\(month must be in 1..12\)\."),
-        ("x: " + "9" * 5000, r"\(Exceeds the limit .*\)\."),
+        ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
+        ("x: &x [a]\ny: [*x, *x]", "line 2: aliases, *name, are not read; write the value out."),
+        ("x: " + "[" * 3000 + "]" * 3000, "maximum recursion depth exceeded"),
+        ("x: 2024-13-45", "month must be in 1..12"),
     ],
-    ids=["aliases", "deep", "no date", "long number"],
+    ids=["twice", "aliases", "deep", "no date"],
 )
-def test_yaml_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
+def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
     (tmp_path / "study.yaml").write_text(text)
-    for read, what in ((read_study, "study"), (read_run_file, "config")):
-        with pytest.raises(AttendropError, match=f"^The {what} file '.*study.yaml' cannot be read.* ?{told}$"):
-            read(str(tmp_path / "study.yaml"))
+    command = ["study", str(tmp_path / "study.yaml"), "--output-dir", str(tmp_path / "out")]
+    assert_refused(command, tmp_path / "out", told, capsys)
 
 
 NUMBERS = [
@@ -232,35 +192,15 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}-{name}" for kind, name in NUMBERS])
-def test_true_is_no_number(kind: Any, name: str) -> None:
-    for value in (True, False):
-        with pytest.raises(AttendropError, match=f"{name}={value} is not a .*number"):
-            checked(kind, name, value)
-
-
-def test_true_is_no_number_among_options_of_methods() -> None:
+def test_true_is_no_number() -> None:
+    for kind, name in NUMBERS:
+        with pytest.raises(AttendropError, match=f"{name}=True is not a .*number"):
+            checked(kind, name, True)
     for name in method_names():
-        kind = get_method(name)
-        for option in (each.name for each in fields(kind) if takes_numbers(kind, each.name)):
+        method = get_method(name)
+        for option in (each.name for each in fields(method) if takes_numbers(method, each.name)):
             with pytest.raises(AttendropError, match=f"{option}=True (is not a .*number|must name some)"):
                 build_method(name, {option: True})
-
-
-@pytest.mark.parametrize(
-    ("count", "told"),
-    [(-2, "workers=-2 must be a whole number, and at least 0."), (True, "workers=True must be a whole number"),
-     (10**6, "workers=1000000 are too many for 3 cores: each loads PyTorch and a model; give at most 16, or omit it.")],
-)  # fmt: skip
-def test_a_number_of_workers_is_checked_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, count: int, told: str
-) -> None:
-    monkeypatch.setattr(units, "available_cores", lambda: 3)
-    with pytest.raises(AttendropError, match=told):
-        run_units([], tmp_path / "study", workers=count)
-    if count is not True:
-        for command in (["study", "missing.yaml"], ["compare", "missing.csv"]):
-            assert_refused([*command, "--workers", str(count)], tmp_path / "out", told, capsys)
 
 
 def test_a_unit_is_named_by_its_options_and_its_data(
@@ -270,7 +210,7 @@ def test_a_unit_is_named_by_its_options_and_its_data(
     data = data_sha256(unit.config)
     key = Unit(tiny.config(folder, "other", method="finetune")).key(data)
     assert unit.key(data) == key
-    with monkeypatch.context() as patch:  # an option that older versions did not have
+    with monkeypatch.context() as patch:  # an option that is new
         patch.setattr(RunConfig, "as_dict", lambda self, known=RunConfig.as_dict: known(self) | {"new": None})
         assert unit.key(data) == Unit(tiny.config(folder, method="finetune")).key(data) == key
     for options in ({"seed": 1}, {"epochs": 3}, {"method": "r-drop"}, {"shots": 5}):
@@ -288,6 +228,17 @@ def test_a_unit_is_named_by_its_options_and_its_data(
     assert data_sha256(changed) != data
 
 
+def test_the_same_label_on_several_data_is_one_method(folder: Path, tmp_path: Path) -> None:
+    found = content(folder, seeds=4)
+    (pairs,) = found["data"]
+    own = {"name": "r-drop", "label": "mine", "options": {"alpha": 3.0}}
+    found["methods"] = ["finetune", own | {"options": {"alpha": [0.5, 1.0]}}]
+    found["data"] = [pairs | {"name": "one"}, pairs | {"name": "two", "methods": ["finetune", own]}]
+    one, two = read_study(write(tmp_path / "study.yaml", found)).settings
+    assert [*dict.fromkeys(one.labels.values())] == ["mine alpha=0.5", "mine alpha=1.0"]
+    assert {*two.labels.values()} == {"mine"} and two.units[1].options["alpha"] == 3.0
+
+
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
@@ -295,8 +246,13 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    start = InProcess.start
-    monkeypatch.setattr(InProcess, "start", lambda self, job: (ran.append(job.folder.name), start(self, job))[1])
+    submit = Workers.submit
+
+    def noted(self: Workers, unit: Unit, folder: Path, steps: Path) -> Any:
+        ran.append(folder.name)
+        return submit(self, unit, folder, steps)
+
+    monkeypatch.setattr(Workers, "submit", noted)
     found = content(folder, methods="finetune", baselines="majority", seeds=1)
     found["run"]["learning_rate"] = [1e-3, 1e25]
     command = ["study", write(tmp_path / "study.yaml", found), "--output-dir", str(tmp_path / "out")]
@@ -309,8 +265,8 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     report = json.loads(out)
     assert len(ran) == 4
     assert list(report["settings"]) == ["pairs, learning_rate=0.001", "pairs, learning_rate=1e+25"]
-    assert [(run["method"], run["seed"]) for run in report["failed"]] == [("finetune", 0)]
-    assert "Training diverged" in report["failed"][0]["error"]
+    (failed,) = report["failed"]
+    assert (failed["method"], failed["seed"]) == ("finetune", 0) and "Training diverged" in failed["error"]
     assert "failed: Training diverged" in err
     assert json.loads((tmp_path / "out" / "answer.json").read_text()) == report
     assert "## Failed runs" in (tmp_path / "out" / "answer.md").read_text()
@@ -321,116 +277,75 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
         ("pairs, learning_rate=1e+25", "majority", "1"),
     ]
     assert cli.main(command) == 1
-    assert ran[4:] == [Path(report["failed"][0]["folder"]).name]
+    assert ran[4:] == [Path(failed["folder"]).name]
     assert "Failed runs:" in capsys.readouterr().out
-    failed = json.loads((Path(report["failed"][0]["folder"]) / "failed.json").read_text())
-    assert failed["attempts"] == 2
+    assert list(json.loads((tmp_path / "out/failed.json").read_text())) == ran[4:]
     assert cli.main([*command[:2], "--output-dir", str(folder / "model")]) == 2
     assert "holds other files" in capsys.readouterr().err
 
 
-def test_data_and_models_that_change_meanwhile_end_a_study(folder: Path, tmp_path: Path) -> None:
+def run(units: list[Unit], folder: Path, on_event: Any = lambda event: None) -> list[Result]:
+    with open_runner(folder, workers=0) as runner:
+        return runner.run(units, on_event)
+
+
+@pytest.mark.parametrize("changed", ["train.csv", "model/config.json"])
+def test_data_and_models_that_change_meanwhile_end_a_study(folder: Path, tmp_path: Path, changed: str) -> None:
     """Otherwise runs of two data sets were compared, and kept when the first was restored."""
-    for changed in ("train.csv", "model/config.json"):
-        own = shutil.copytree(folder, tmp_path / Path(changed).stem)
-        units = [Unit(tiny.config(own, seed=seed), "majority") for seed in (0, 1)]
+    own = shutil.copytree(folder, tmp_path / "own")
+    units = [Unit(tiny.config(own, seed=seed), "majority") for seed in (0, 1)]
 
-        def edit(event: Event, file: Path = own / changed) -> None:
-            if event.kind == "finished":
-                file.write_text(file.read_text() + "\n")
+    def edit(event: Event) -> None:
+        if event.kind == "finished":
+            (own / changed).write_text((own / changed).read_text() + "\n")
 
-        with pytest.raises(AttendropError, match=r"or the model '.*', changed meanwhile"):
-            run_units(units, own / "study", workers=0, on_event=edit)
-        again = run_units(units, own / "study", workers=0)
-        assert len({result.folder for result in again}) == 2
-        assert len(list((own / "study" / "runs").iterdir())) == 3  # that of the former data is another
-
-
-def test_a_study_goes_on_with_data_and_a_model_that_were_moved(folder: Path, tmp_path: Path) -> None:
-    def units(place: Path) -> list[Unit]:
-        config = tiny.config(place, method="finetune", max_steps=2, head_start="random")
-        return [Unit(config), Unit(config, "majority")]
-
-    here = shutil.copytree(folder, tmp_path / "here")
-    begun = run_units(units(here), tmp_path / "study", workers=0)
-    for result in begun:
-        (result.folder / "metrics.json").unlink()
-    there = here.rename(tmp_path / "there")
-    assert [each.error for each in run_units(units(there), tmp_path / "study", workers=0)] == [None, None]
-    edits = [
-        ("train.csv", ",no\n", ",yes\n", "training data"),
-        ("model/config.json", "{", '{"new": 1,', "files of the model"),
-    ]
-    for file, old, new, what in edits:
-        content = (there / file).read_text()
-        (there / file).write_text(content.replace(old, new, 1))
-        with pytest.raises(AttendropError, match=f"The {what} .*changed since"):
-            train(replace(units(there)[0].config, output_dir=str(begun[0].folder)), resume=True)
-        (there / file).write_text(content)
+    with pytest.raises(AttendropError, match=r"or the model '.*', changed meanwhile"):
+        run(units, own / "study", edit)
+    again = run(units, own / "study")
+    assert len({result.folder for result in again}) == 2
+    assert len(list((own / "study" / "runs").iterdir())) == 3  # that of the former data is another
 
 
 def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) -> None:
     units = [Unit(tiny.config(folder, seed=seed), "majority") for seed in (0, 1)]
-    first, second = run_units(units, tmp_path, workers=0)
-    written = (first.folder / "metrics.json").read_text()
+    first, second = run(units, tmp_path)
     (first.folder / "metrics.json").write_text("")
-    again = run_units(units, tmp_path, workers=0)
+    again = run(units, tmp_path)
     assert again[1].metrics == second.metrics
     assert "Or delete it, and start again." in str(again[0].error)
-    (first.folder / "metrics.json").unlink()
-    assert run_units(units, tmp_path, workers=0)[0].error is None
-    (first.folder / "metrics.json").write_text("")
-    run_units(units, tmp_path, workers=0)
-    (first.folder / "metrics.json").write_text(written)
-    shutil.rmtree(second.folder)
-    second.folder.mkdir()
-    write(second.folder / ".failed.json.0a1b2c3d.partial", {})  # of a unit that failed at once
-    assert run_units(units, tmp_path, workers=0)[1].error is None
-    assert [path.name for path in tmp_path.glob("runs/[!.]*/*failed.json*")] == []
+    assert list(json.loads((tmp_path / "failed.json").read_text())) == [first.folder.name]
+    (tmp_path / "failed.json").write_text("[")  # nothing rests on it
+    shutil.rmtree(first.folder)
+    assert [each.error for each in run(units, tmp_path)] == [None, None]
 
 
-def test_the_answer_of_another_file_of_the_same_name_is_not_replaced(
-    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_answers_of_other_files_and_of_users_are_not_replaced(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have the default folder `runs/study`, unless another is named."""
-
-    def run(study: Study, folder: Path, **_: Any) -> Any:
-        folder.mkdir(parents=True, exist_ok=True)
-        return make_report(Study(()), {})
-
-    monkeypatch.setattr("attendrop.studies.study.run_study", run)
+    """Two study files have the default folder `runs/study`; and `attendrop train` makes a folder of runs, too."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(name).mkdir()
         write(Path(name) / "study.yaml", content(folder, methods="finetune"))
-    assert [cli.main(["study", "a/study.yaml"]) for _ in range(2)] == [0, 0]
-    capsys.readouterr()
-    assert cli.main(["study", "b/study.yaml"]) == 2
+    place = default_folder("a/study.yaml")
+    (place / "runs").mkdir(parents=True)
+    write_compared(place, {"mine": []}, "finetune", "a/study.yaml")
+    check_study_folder(place, file="a/study.yaml")
     told = f"'runs/study' holds the answer of '{tmp_path / 'a/study.yaml'}', which would be replaced; name another"
-    assert told in capsys.readouterr().err
-    assert cli.main(["study", "b/study.yaml", "--output-dir", "runs/b"]) == 0
+    with pytest.raises(AttendropError, match=re.escape(told)):
+        check_study_folder(place, file="b/study.yaml")
+    with pytest.raises(AttendropError, match="holds the answer of a study; name another one"):
+        check_study_folder(place, comparison=True)
+    shutil.move(place, "named")
+    check_study_folder(Path("named"), file="b/study.yaml")  # as it was asked for
     shutil.move("a", "c")
-    assert cli.main(["study", "c/study.yaml"]) == 0
-    own = write(Path("study.json"), content(folder, methods="finetune"))  # in a project with its folder of runs
-    before = Path(own).read_bytes()
-    assert cli.main(["study", own, "--output-dir", "."]) == 2
-    assert Path(own).read_bytes() == before
-    assert (
-        "'study.json' has the name of the record of a study in '.', which would replace it" in capsys.readouterr().err
-    )
-    assert cli.main(["study", "c/study.yaml", "--output-dir", "."]) == 2
-    assert "'study.json' is not valid JSON: it was damaged, or attendrop did not" in capsys.readouterr().err
-
-
-def test_an_answer_of_the_user_is_not_replaced(tmp_path: Path) -> None:
-    """`attendrop train` makes a folder of runs in a project, too."""
-    (tmp_path / "runs").mkdir()
-    check_study_folder(tmp_path)
-    (tmp_path / "answer.csv").write_text("my,data")
+    shutil.move("named", place)
+    check_study_folder(place, file="c/study.yaml")
+    (tmp_path / "own" / "runs").mkdir(parents=True)
+    check_study_folder(tmp_path / "own")
+    (tmp_path / "own" / "answer.csv").write_text("my,data")
     with pytest.raises(AttendropError, match=r"answer\.csv' was not written by attendrop, and would be replaced"):
-        check_study_folder(tmp_path)
-    (tmp_path / "compared.json").write_text('{"settings": {}}')
-    check_study_folder(tmp_path)
+        check_study_folder(tmp_path / "own")
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -496,84 +411,32 @@ def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path
     assert width("a", "b") == pytest.approx(width("a") / 2**0.5, rel=0.05)
 
 
-def test_methods_with_the_same_label_are_one_row_over_all_settings(folder: Path, tmp_path: Path) -> None:
-    found = content(folder, seeds=4)
-    (pairs,) = found["data"]
-    own = {"name": "r-drop", "label": "mine", "options": {"alpha": 3.0}}
-    found["methods"] = ["finetune", own | {"options": {"alpha": [0.5, 1.0]}}]
-    found["data"] = [pairs | {"name": "one"}, pairs | {"name": "two", "methods": ["finetune", own]}]
-    study = read_study(write(tmp_path / "study.yaml", found))
-    results = {
-        each.name: [result(unit, 0.5).labelled(each.labels.get(unit.key())) for unit in each.units]
-        for each in study.settings
-    }
-    report = make_report(study, results)
-    assert [row.label for row in report.answers["one"].rows] == ["finetune", "mine alpha=0.5", "mine alpha=1.0"]
-    assert [row.label for row in report.answers["two"].rows] == ["finetune", "mine"]
-    assert report.answers["two"].rows[1].options["alpha"] == 3.0
-
-
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
 def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
-    jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
+
+    def happens(kind: Any, seed: int, **more: Any) -> None:
+        progress(Event(kind, Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}"), **more))
+
     console = MessageConsole(record=True, width=200)
-    progress = StudyProgress(console, [job.unit for job in jobs])
-    assert progress.state() == "0 of 5"
-    progress(Event("kept", jobs[0]))
-    progress(Event("started", jobs[1]))
+    progress = StudyProgress(console, 5)
+    happens("kept", 0)
     assert progress.state() == "1 of 5"
     now = 60.0
-    progress(Event("progress", jobs[1], steps=5, planned_steps=10))
-    assert progress.state() == "1 of 5, step 5 of 10, 7 min to 14 min left"  # twice, if it trains again on all rows
-    assert "1 of 5, step 5 of 10" in console.export_text()  # though no run has finished
+    happens("progress", 1, steps=5, planned_steps=10)
+    assert progress.state() == "1 of 5, about 7 min left"  # half a run took a minute
+    assert "1 of 5, about" in console.export_text()  # though no run has finished
     now = 120.0
-    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5, "total_seconds": 90.0}))
-    assert "2 of 5, about 4 min left: run1 accuracy 0.5000" in console.export_text()
-    progress(Event("kept", jobs[1]))  # a search asks again for a run that it has
-    assert progress.state() == "2 of 5, about 4 min left"
-    progress(Event("started", jobs[2]))
-    progress(Event("started", jobs[3]))
-    for job in jobs[2:4]:
-        progress(Event("progress", job, steps=6, planned_steps=12))
-    assert progress.state() == "2 of 5, step 12 of 24 of 2 runs, about 2 min left"  # two at a time
-    progress(Event("lost", jobs[2]))
-    progress(Event("failed", jobs[2]))
-    assert progress.state() == "3 of 5, 1 failed, step 6 of 12, about 1 min left"
-    for kind in ("started", "failed"):  # and it runs one again that failed
-        progress(Event(kind, jobs[2]))
-    assert progress.state().startswith("3 of 5, 1 failed")
+    happens("finished", 1, metrics={"metric": "accuracy", "score": 0.5})
+    assert "2 of 5, about 6 min left: run1 accuracy 0.5000" in console.export_text()
+    for seed in (2, 3):
+        happens("progress", seed, steps=6, planned_steps=12)
+    assert progress.state() == "2 of 5, about 2 min left"  # two at a time
+    happens("failed", 2, text="out of memory")
+    assert progress.state().startswith("3 of 5, 1 failed, about ")
+    progress.plan(3)
+    assert progress.state() == "3 of 3, 1 failed"
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
-
-
-def test_the_time_that_is_left_is_within_what_was_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
-    takes = {"finetune": 60.0, "r-drop": 200.0, "mixout": 90.0, "majority": 1.0, "tfidf": 2.0, "frozen": 20.0}
-    tuned = {name: name for name in takes if name not in BASELINES}
-    units = [
-        Unit(tiny.config(folder, seed=seed, method=tuned.get(name, "finetune")), None if name in tuned else name)
-        for seed in range(5)
-        for name in takes
-    ]
-    whole = sum(takes[unit.method] for unit in units)
-    progress = StudyProgress(MessageConsole(quiet=True), quiet=True)
-    progress.plan(units)
-    for number, unit in enumerate(units):
-        job = Job(unit, Path(str(number)))
-        progress(Event("started", job))
-        for part in range(1, 5):
-            now += takes[unit.method] / 4
-            if unit.baseline is None:
-                progress(Event("progress", job, steps=part, planned_steps=4))
-            low, high = progress.left() or (0.0, whole)
-            assert low - 20 <= whole - now <= high + 20  # the part of a baseline that is done is not known
-            if number >= len(takes):  # each method was measured
-                assert high - low <= 1e-6
-        progress(
-            Event("finished", job, metrics={"metric": "accuracy", "score": 0.5, "total_seconds": takes[unit.method]})
-        )
-    assert progress.left() == (0.0, 0.0) and progress.state() == "30 of 30"

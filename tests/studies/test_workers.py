@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from helpers import tiny
-from helpers.broken_gpu import work_until_gpu_breaks
 from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
 from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
-from attendrop.studies import executor, local_workers, units, worker
-from attendrop.studies.executor import open_runner, run_units
-from attendrop.studies.local_workers import LocalWorkers, threads_of_worker
+from attendrop.studies import units, workers
+from attendrop.studies.executor import open_runner
 from attendrop.studies.units import Event, Unit
+from attendrop.studies.workers import LocalWorkers, threads_of_worker
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
 
@@ -35,14 +35,14 @@ def unit(folder: Path, **options: Any) -> Unit:
 
 def process_of(event: Event) -> int:
     """The process that runs a unit, which the lock of its folder names."""
-    return int(json.loads((partial_of(event.job.folder) / ".lock").read_text())["pid"])
+    return int(json.loads((partial_of(event.folder) / ".lock").read_text())["pid"])
 
 
 def test_units_run_once_each_and_keep_their_scores_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Duplicates, failures, warm workers, order."""
-    monkeypatch.setattr(local_workers, "_SPAWN", CONTEXT)
+    """Duplicates, failures, warm workers, order; the scores are those of the single command."""
+    monkeypatch.setattr(workers, "_SPAWN", CONTEXT)
     asked = [
         unit(folder, max_steps=1),
         unit(folder, seed=1, method="ad-drop", max_steps=2),
@@ -56,7 +56,6 @@ def test_units_run_once_each_and_keep_their_scores_only(
         again: list[Event] = []
         reordered = runner.run([asked[1], asked[0]], again.append)
         assert [event.kind for event in again] == ["kept"] * 2
-        assert runner.run([asked[2]], again.append) == [results[2]] and len(again) == 2  # one that failed, neither
     alone = train(tiny.config(folder, "alone", seed=1, method="ad-drop", epochs=1, max_steps=2))
     assert tiny.scores_of(results[1].metrics) == tiny.scores_of(alone)
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
@@ -64,17 +63,28 @@ def test_units_run_once_each_and_keep_their_scores_only(
     assert [event.kind for event in events].count("finished") == 2
     assert "Training diverged" in str(results[2].error)
     assert "nowhere.csv" in str(results[4].error)
-    for i in (2, 4):
-        failed = json.loads((results[i].folder / "failed.json").read_text())
-        assert (failed["error"], failed["attempts"]) == (results[i].error, 1) and results[i].seconds > 0
+    failed = json.loads((tmp_path / "study/failed.json").read_text())
+    assert {name: each["error"] for name, each in failed.items()} == {
+        results[i].folder.name: results[i].error for i in (2, 4)
+    }
     kept = ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
     assert sorted(os.listdir(results[0].folder)) == kept
 
 
-def test_units_are_not_shared_by_the_processes_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(-2, "workers=-2 must be a whole number, and at least 0."), (True, "workers=True must be a whole number"),
+     (10**6, "workers=1000000 are too many for 3 cores: each loads PyTorch and a model; give at most 16, or omit it.")],
+)  # fmt: skip
+def test_a_number_of_workers_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: str
+) -> None:
+    monkeypatch.setattr(units, "available_cores", lambda: 3)
+    with pytest.raises(AttendropError, match=told), open_runner(tmp_path / "study", workers=count):
+        pytest.fail("it was opened")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(AttendropError, match="without torchrun"):
-        run_units([], tmp_path / "study")
+    with pytest.raises(AttendropError, match="without torchrun"), open_runner(tmp_path / "study"):
+        pytest.fail("it was opened")
     assert not (tmp_path / "study").exists()
 
 
@@ -83,45 +93,40 @@ def test_a_worker_that_is_killed_costs_its_unit_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first unit is killed once, in mid-training, and goes on; the second one each time, and fails."""
-    monkeypatch.setattr(units, "SECONDS_BETWEEN_CHECKPOINTS", 0.1)
     long, doomed = unit(folder, method="ad-drop", epochs=15), unit(folder, seed=1, epochs=100_000)
     events: list[Event] = []
 
     def kill(event: Event) -> None:
         events.append(event)
         if event.kind == "progress" and event.steps > 3:
-            is_first = len([e for e in events if e.kind == "lost" and e.job.unit is long]) == 0
-            if event.job.unit is doomed or is_first:
+            is_first = not [each for each in events if "run again" in each.text and each.unit is long]
+            if event.unit is doomed or is_first:
                 os.kill(process_of(event), signal.SIGKILL)
 
     with open_runner(tmp_path / "study", workers=2) as runner:
         results = runner.run([long, doomed, unit(folder)], kill)
-    assert tiny.scores_of(results[0].metrics) == tiny.scores_of(
-        train(tiny.config(folder, "long", method="ad-drop", epochs=15))
-    )
+    alone = train(tiny.config(folder, "long", method="ad-drop", epochs=15))
+    assert tiny.scores_of(results[0].metrics) == tiny.scores_of(alone)
     assert results[1].error == "The worker process was killed by SIGKILL."
     assert results[2].metrics is not None
-    # A warning tells of a checkpoint that the process was writing when it was killed.
-    assert [e.kind for e in events if e.job.unit is doomed and e.kind not in ("progress", "warning")] == [
-        *("started", "lost"),
-        *("started", "failed"),
-    ]
+    told = [event.text for event in events if event.unit is doomed and event.kind in ("warning", "failed")]
+    assert told[0] == "The worker process was killed by SIGKILL. It is run again." and told[-1] == results[1].error
 
 
 PROGRAM = """
 import sys
 from helpers import tiny
 from pathlib import Path
-from attendrop.studies import units
-from attendrop.studies.executor import run_units
+from attendrop.studies import executor
+from attendrop.studies.units import Unit
 
 def say(event):
     print(event.kind, event.steps, flush=True)
 
 folder = Path(sys.argv[1])
-units.SECONDS_BETWEEN_CHECKPOINTS = 0.05
-asked = [units.Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
-run_units(asked, sys.argv[2], workers=2, on_event=say)
+asked = [Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
+with executor.open_runner(sys.argv[2], workers=2) as runner:
+    runner.run(asked, say)
 """
 
 
@@ -151,99 +156,64 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
     else:
         assert process.returncode == -number
     options = [PLAIN | {"method": "ad-drop", "seed": seed, "epochs": 12} for seed in range(2)]
-    found = run_units([unit(folder, **each) for each in options], tmp_path / "study", workers=1)
+    with open_runner(tmp_path / "study", workers=1) as runner:
+        found = runner.run([unit(folder, **each) for each in options])
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
     assert [tiny.scores_of(result.metrics) for result in found] == [tiny.scores_of(metrics) for metrics in expected]
 
 
-def test_each_worker_has_a_gpu_and_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_workers, "visible_gpus", lambda: ["4", "7"])
-    monkeypatch.setattr(local_workers, "available_cores", lambda: 7)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+@pytest.mark.parametrize(("named", "gpus"), [(None, ["0", "1"]), ("4,7", ["4", "7"]), ("GPU-a,MIG-b", None)])
+def test_each_worker_has_a_gpu_and_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, gpus: list[str] | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(workers, "available_cores", lambda: 7)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    for count, threads, gpus in ((None, "3", ["4", "7"]), (3, "2", ["4", "7", "4"])):
-        with LocalWorkers(count) as workers:
-            environments = [each.environment for each in workers._workers]
-            assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == gpus
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    first, second = gpus or ("GPU-a", "MIG-b")
+    for count, threads, expected in ((None, "3", [first, second]), (3, "2", [first, second, first])):
+        with LocalWorkers(count) as local:
+            environments = [each.environment for each in local.slots]
+            assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == expected
             assert {each["OMP_NUM_THREADS"] for each in environments} == {threads}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the user's number holds for all libraries
     assert set(threads_of_worker(3).values()) == {"1"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with LocalWorkers() as local:
+        assert [set(each.environment) for each in local.slots] == [set(workers._THREADS)] * 7
 
 
-@pytest.mark.parametrize(
-    ("named", "found"), [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,MIG-b", ["GPU-a", "MIG-b"])]
-)
-def test_gpus_are_those_that_this_process_may_use(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert local_workers.visible_gpus() == found
+@pytest.mark.parametrize(("details", "ended"), [("Traceback ...", True), ("", False)])
+def test_after_an_unexpected_error_the_next_unit_has_a_new_process(details: str, ended: bool) -> None:
+    """As after a failed assertion of a GPU, which ends all further work of its process."""
+    killed: list[bool] = []
+    process: Any = SimpleNamespace(kill=lambda: killed.append(True), join=lambda: None, exitcode=-9)
+    with LocalWorkers(1) as local:
+        (slot,) = local.slots
+        slot.process, slot.future = process, Future()
+        slot.future.set_result({"error": "CUDA error", "details": details})
+        assert local.outcome(slot.future)["error"] == "CUDA error"
+        assert (slot.future, bool(killed), slot.process is None) == (None, ended, ended)
 
 
-@pytest.mark.slow
-def test_a_worker_whose_gpu_broke_is_started_again(
+def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_workers, "work", work_until_gpu_breaks)
-    pids = set()
+    stopped, steps = unit(folder), tmp_path / "steps"
+    seen: list[int] = []
 
-    def note(event: Event) -> None:
-        if event.kind == "progress":
-            pids.add(process_of(event))
+    def write(file: Path, text: str) -> None:
+        seen.append(int(text.split()[0]))
+        if seen == [1, 2, 3]:
+            raise KeyboardInterrupt
 
-    results = run_units([unit(folder, seed=seed) for seed in range(3)], tmp_path / "study", workers=1, on_event=note)
-    assert [each.error for each in results] == [
-        None,
-        "AcceleratorError: CUDA error: device-side assert triggered",
-        None,
-    ]
-    assert len(pids) == 2
-
-
-def test_this_process_ends_a_study_when_its_gpu_broke(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(job: Any, **options: Any) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(worker, "run_unit", broken)
-    with pytest.raises(AttendropError, match=r"cannot use its GPU any more .*illegal memory access"):
-        run_units([unit(folder)], tmp_path / "study", workers=0)
-
-
-def test_this_process_shows_warnings_of_its_runs_only(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def performed(request: Any, send: Any) -> dict[str, Any]:
-        for package in ("runs.data", "tasks.likeness", "methods.ad_drop_records"):
-            logging.getLogger(f"attendrop.{package}").info("held out, as for all runs")
-            logging.getLogger(f"attendrop.{package}").warning("of %s", package)
-        return {"kind": "failed", "text": "", "details": ""}
-
-    monkeypatch.setattr(executor, "perform", performed)
-    with caplog.at_level(logging.INFO, "attendrop"):
-        run_units([unit(folder)], tmp_path / "study", workers=0)
-        logging.getLogger("attendrop.studies").info("then")
-    assert caplog.messages == ["of runs.data", "of tasks.likeness", "of methods.ad_drop_records", "then"]
-
-
-def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    stopped, steps = unit(folder), []
-
-    def stop(event: Event) -> None:
-        if event.kind == "progress":
-            steps.append(event.steps)
-            if event.steps == 3 and len(steps) == 3:
-                raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_SECONDS_BETWEEN_REPORTS", 0.0)
-        patch.setattr(units, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            run_units([stopped], tmp_path, workers=0, on_event=stop)
-        (result,) = run_units([stopped], tmp_path, workers=0, on_event=stop)
-    assert 1 < steps[3] <= 4
-    assert tiny.scores_of(result.metrics) == tiny.scores_of(train(tiny.config(folder, "undisturbed", **PLAIN)))
+    monkeypatch.setattr(workers, "SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(workers, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(workers, "write_text", write)
+    with pytest.raises(KeyboardInterrupt):
+        workers.perform(stopped, tmp_path / "run", steps)
+    outcome = workers.perform(stopped, tmp_path / "run", steps)
+    assert 1 < seen[3] <= 4
+    assert tiny.scores_of(outcome["metrics"]) == tiny.scores_of(train(tiny.config(folder, "undisturbed", **PLAIN)))

@@ -10,7 +10,6 @@ import pytest
 from safetensors import SafetensorError
 
 from attendrop.errors import AttendropError
-from attendrop.reports.figures import picture_file
 from attendrop.support.files import (
     PARTIAL,
     check_output,
@@ -58,11 +57,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert file.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
-def _draw(path: Path) -> None:
-    with picture_file(path, (1, 1)):
-        pass
-
-
 def _predict(path: Path) -> None:
     task = files_task(["text"], Classification(("no", "yes")))
     with PredictionWriter(path, task) as writer:
@@ -74,7 +68,6 @@ WRITERS = {
     "text": lambda path: write_text(path, "new"),
     "json": lambda path: write_json(path, ["new"]),
     "skipped rows": lambda path: write_skipped(path, [SkippedRow("a.csv", "line 2", "empty", {})]),
-    "picture": _draw,
     "predictions": _predict,
 }
 

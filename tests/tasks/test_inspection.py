@@ -36,7 +36,7 @@ def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
 def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens of 200,000 rows would take gigabytes."""
     file, sizes = tmp_path / "a.csv", list[int]()
-    file.write_text("text,label\n" + "a cat sees it,yes\nno dog does so,no\n" * 1250)
+    file.write_text("text,label\n" + "a cat sees it,yes\nno dog does so,no\n" * 2500)
 
     class Counting:
         no_truncation = no_padding = staticmethod(lambda: None)
@@ -49,7 +49,7 @@ def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, mon
     (tmp_path / "tokenizer.json").touch()
     monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=lambda file: Counting))
     unit, lengths = inspect_files(file).lengths(str(tmp_path))
-    assert unit == f"tokens of {tmp_path}" and lengths == [4] * 2500 and max(sizes) <= 1000
+    assert unit == f"tokens of {tmp_path}, in 1667 of the rows" and lengths == [4] * 1667 and max(sizes) <= 500
 
 
 def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
@@ -67,24 +67,6 @@ def test_the_time_of_an_answer_to_a_form_is_no_text(tmp_path: Path, time: str) -
     file.write_text("Timestamp,Message,Team\n" + "".join(rows))
     found = inspect_files(file)
     assert found.text_columns == ("Message",) and found.columns[0].role == "date"
-
-
-@pytest.mark.parametrize(
-    ("name", "times", "doubt"),
-    [
-        ("id", 2, "12 rows with the id of an earlier row, in 'id'."),
-        ("id", 4, "18 rows with the id of an earlier row, in 'id'."),
-        ("ticket_id", 2, "12 rows with the id of an earlier row, in 'ticket_id'."),
-        ("id", 1, None),
-        ("customer_id", 2, None),  # who writes more than once
-        ("thread_id", 6, None),  # several rows of each
-    ],
-)
-def test_ids_that_are_repeated_are_doubtful(tmp_path: Path, name: str, times: int, doubt: str | None) -> None:
-    """The texts may differ by a space, or the rows may be of two versions of the data."""
-    rows = [f"{n // times},the text {n},{'xy'[n % 2]}" for n in range(24)]
-    (tmp_path / "a.csv").write_text("\n".join([f"{name},text,label", *rows]))
-    assert inspect_files(tmp_path / "a.csv").doubts().get("ids") == doubt
 
 
 @pytest.mark.parametrize("label_type", ["auto", "tags"])
@@ -105,18 +87,9 @@ def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
     assert note.startswith(f"column 'label': the labels 'N/A' ({file}, line 4) are read as classes")
 
 
-def test_objects_have_no_columns_of_texts_and_labels(tmp_path: Path) -> None:
-    row = {"ticket": {"subject": "where is it", "id": 1}, "fields": {"team": "billing"}, "note": None}
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row | {"id": n}) + "\n" for n in range(9)))
-    assert inspect_files(tmp_path / "a.jsonl").doubts()["objects"] == (
-        "Columns of objects: 'ticket', 'fields'; to read a value in one, give it a column of its own."
-    )
-
-
-@pytest.mark.parametrize("title", ["Export 2025;;", "Export 2025"])
-def test_a_title_above_the_header_is_doubtful(tmp_path: Path, title: str) -> None:
+def test_a_title_above_the_header_is_doubtful(tmp_path: Path) -> None:
     rows = "Nr;Text;Team\n1;where is my parcel;A\n2;the bill is wrong;B\n3;no parcel yet;A\n"
-    (tmp_path / "a.csv").write_text(f"{title}\n{rows}")
+    (tmp_path / "a.csv").write_text(f"Export 2025;;\n{rows}")
     assert inspect_files(tmp_path / "a.csv").doubts()["unnamed"].endswith("delete a title above it, or name them.")
     (tmp_path / "a.csv").write_text(rows.replace("Nr", ""))  # as pandas writes an index
     assert "unnamed" not in inspect_files(tmp_path / "a.csv").doubts()
@@ -126,10 +99,7 @@ def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
     texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
     lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    assert inspect_files(tmp_path / "a.jsonl").doubts() == {
-        "without_text": "3 rows without a text.",
-        "not_text": "2 rows with something other than a text, such as {'en': 'a dog'}.",
-    }
+    assert inspect_files(tmp_path / "a.jsonl").doubts() == {"without_text": "5 rows without a text."}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +124,6 @@ def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path, texts: tuple[
     file.write_text("\n".join(["number,message,kind", *rows]), encoding="utf-8")
     found = inspect_files(file)
     assert (found.text_columns, found.label_column) == (("message",), "kind")
-    assert [column.role for column in found.columns] == ["id", "text", "label"] and found.columns is found.columns
+    assert [column.role for column in found.columns] == ["id", "text", "label"]
     unit, lengths = found.lengths("./no/such/model")
     assert unit == "words" and 4 <= min(lengths) <= max(lengths) <= 8

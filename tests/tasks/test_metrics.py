@@ -16,7 +16,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores, constant_scores, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.table_files import read_table
+from attendrop.tasks.table import read_table
 
 OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")

@@ -10,6 +10,7 @@ import typer
 from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import path_argument, read_settings
+from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.run_folder import input_files, read_run
 from attendrop.support.files import check_output, write_text
@@ -39,7 +40,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_stages import load_stages
+    from attendrop.reports.attention_maps import load_stages
     from attendrop.reports.attention_viewer import attention_page, show_texts
 
     options = read_settings(settings or [])
@@ -48,13 +49,14 @@ def attend(
     is_run = folder.is_dir() and read_run(folder) is not None
     file = Path(output or (folder / _FILE if is_run else _FILE))
     check_output(file, input_files(folder), overwrite=overwrite)
+    if not file.parent.is_dir():
+        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
     with messages(quiet=quiet):
         stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )
         page = attention_page(folder.absolute().name, stages, shown, attribution)
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, page)
     found: dict[str, Any] = {
         "model": model,

@@ -16,7 +16,7 @@ from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
-from attendrop.tasks.label_map import write_label_map
+from attendrop.tasks.labels import write_label_map
 from attendrop.tasks.values import may_be_missing
 from attendrop.wording import aligned, counted, names_of
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 20
 _MAX_LENGTH = 128  # the default of runs
+_ALIKE_ROWS = range(50, 20_001)  # of which similarity says something: of many rows, a sample has few of each class
 _MAP = "map.csv"
 
 
@@ -54,16 +55,20 @@ def inspect(
         label_map=label_map,
     )
     doubts = found.doubts()
+    rows = [["column", "role", "different", "missing", "words"]]
+    for column in found.columns:
+        words = f"{column.words:.1f}" if column.role == TEXT else ""
+        rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
     doubtful = [f"- {line}" for line in (*found.notes, *doubts.values())]
-    parts = [_columns(found), _labels(found), _rows(found, model), ["To look at:", *doubtful] if doubtful else []]
+    parts = [[_head(found)], aligned(rows, "llr"), _labels(found), _lengths(found, model)]
+    parts.append(["To look at:", *doubtful] if doubtful else [])
     if write_map is not None and not found.labels:
         raise AttendropError(f"{file} has no labels to map: {_reading(found)}.")
     if write_map is not None:
-        inputs = filter(None, (file, eval_file, label_map))
-        write_label_map(write_map, found.labels, inputs, overwrite=overwrite)
+        write_label_map(write_map, found.labels, filter(None, (file, eval_file, label_map)), overwrite=overwrite)
         parts.append([f"Wrote {write_map}: correct its column meaning."])
     parts.append(_next(found, doubts, label_map or write_map, typed=label_type != "auto"))
-    text = "\n\n".join([_head(found), *("\n".join(lines) for lines in parts if lines)])
+    text = "\n\n".join("\n".join(lines) for lines in parts if lines)
     show(found.as_dict() if as_json else None, text, as_json=as_json)
 
 
@@ -77,15 +82,13 @@ def announce_files(config: RunConfig, *, quiet: bool) -> None:
         return
     print(printable(f"{_head(found)}; {_reading(found)}."), file=sys.stderr)
     if found.variants:
-        words = [config.train_file, *_columns_named(found), "--write-label-map", _MAP]
-        draft = f"attendrop inspect {shlex.join(words)}"
-        print(printable(f"{found.doubts()['variants']} A map merges them: {draft}"), file=sys.stderr)
+        print(printable(f"{found.doubts()['variants']} A map merges them: {_draft(found)}"), file=sys.stderr)
 
 
 def _head(found: Inspection) -> str:
-    rows = len(found.table.rows)
-    more, written = "the first " if rows == MOST_ROWS else "", found.written_as
-    return f"{found.table.path}: {more}{counted(rows, 'row')}" + (f", {written}" if written else "")
+    rows = len(found.table)
+    first = f"{found.table.path}: {'the first ' if rows == MOST_ROWS else ''}{counted(rows, 'row')}"
+    return ", ".join(filter(None, [first, found.written_as]))
 
 
 def _reading(found: Inspection) -> str:
@@ -106,14 +109,6 @@ def _reading(found: Inspection) -> str:
     return f"{texts}, label {found.label_column!r}{kind}"
 
 
-def _columns(found: Inspection) -> list[str]:
-    rows = [["column", "role", "different", "missing", "words"]]
-    for column in found.columns:
-        words = f"{column.words:.1f}" if column.role == TEXT else ""
-        rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
-    return aligned(rows, "llr")
-
-
 def _labels(found: Inspection) -> list[str]:
     counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
     if not counts:
@@ -124,17 +119,18 @@ def _labels(found: Inspection) -> list[str]:
     return [f"{what} {found.label_column!r}: {len(counts)}", *shown, *more, *names]
 
 
-def _rows(found: Inspection, model: str) -> list[str]:
+def _lengths(found: Inspection, model: str) -> list[str]:
+    """Describe the lengths of texts, and how alike those of a class are."""
     if not found.text_columns:
         return []
     unit, lengths = found.lengths(model)
     over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
     lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
-    if found.label_type in ONE_CLASS and len(found.labels) > 1:
+    if found.label_type in ONE_CLASS and len(found.labels) > 1 and len(found.table) in _ALIKE_ROWS:
         from attendrop.tasks.splits import likeness  # loads scikit-learn
 
-        texts = [" ".join(map(str, row)) for row in zip(*map(found.table.column, found.text_columns), strict=True)]
-        if (alike := likeness(texts, found.written_labels())) is not None:
+        texts = [" ".join(map(str, row)) for row in found.table.values(found.text_columns)]
+        if (alike := likeness(texts, found.written_labels)) is not None:
             lines.append(
                 f"Similarity of texts (mean cosine of TF-IDF): {alike.within:.2f} within a class, {alike.between:.2f} "
                 f"between classes, {alike.nearest:.2f} to the nearest of the class."
@@ -148,23 +144,25 @@ def _columns_named(found: Inspection) -> list[str]:
     return named if found.label_column is None else [*named, "--label-column", found.label_column]
 
 
+def _draft(found: Inspection) -> str:
+    words = [str(found.table.path), *_columns_named(found), "--write-label-map", _MAP]
+    return f"attendrop inspect {shlex.join(words)}"
+
+
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Describe how attendrop interprets the file, and list the commands for it."""
-    evaluated = [] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)]
     if found.label_column is None:
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
-    file = str(found.table.path)
-    data = {
-        "--label-type": found.label_type if typed or found.unclear or found.label_type in SEVERAL_CLASSES else None,
-        "--label-map": label_map or (_MAP if found.variants else None),
-    }
-    words = [*evaluated, *_columns_named(found)]
-    words += [word for option, value in data.items() if value is not None for word in (option, value)]
-    refused = {"skipped", "without_text", "not_text", "without_label", "empty_label"}
-    no_numbers = found.label_type in NUMBER and found.unclear  # words for missing ones
-    words += ["--skip-bad-rows"] if no_numbers or doubts.keys() & refused else []
+    words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
+    words += _columns_named(found)
+    if typed or found.unclear or found.label_type in SEVERAL_CLASSES:
+        words += ["--label-type", found.label_type]
+    if label_map or found.variants:
+        words += ["--label-map", label_map or _MAP]
+    refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label"}
+    words += ["--skip-bad-rows"] if refused or (found.label_type in NUMBER and found.unclear) else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
     words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
     lines = [f"attendrop reads: {_reading(found)}."]
@@ -178,8 +176,10 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
             f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
             f"as one in intervals; leave it out if such rows are independent{several}."
         )
-    draft = f"attendrop inspect {shlex.join([file, *_columns_named(found), '--write-label-map', _MAP])}"
-    commands = [f"{draft}   # then correct {_MAP}"] if found.variants and label_map is None else []
-    for command in ("compare", "train"):
-        commands.append(f"attendrop {command} {shlex.join([file, *words])}")
-    return [*lines, "Next:", *(f"  {command}" for command in commands)]
+    draft = [f"  {_draft(found)}   # then correct {_MAP}"] if found.variants and label_map is None else []
+    return [
+        *lines,
+        "Next:",
+        *draft,
+        *(f"  attendrop {command} {shlex.join(words)}" for command in ("compare", "train")),
+    ]

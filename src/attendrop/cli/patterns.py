@@ -43,7 +43,7 @@ def patterns(
     from attendrop.reports import learned_patterns
     from attendrop.runs.run_file import RUN_FILE
     from attendrop.runs.run_folder import input_files
-    from attendrop.support.files import check_output, write_json
+    from attendrop.support.files import check_output, write_bytes, write_json
     from attendrop.wording import RIGHT, aligned, counted
 
     with messages(quiet=quiet):
@@ -54,7 +54,7 @@ def patterns(
             check_output(file, input_files(Path(run)), overwrite=overwrite)
             if not file.parent.is_dir():
                 raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
-        learned_patterns.plot(found, picture, fitted)
+        write_bytes(picture, learned_patterns.figure(found, fitted).files()["png"])
         curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
         values: dict[str, Any] = {
             "run": run,

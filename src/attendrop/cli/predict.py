@@ -12,7 +12,7 @@ from attendrop.cli.console import messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import Source, check_source
-from attendrop.tasks.dialect import STDIN
+from attendrop.tasks.table import STDIN
 from attendrop.wording import counted
 
 _FILE = "--predict-file"

@@ -37,14 +37,14 @@ def report(
     if no_viewer and (text or text_pair):
         raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
     from attendrop.cli.console import messages
-    from attendrop.reports.attention_section import ViewerOptions
+    from attendrop.reports.attention_viewer import ViewerOptions
     from attendrop.reports.report import PAGE, write_report
 
     viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), device)
     with messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
     settings = found.results.settings
-    pictures = [name for name in found.files if name.endswith((".png", ".svg"))]
+    figures = [name for name in found.files if name.endswith(".svg")]
     tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]
     lines = [
         *(f"{each.name}: " * (len(settings) > 1) + each.answer.sentences[0] for each in settings),
@@ -52,7 +52,7 @@ def report(
         *found.results.notes,
         *(f"Not made: {line}" for line in found.left_out),
         *([f"Tables: {', '.join(tables)}"] if tables else []),
-        f"Figures: {len(pictures) // 2} in {found.folder}, as PNG and SVG",
+        f"Figures: {len(figures)} in {found.folder}, as PDF, PNG and SVG",
         f"Page: {found.folder / PAGE}",
     ]
     show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)

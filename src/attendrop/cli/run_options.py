@@ -66,7 +66,7 @@ class Groups:
                 (of_value,) = option_types(of)[name] - {NoneType}
                 kind = of_value if of_value in (int, float, bool) and not about["listed"] else str
             # All are optional, since files and presets may set them.
-            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]  # type: ignore[valid-type]
+            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]
             place = inspect.Parameter.KEYWORD_ONLY
             self.parameters.append(inspect.Parameter(name, place, default=None, annotation=annotation))
 

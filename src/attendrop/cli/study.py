@@ -32,7 +32,6 @@ def study(
     found = read_study(file, check_data=not dry_run)
     from attendrop.studies.method_rows import method_label  # loads NumPy, as all that follows
 
-    folder = Path(output_dir or f"runs/{Path(file).stem}")
     if dry_run:
         runs = [(each, unit) for each in found.settings for unit in each.units]
         listed = [
@@ -49,13 +48,15 @@ def study(
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.executor import LOCAL
-    from attendrop.studies.study import check_study_file, note_study_file, run_study
+    from attendrop.studies.study import default_folder, run_study
 
-    check_study_file(folder, file, is_named=output_dir is not None)
-    with messages(quiet=quiet) as console, closing(StudyProgress(console, found.units, quiet=quiet)) as progress:
+    folder = Path(output_dir or default_folder(file))
+    with (
+        messages(quiet=quiet) as console,
+        closing(StudyProgress(console, len(found.units), quiet=quiet)) as progress,
+    ):
         backend = LOCAL if ray is None else f"ray:{ray}"
-        report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
-    note_study_file(folder, file)
+        report = run_study(found, folder, file=file, workers=workers, backend=backend, on_event=progress)
     text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
     show(report.as_dict(), text, quiet=quiet, as_json=as_json)
     if report.failed:

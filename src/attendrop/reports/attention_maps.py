@@ -1,49 +1,66 @@
-"""Attention maps of texts: weights, attribution and dropped positions, and their compact form for a page."""
+"""Attention maps of texts in a run's model before and after training, or in any single model.
+
+A map has the weights, the attribution of the prediction to them, and the positions that a method drops.
+"""
 
 from __future__ import annotations
 
-import base64
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
-from attendrop.errors import check_choice
+from attendrop.errors import AttendropError, check_choice
 from attendrop.methods.core.base import Method
-from attendrop.reports.attention_drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
-from attendrop.support.models import Batch, to_device
+from attendrop.methods.core.registry import build_method, given_options, spelled_options
+from attendrop.pruning.pruned_model import is_pruned
+from attendrop.reports.attention_drops import (
+    DropMoment,
+    Learnt,
+    WatchedPlan,
+    acting_in_attention,
+    active_epochs,
+    record_drops,
+)
+from attendrop.runs.config import RunConfig
+from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
+from attendrop.runs.model_source import check_finished, check_keeps_model
+from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.support.models import compute_device, to_device
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
-
-
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return tokens as text that people read: without the marks of words' beginnings."""
-    found = []
-    for number in ids:
-        token = str(tokenizer.convert_ids_to_tokens(number))
-        # Pieces of WordPiece keep their mark; a part of a character, in vocabularies of bytes, has no text of its own.
-        text = token if token.startswith("##") else str(tokenizer.decode([number])).strip()
-        found.append(token if not text or "\N{REPLACEMENT CHARACTER}" in text else text)
-    return found
-
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.registry import get_task
 
 # Integrated gradients are joint over the layers, with 8 Gauss-Legendre nodes.
 ATTRIBUTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "gradient": gradient_attribution,
     "integrated_gradient": integrated_gradient_attribution,
 }
-Numbers = NDArray[np.float32]
+# The training that is assumed for a model that no run has made.
+_STEPS = 1000
+_NEW_HEAD = (
+    "The model has no trained head for this task: its head is random, and so are its predictions, the attributions and "
+    "what is dropped by them. Attention is the model's own."
+)
+Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,13 +88,6 @@ class LayerMaps:
     possible: Mask
     dropped: Mask | None = None
 
-    @property
-    def compact_bytes(self) -> float:
-        """Bytes of the maps as :func:`compact` writes them, without base64 padding."""
-        bits = 0 if self.dropped is None else self.dropped.size
-        bits += 0 if self.possible.all() else self.possible.size
-        return (self.attention.size + self.attribution.size + bits / 8) * 4 / 3
-
 
 @dataclass(frozen=True)
 class TextMaps:
@@ -97,6 +107,17 @@ class TextMaps:
         """The prediction in words, such as "label yes, probability 0.93"."""
         values = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in self.prediction.items()}
         return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return tokens as text that people read: without the marks of words' beginnings."""
+    found = []
+    for number in ids:
+        token = str(tokenizer.convert_ids_to_tokens(number))
+        # Pieces of WordPiece keep their mark; a part of a character, in vocabularies of bytes, has no text of its own.
+        text = token if token.startswith("##") else str(tokenizer.decode([number])).strip()
+        found.append(token if not text or "\N{REPLACEMENT CHARACTER}" in text else text)
+    return found
 
 
 def text_maps(
@@ -133,11 +154,17 @@ def text_maps(
             assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
             (target,) = head.targets(assumed, BatchEncoding(columns), tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
-        weights, attributions, positions = _attention(model, batch, attribution, layers)
-    maps = {
-        key: LayerMaps(_array(weights[key]), _array(attributions[key]), positions[key].possible[0, 0].cpu().numpy())
-        for key in weights
-    }
+        with ModelAdapter(model) as adapter:
+            selected = select_self_attention(adapter.trace(batch), layers)
+            positions = WatchedPlan(Plan())  # of all layers
+            with torch.no_grad():
+                adapter.forward(batch, positions)
+            both = [attention_attribution(adapter, batch, selected)]
+            both.append(ATTRIBUTIONS[attribution](adapter, batch, selected, "pseudo_label"))
+    maps = {}
+    for key in both[0]:
+        weights, attributions = (found[key][0].detach().float().cpu().numpy() for found in both)
+        maps[key] = LayerMaps(weights, attributions, positions.seen[key].possible[0, 0].cpu().numpy())
     if drops is not None:
         drop = record_drops(model, drops.method, batch, drops.moment, learnt=drops.learnt, tokenizer=tokenizer)
         for key, found in maps.items():
@@ -156,60 +183,153 @@ def _batch(
     return to_device(collated, model.device)
 
 
-def _attention(
-    model: PreTrainedModel, batch: Batch, attribution: str, layers: str | int | Sequence[int]
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, LayerDrops]]:
-    """Return weights and attributions of the selected layers by their keys, and the positions of all layers."""
-    with ModelAdapter(model) as adapter:
-        selected = select_self_attention(adapter.trace(batch), layers)
-        every = WatchedPlan(Plan())
-        with torch.no_grad():
-            adapter.forward(batch, every)
-        weights = attention_attribution(adapter, batch, selected)
-        return weights, ATTRIBUTIONS[attribution](adapter, batch, selected, "pseudo_label"), every.seen
+# Models before and after training ---------------------------------------------------------------------------------
 
 
-def _array(values: Tensor) -> Numbers:
-    found: Numbers = values[0].detach().float().cpu().numpy()
-    return found
+@dataclass(frozen=True)
+class Stage:
+    """A model whose attention is shown.
 
-
-# The compact form ---------------------------------------------------------------------------------------------------
-
-
-def compact(maps: TextMaps) -> dict[str, Any]:
-    """Convert maps to JSON values of about two bytes for each position of each head.
-
-    ``attention`` holds bytes ``c`` of weights ``(c / 255)^2``; their errors are at most 0.004. ``attribution`` holds
-    bytes ``c`` of values ``sign(c - 128) * ((c - 128) / 127)^2 * scale``, with the largest absolute value of each
-    head as ``scale``. ``dropped`` and ``hidden``, positions that the model's mask hides, hold bits, the first position
-    in the highest bit. All are base64, ``(heads, queries, keys)`` in this order, ``hidden`` without heads; ``hidden``
-    is left out if there are none, and ``dropped`` without a method.
+    Attributes:
+        name: Heading, such as "After training".
+        note: Further information about it; may be empty.
+        drops: What its method drops; None: no method drops anything in attention.
     """
-    return {
-        "tokens": list(maps.tokens),
-        "prediction": maps.predicted,
-        "layers": [{"key": key, **_compact(layer)} for key, layer in maps.layers.items()],
-    }
+
+    name: str
+    note: str
+    model: PreTrainedModel
+    drops: DropSettings | None
 
 
-def _compact(layer: LayerMaps) -> dict[str, Any]:
-    attention = np.round(255 * np.sqrt(layer.attention.clip(0, 1)))
-    scale = np.abs(layer.attribution).max((1, 2))
-    relative = layer.attribution / np.maximum(scale, np.finfo(np.float32).tiny)[:, None, None]
-    attribution = 128 + np.round(127 * np.sign(relative) * np.sqrt(np.abs(relative)))
-    found: dict[str, Any] = {
-        "heads": len(layer.attention),
-        "attention": _base64(attention.astype(np.uint8)),
-        "attribution": _base64(attribution.astype(np.uint8)),
-        "scale": [float(f"{value:.4g}") for value in scale],
-    }
-    if layer.dropped is not None:
-        found["dropped"] = _base64(np.packbits(layer.dropped))
-    if not layer.possible.all():
-        found["hidden"] = _base64(np.packbits(~layer.possible))
+@dataclass(frozen=True)
+class Stages:
+    """Models that are shown beside one another.
+
+    Attributes:
+        num_texts: Number of texts of an input; None: unknown.
+        max_length: Maximum length in tokens that the run had; None: unknown.
+        of_run: Whether the run was trained with the method whose drops are shown.
+        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
+    """
+
+    stages: tuple[Stage, ...]
+    tokenizer: PreTrainedTokenizerBase
+    head: Head
+    num_texts: int | None
+    max_length: int | None
+    of_run: bool = False
+    long_texts: str = HEAD
+
+    @property
+    def method(self) -> Method | None:
+        """The method whose drops are shown; None: no method drops anything in attention."""
+        drops = self.stages[-1].drops
+        return None if drops is None else drops.method
+
+
+def load_stages(
+    name: str,
+    method: Method | None,
+    default: Method,
+    *,
+    settings: Mapping[str, Any] = {},
+    seed: int = 0,
+    device: str = "auto",
+) -> Stages:
+    """Load what is shown for a model.
+
+    For the folder of a run: its base model, with the head with which training began if that was random, and the trained
+    model. The drops are those of ``method``, or of the run's (of the second training, if it trained again) or, if that
+    drops nothing in attention, of ``default``, both with other options by ``settings``; ``seed`` determines them, and
+    the head of a model that has none.
+
+    Raises:
+        AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded; or the method
+            has no such options.
+    """
+    run = read_run(Path(name)) if Path(name).is_dir() else None
+    if run is None:
+        found = _of_model(name, method or _with_options(default, settings), seed)
+    else:
+        check_finished(name)
+        found = _of_run(Path(name), run, method, default, settings, seed)
+    found.head.refuse("attend")
+    for stage in found.stages:
+        stage.model.to(compute_device(device))  # type: ignore[arg-type]
     return found
 
 
-def _base64(values: NDArray[np.uint8]) -> str:
-    return base64.b64encode(values.tobytes()).decode()
+def _of_model(name: str, method: Method, seed: int) -> Stages:
+    if is_pruned(name):
+        model, tokenizer = load_model_and_tokenizer(name, None)
+        note = ""
+    else:
+        set_seed(seed)
+        head = head_of_model(load_config(name), command="attend")
+        loaded = load_for(name, files_task(head.inputs[: head.least_inputs], head))
+        model, tokenizer = loaded.model, loaded.tokenizer
+        note = _NEW_HEAD if loaded.new else ""
+    drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
+    stage = Stage(Path(name).absolute().name, note, model, drops)
+    return Stages((stage,), tokenizer, head_of_model(model.config), None, None)
+
+
+def _with_options(method: Method, settings: Mapping[str, Any]) -> Method:
+    """Return the method with other values of some options."""
+    if not settings:
+        return method
+    given = given_options(method.name, method.options()) | spelled_options(method.name, settings)
+    return build_method(method.name, given)
+
+
+def _of_run(
+    folder: Path,
+    run: Mapping[str, Any],
+    method: Method | None,
+    default: Method,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> Stages:
+    metrics = read_metrics(folder) or {}
+    config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
+    check_keeps_model(str(folder))
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    head = head_of_model(model.config)
+    task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
+    own = acting_in_attention(config.regularizer)
+    of_run = method is None and own is not None and not settings
+    learnt = Learnt.of_run(folder) if of_run else None
+    shown = method or _with_options(own or default, settings)
+    epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or _STEPS)
+    moment = DropMoment(seed, 0, max(steps, 1))
+    first = _drops(shown, moment, epochs, first=True)
+    last = _drops(shown, replace(moment, step=max(steps - 1, 0)), epochs, first=False)
+    after = Stage("After training", "", model, None if last is None else replace(last, learnt=learnt))
+    before = _before(config, task, first, fitted_head=bool(metrics.get("head_start")))
+    stages = (after,) if before is None else (before, after)
+    count, cut = len(task.text_columns), config.long_texts or HEAD
+    return Stages(stages, tokenizer, head, count, config.max_length, of_run=of_run, long_texts=cut)
+
+
+def _before(config: RunConfig, task: Task, drops: DropSettings | None, *, fitted_head: bool) -> Stage | None:
+    """Load the model that a run began with; None, with a warning, if it cannot be loaded any more."""
+    set_seed(config.seed)
+    try:
+        loaded = load_for(config.model, task, config.pooling)
+    except AttendropError as error:
+        logger.warning("The model before training is not shown: %s", error)
+        return None
+    note = f"{config.model}. {_NEW_HEAD}" if loaded.new else config.model
+    if loaded.new and fitted_head:
+        note += " The run began with a head that was fitted to the frozen encoder, which is not repeated here."
+    return Stage("Before training", note, loaded.model, drops)
+
+
+def _drops(method: Method, moment: DropMoment, num_epochs: int, *, first: bool) -> DropSettings | None:
+    """Make the settings of a method in the first or last epoch in which it is active; None if it drops nothing."""
+    acting = acting_in_attention(method)
+    epochs = [] if acting is None else active_epochs(acting, max(2, num_epochs))
+    if acting is None or not epochs:
+        return None
+    return DropSettings(acting, replace(moment, epoch=epochs[0 if first else -1]))

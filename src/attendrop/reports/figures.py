@@ -1,84 +1,55 @@
-"""Figures of matplotlib in one style: described once, rendered as files for papers and as pictures for a page."""
+"""Figures of a study or a comparison, drawn by Altair: one function each, for the page and as files for papers."""
 
 from __future__ import annotations
 
-import base64
-import io
+import json
 import math
 import re
+import statistics
 import textwrap
-import unicodedata
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from rich.cells import cell_len
+import pandas as pd
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import ReportedSetting, Results
-from attendrop.support.files import write_bytes
+from attendrop.methods.core.registry import flat_options
+from attendrop.reports.results import ReportedRun, ReportedSetting, Results
+from attendrop.reports.tables import score_scale
+from attendrop.studies.answer import best_of
+from attendrop.studies.method_rows import MethodRow, scored_data
+from attendrop.studies.statistics import mean_interval
+from attendrop.studies.words import cost, interval, number, signed
+from attendrop.wording import decimals
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+try:
+    import altair as alt
+    import vl_convert
+except ImportError:
+    raise AttendropError("Figures and pages need Altair; run `pip install 'attendrop[plots]'`.") from None
 
-# Text, lines and the first two of a series as in templates/page.css.
-TEXT, MUTED, LINE = "#1b1f24", "#59636e", "#d1d6dc"
-SERIES = ("#0b62b5", "#c4480c", "#1f7d4d", "#8a3ab9", "#a16a00", "#007a87", "#b3186b", "#5b6470")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", "--", ":")
-WIDTH = 4.4  # inches: its text can be read on a phone
-# Characters that XML cannot hold.
+# Legible on white and on black, as pages follow the browser's colour scheme.
+SERIES = ("#2f7fd6", "#d9702b", "#2e9e63", "#a05fd0", "#b08416", "#1a94a0", "#d14b8f", "#7b848f")
+MUTED = "#808890"
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
+_DASHES = ([1, 0], [6, 3], [2, 2])
+WIDTH, HEIGHT = 360, 220  # pixels; texts of this width can be read on a phone
+_TITLE_WIDTH, _TITLE_LINES = 62, 4  # characters; lines
+# What XML cannot hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff￾￿]")
-_LONGEST, _SHORT = 50, 20
-_TITLE_WIDTH, _MOST_LINES, _LINE_HEIGHT = 46, 4, 0.15  # characters; lines; inches
-_STYLE: Any = {
-    "axes.edgecolor": MUTED,
-    "axes.grid": True,
-    "axes.labelcolor": TEXT,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": "medium",
-    "figure.dpi": 72,  # that of SVG, so that positions of marks are those of the SVG
-    "font.size": 9.0,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "attendrop",  # the same file each time
-    "text.color": TEXT,
-    "text.parse_math": False,  # names are not formulas
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
+_CONFIG = {
+    "view": {"stroke": None},
+    "axis": {"gridColor": "#80808040", "domainColor": MUTED, "tickColor": MUTED, "labelLimit": 150},
+    "legend": {"labelLimit": 300, "symbolOpacity": 1, "symbolDash": [1, 0]},
 }
-
-
-class Mark(NamedTuple):
-    """Point of a figure with a tooltip: its coordinates in the axes, and the text."""
-
-    axes: Axes
-    x: float
-    y: float
-    text: str
-
-
-class Picture(NamedTuple):
-    """Figure in a page: an SVG image as a ``data:`` address, its size, and its marks as ``(x, y, text)`` within it."""
-
-    source: str
-    width: float
-    height: float
-    marks: list[tuple[float, float, str]]
+# The number of each method by its label, which chooses its colour, marker and dashes in all figures of a report.
+Looks = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Chart:
+class Figure:
     """Figure with its values.
 
     Attributes:
@@ -86,8 +57,8 @@ class Chart:
         setting: Name of the setting that it is about; empty for several.
         title: Its title, which does not name the setting.
         caption: How to read it.
-        header, rows: The values, as a table of texts.
-        marks: Points to hover over.
+        chart: As Altair describes it.
+        values: What it shows, as texts.
         detail: How it differs from others of its kind and setting, such as a method; it is part of the title.
     """
 
@@ -95,207 +66,581 @@ class Chart:
     setting: str
     title: str
     caption: str
-    figure: Figure
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    marks: Sequence[Mark] = field(default=())
+    chart: alt.TopLevelMixin
+    values: pd.DataFrame
     detail: str = ""
 
-    def png(self) -> bytes:
-        """Return the figure with its title as a PNG file, on white."""
-        with self._titled():
-            return self._saved("png", dpi=200, facecolor="white")
+    def spec(self) -> dict[str, Any]:
+        """Return it in Vega-Lite without its title, for a page."""
+        found: dict[str, Any] = _clean(self.chart.to_dict())
+        return found | {"config": _CONFIG, "description": f"{self.title}. {self.caption}"}
 
-    def svg(self) -> bytes:
-        """Return the figure with its title as an SVG file, on white."""
-        with self._titled():
-            return self._saved("svg", facecolor="white", metadata={"Date": None})
-
-    def picture(self) -> Picture:
-        """Return the figure without its title for a page, which shows the text of a mark next to the pointer."""
-        svg = self._saved("svg", transparent=True, metadata={"Date": None})  # also lays the figure out
-        width, height = (72 * float(inches) for inches in self.figure.get_size_inches())
-        to_figure = self.figure.transFigure.inverted()
-        marks = []
-        for mark in self.marks:
-            across, up = to_figure.transform(mark.axes.transData.transform((mark.x, mark.y)))
-            marks.append((round(float(across) * width, 1), round(float(1 - up) * height, 1), clean(mark.text)))
-        return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", width, height, marks)
-
-    @contextmanager
-    def _titled(self) -> Iterator[None]:
-        """Show the title and the setting above the figure, which grows by their lines."""
-        lines = [*wrapped(self.title), *wrapped(self.setting)]
-        width, height = self.figure.get_size_inches()
-        with styled():
-            title = self.figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize="medium")
-        title.set(visible=True, in_layout=True)  # matplotlib keeps one title, which was hidden before
-        self.figure.set_size_inches(width, height + _LINE_HEIGHT * len(lines))
-        yield
-        title.set(visible=False, in_layout=False)
-        self.figure.set_size_inches(width, height)
-
-    def _saved(self, kind: str, **options: Any) -> bytes:
-        file = io.BytesIO()
-        with styled():
-            save_figure(self.figure, file, format=kind, **options)
-        return file.getvalue()
+    def files(self) -> dict[str, bytes]:
+        """Return it with title and setting, on white, as files for papers by their suffix: PDF, PNG and SVG."""
+        lines: list[str] = []
+        for text in (self.title, self.setting):
+            wide = 1 if text.isascii() else 2  # letters of Chinese, Japanese or Korean are wide
+            lines += textwrap.wrap(text, _TITLE_WIDTH // wide, max_lines=_TITLE_LINES, placeholder=" …")
+        title = {"text": lines, "anchor": "start", "fontWeight": "normal"}
+        svg = vl_convert.vegalite_to_svg(_clean(self.spec() | {"title": title, "background": "white", "padding": 8}))
+        return {"pdf": vl_convert.svg_to_pdf(svg), "png": vl_convert.svg_to_png(svg, scale=2), "svg": svg.encode()}
 
 
-def save_figure(figure: Figure, file: IO[bytes], **options: Any) -> None:
-    """Save a figure by ``Figure.savefig``, without a warning for each character that its font lacks."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(file, **options)
+def _clean(value: Any) -> Any:
+    """Replace what XML cannot hold in all texts: Vega draws SVG."""
+    if isinstance(value, dict):
+        return {_clean(name): _clean(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
+    return _CONTROL.sub("�", value) if isinstance(value, str) else value
 
 
-@contextmanager
-def picture_file(path: Path, size: tuple[float, float]) -> Iterator[Axes]:
-    """Draw on axes, and write them as a PNG file of a size in inches."""
-    with _matplotlib().rc_context({"text.parse_math": False}):  # names are not formulas
-        figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
-        yield figure.subplots()
-        content = io.BytesIO()
-        save_figure(figure, content, format="png", dpi=150)
-        write_bytes(path, content.getvalue())
+def make_figures(results: Results) -> tuple[list[Figure], list[str]]:
+    """Make all figures for which the runs have data, and say in a line each why others were not made."""
+    labels = [*results.labels, *(label for each in results.settings for label in each.by_label)]
+    looks = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    figures, reasons = [], dict[tuple[str, str], list[str]]()
+    for setting in (None, *results.settings):
+        for title, draw in _OF_SETTING.items() if setting else _OF_ALL.items():
+            found = draw(setting or results, looks)
+            if isinstance(found, str):
+                reasons.setdefault((title, found), []).append(setting.name if setting else "")
+            else:
+                figures += found
+    left_out = []
+    for (title, reason), names in reasons.items():
+        where = f" ({'; '.join(names)})" if names != [""] and len(names) < len(results.settings) else ""
+        left_out.append(f"{title}{where}: {reason}.")
+    return figures, left_out
 
 
-def run_title(metrics: Mapping[str, Any]) -> str:
-    """Make a title with a run's method, model and data, given its ``metrics.json``."""
-    return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
+def chart_of(records: Sequence[Mapping[str, Any]]) -> tuple[alt.Chart, pd.DataFrame]:
+    """Begin a chart of records, and return their texts as a table, which are also its tooltips.
 
-
-def _matplotlib() -> ModuleType:
-    """Import matplotlib.
-
-    Raises:
-        AttendropError: It is not installed.
+    Keys that begin with ``_`` hold what is drawn: the fields of the chart.
     """
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except ImportError:
-        raise AttendropError("A picture needs matplotlib; run `pip install 'attendrop[plots]'`.") from None
-    return matplotlib
+    texts = [name for name in records[0] if not name.startswith("_")]
+    tips = [alt.Tooltip(f"_{place}:N", title=name) for place, name in enumerate(texts)]
+    values = [
+        {name: value for name, value in record.items() if name.startswith("_")}
+        | {f"_{place}": record[name] for place, name in enumerate(texts)}  # any letter may stand in a name
+        for record in records
+    ]
+    return alt.Chart(alt.Data(values=values)).encode(tooltip=tips), pd.DataFrame(records, columns=texts, dtype=object)
 
 
-def styled() -> AbstractContextManager[None]:
-    """Use the style of all charts."""
-    found: AbstractContextManager[None] = _matplotlib().rc_context(_STYLE)
+def _of_methods(looks: Looks) -> dict[str, Any]:
+    """Choose colours, markers and dashes of methods, the same in all figures of a report; with one legend for all."""
+    own: dict[str, Any] = {
+        "legend": alt.Legend(title=None, orient="bottom", columns=2 if max(map(len, looks), default=0) <= 20 else 1),
+    }
+    ranges = {
+        "color": [SERIES[place % len(SERIES)] for place in looks.values()],
+        "shape": [_SHAPES[(place + place // len(SERIES)) % len(_SHAPES)] for place in looks.values()],
+        "strokeDash": [_DASHES[place // len(SERIES) % len(_DASHES)] for place in looks.values()],
+    }
+    channels = {"color": alt.Color, "shape": alt.Shape, "strokeDash": alt.StrokeDash}
+    found = {
+        name: channels[name]("_0:N", scale=alt.Scale(domain=list(looks), range=chosen), **own)
+        for name, chosen in ranges.items()
+    }
+    found["strokeDash"].legend = None  # dashed markers would be hard to tell apart
     return found
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A chart in the making.
-
-    Attributes:
-        panels: Its axes, one above the other.
-        entries: The artist of each label in the legend.
-        marks, rows: What :meth:`tell` collected.
-    """
-
-    figure: Figure
-    panels: list[Axes]
-    entries: dict[str, Any] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
-
-    @property
-    def axes(self) -> Axes:
-        """The last panel, which is the only one of most charts."""
-        return self.panels[-1]
-
-    def tell(self, x: float, y: float, text: str, *row: str) -> None:
-        """Describe a point of the last panel: in a tooltip, and in a row of values."""
-        self.marks.append(Mark(self.axes, x, y, text))
-        self.rows.append(list(row))
-
-    def chart(
-        self, kind: str, setting: str, title: str, caption: str, header: Sequence[str], detail: str = ""
-    ) -> Chart:
-        """Make the chart; see its attributes."""
-        return Chart(kind, setting, title, caption, self.figure, header, self.rows, self.marks, detail)
-
-
-@contextmanager
-def drawing(height: float, labels: Collection[str] = (), panels: int = 1) -> Iterator[Drawing]:
-    """Draw a chart in the style of all of them; its legend is added at the end.
-
-    The panels, each of a height in inches, have a common x axis. Below them is space for a legend of ``labels``.
-    """
-    with styled():
-        rows = -(-len(labels) // _columns(labels))
-        figure = _matplotlib().figure.Figure(figsize=(WIDTH, height * panels + 0.2 * rows), layout="constrained")
-        axes = figure.subplots(panels, sharex=True, squeeze=False)
-        drawn = Drawing(figure, [row[0] for row in axes])
-        yield drawn
-        if entries := drawn.entries:
-            texts = [shown(label) for label in entries]
-            figure.legend(list(entries.values()), texts, loc="outside lower left", ncols=_columns(entries))
-
-
-def label_axes(axes: Axes, x: str, y: str) -> None:
-    """Name the axes; an empty name is left out."""
-    axes.set(xlabel=shown(x), ylabel=shown(y))
-
-
-def _columns(labels: Collection[str]) -> int:
-    return 2 if max(map(cell_len, labels), default=0) <= _SHORT else 1
-
-
-def shown(label: str) -> str:
-    """Return a name for use in a figure: short, on one line; matplotlib hides names that begin with ``_``."""
-    text = clean(" ".join(label.split()))
-    longest = _LONGEST * len(text) // max(1, cell_len(text))  # letters of Chinese, Japanese or Korean are wide
-    if len(text) > longest:  # names of settings differ at their ends
-        text = f"{text[: longest // 3]}…{text[longest // 3 + 1 - longest :]}"
-    return f" {text}" if text.startswith("_") else text
-
-
-def wrapped(text: str, inches: float = WIDTH) -> list[str]:
-    """Break a text into a few lines that fit the width of a figure."""
-    is_wide = any(unicodedata.east_asian_width(character) in "FW" for character in text)
-    width = int(_TITLE_WIDTH * inches / WIDTH) // (2 if is_wide else 1)
-    return textwrap.wrap(clean(text), width, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
-
-
-def clean(text: str) -> str:
-    """Replace characters that XML cannot hold."""
-    return _CONTROL.sub("�", text)
-
-
-# Which methods a chart shows, and how -------------------------------------------------------------------------------
-
-
-# The arguments of ``Axes.plot`` for each method by its label, see :func:`every_method`.
-Looks = Mapping[str, Mapping[str, Any]]
-
-
-def every_method(results: Results) -> Looks:
-    """Choose how each method is drawn in all figures of a report, by its label.
-
-    If there are more methods than colours, they share them, with other markers and dashes. Methods without a score come
-    last.
-    """
-    labels = dict.fromkeys([*results.labels, *(label for each in results.settings for label in each.by_label)])
-    looks = {}
-    for number, label in enumerate(labels):
-        turn, index = divmod(number, len(SERIES))
-        marker, dashes = MARKERS[(index + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
-        looks[label] = {"color": SERIES[index], "marker": marker, "linestyle": dashes}
-    return looks
-
-
-def methods_shown(setting: ReportedSetting, labels: Collection[str], every: Looks) -> tuple[Looks, str]:
+def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Looks) -> tuple[Looks, str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 
     The ``labels`` are of methods that have what the figure shows. A sentence says how many are left out.
     """
     ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
-    found = [label for label in every if label in labels]
+    found = [label for label in looks if label in labels]
     kept = set(sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
-    few, reference = len(kept) < len(found), {row.label for row in setting.answer.rows if row.is_reference} & kept
+    reference = {row.label for row in setting.answer.rows if row.is_reference} & kept
     which = f"{'the reference and ' if reference else ''}the {len(kept - reference)} with the best scores"
-    sentence = f" Of {len(found)} methods, {which} are shown." if few else ""
-    return {label: every[label] for label in found if label in kept}, sentence
+    sentence = f" Of {len(found)} methods, {which} are shown." if len(kept) < len(found) else ""
+    return {label: looks[label] for label in found if label in kept}, sentence
+
+
+# Scores, and cost against gain ---------------------------------------------------------------------------------------
+
+SCORES = "scores"
+
+
+def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
+    """Draw the mean score of each method, with the interval of its difference from the reference."""
+    rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
+    if len(rows) < 2 or not rows[0].is_reference:
+        return "there are no scores of the reference and of a method"
+    reference, best = rows[0], best_of(metric)
+    limits = [min(best, reference.mean + end) for end in _gain_limits(rows)]
+    records: list[dict[str, Any]] = []
+    moved = False
+    for row in rows:
+        found = row.difference
+        mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
+        moved = moved or (found is not None and found.n < max(row.n, reference.n))
+        ends = [] if found is None or not math.isfinite(found.known.low) else [found.known.low, found.known.high]
+        ends = [min(best, reference.mean + end) for end in ends]
+        shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
+        color = SERIES[0] if row.label == setting.answer.use else MUTED
+        record = {"method": row.label, metric: number(row.mean, digits), "95 % interval beside the reference": shown}
+        drawn = dict(zip(("_low", "_high"), ends or (None, None), strict=True))
+        records.append(record | {"seeds": str(row.n), "_x": mean, "_color": color} | drawn)
+    base, values = chart_of(records)
+    scale, axis = alt.Scale(domain=limits, nice=False), alt.Axis(tickCount=4)
+    names = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250)
+    base = base.encode(
+        y=alt.Y("_0:N", sort=[row.label for row in rows], axis=names),
+        x=alt.X("_x:Q", title=metric, scale=scale, axis=axis),
+        color=alt.Color("_color:N", scale=None),
+    )
+    bars = base.mark_rule(strokeWidth=4, opacity=0.5, clip=True)
+    bars = bars.encode(x=alt.X("_low:Q", title=metric, scale=scale, axis=axis), x2="_high:Q")
+    told = base.mark_text(align="left").encode(x=alt.value(WIDTH - 50), text="_1:N", color=alt.value(MUTED))
+    chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", title=metric, scale=scale, axis=axis)) + bars
+    chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
+    caption = (
+        f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
+        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
+        + " Where seeds are missing, a point is the reference's mean plus the difference." * moved
+        + _BEYOND * any(not limits[0] <= record["_x"] <= limits[1] for record in records)
+    )
+    return [Figure(SCORES, setting.name, "Scores", caption, chart.properties(width=WIDTH - 60), values)]
+
+
+def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the difference of each method from the reference, with its interval, over its time of training."""
+    rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
+    compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
+    if not compared:
+        return "no method has two seeds in common with the reference"
+    reference = next(row.label for row in setting.answer.rows if row.is_reference)
+    methods, left_out = _shown_methods(setting, {reference, *(row.label for row in compared)}, looks)
+    low, high = _gain_limits([rows[label] for label in methods])
+    records: list[dict[str, Any]] = []
+    for row in map(rows.__getitem__, methods):
+        found = row.difference
+        text = "the reference" if found is None else interval(found, setting.answer.decimals)
+        record: dict[str, Any] = {"method": row.label, "time": cost(row), "difference [95 %]": text}
+        record["seeds in common"] = "-" if found is None else str(found.n)
+        ends = (None, None) if found is None else (found.known.low, found.known.high)
+        # A time that is too short to be measured has no place on a logarithmic axis.
+        record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
+        records.append(record | {"_low": ends[0], "_high": ends[1]})
+    base, values = chart_of(records)
+    times = [record["_x"] for record in records]
+    least, most = 0.8 * min(times), 1.25 * max(times)
+    ticks = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if least <= tick <= most]
+    if len(ticks) > 7:
+        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
+    axis = alt.Axis(labelExpr="datum.label + 'x'", values=ticks, format="~g")
+    scale, encodings = alt.Scale(type="log", domain=[least, most], nice=False), _of_methods(methods)
+    base = base.encode(
+        x=alt.X("_x:Q", title="time of training, relative to the reference", axis=axis, scale=scale),
+        y=alt.Y(
+            "_y:Q", title=f"difference in {setting.answer.metric}", scale=alt.Scale(domain=[low, high], nice=False)
+        ),
+        color=encodings["color"],
+    )
+    bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
+    points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=encodings["shape"])
+    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
+    caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
+    return [
+        Figure(
+            "cost_gain",
+            setting.name,
+            "Cost against gain",
+            caption,
+            _sized(_rule(_y=0).encode(y="_y:Q") + bars + points),
+            values,
+        )
+    ]
+
+
+_BEYOND = " What is beyond the frame stands among the values."
+
+
+def _sized(chart: alt.LayerChart) -> alt.LayerChart:
+    return chart.properties(width=WIDTH, height=HEIGHT)
+
+
+def _lines(base: alt.Chart, encodings: Mapping[str, Any]) -> alt.LayerChart:
+    """Draw a line with markers for each method."""
+    lines = base.mark_line().encode(strokeDash=encodings["strokeDash"])
+    return lines + base.mark_point(filled=True, size=40, opacity=1).encode(shape=encodings["shape"])
+
+
+def _rule(**place: float) -> alt.Chart:
+    """Draw a dotted line at a place of an axis."""
+    return alt.Chart(alt.Data(values=[place])).mark_rule(color=MUTED, strokeDash=[2, 2])
+
+
+def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
+    """Choose the range of differences: all intervals, except those of far baselines.
+
+    One that is four times as far from zero as the fine-tuned models would hide how these differ.
+    """
+    spans = []
+    for row in rows:
+        if row.difference is not None:
+            value, known = row.difference.mean.value, row.difference.known
+            ends = (known.low, known.high) if math.isfinite(known.low) else (value, value)
+            spans.append((value, *ends, row.is_baseline))
+    near = max((max(-low, high) for _, low, high, is_baseline in spans if not is_baseline), default=0.0)
+    kept = [span for span in spans if not span[-1] or not near or abs(span[0]) <= 4 * near]
+    low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
+    space = 0.08 * (high - low) or 0.01
+    return low - space, high + space
+
+
+def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
+    """Say of which rows the intervals of differences hold."""
+    known = {row.difference.components is not None for row in rows if row.difference and row.difference.n > 1}
+    if len(known) == 2:
+        return "on new rows (on these rows, of runs without scores by row)"
+    return "on new rows" if True in known else "on these rows"
+
+
+# Score over data size -----------------------------------------------------------------------------------------------
+
+
+def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
+    """Draw the score of each method over the number of training rows, for each task that was run with several."""
+
+    def size(setting: ReportedSetting) -> int:
+        return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
+
+    groups: dict[str, list[ReportedSetting]] = {}
+    for setting in results.settings:
+        if setting.answer.rows:
+            of, given = setting.runs[0].metrics, setting.runs[0].options
+            # These options only choose the number of rows.
+            options = {name: value for name, value in given.items() if name not in ("max_train_samples", "shots")}
+            key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
+            groups.setdefault(key, []).append(setting)
+    figures = []
+    for group in (sorted(group, key=size) for group in groups.values()):
+        common = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in group))
+        if len({size(setting) for setting in group}) < 2 or not common:
+            continue
+        methods, left_out = _shown_methods(group[-1], common, looks)
+        metric, digits = group[0].answer.metric, max(each.answer.decimals for each in group)
+        records: list[dict[str, Any]] = []
+        every: list[float] = []
+        for label in methods:
+            for setting in group:
+                row = next(row for row in setting.answer.rows if row.label == label)
+                ends: list[float | None] = [None, None]
+                if row.n > 1:
+                    found = mean_interval(list(row.scores.values()))
+                    ends = [found.low, min(best_of(metric), found.high)]
+                every += row.scores.values()
+                record: dict[str, Any] = {"method": label, "training rows": str(size(setting))}
+                record[metric] = number(row.mean, digits)
+                for name, end in zip(("low", "high"), ends, strict=True):
+                    record |= {name: "-" if end is None else number(end, digits), f"_{name}": end}
+                records.append(record | {"seeds": str(row.n), "_x": size(setting), "_y": row.mean})
+        base, values = chart_of(records)
+        # Of all seeds: intervals of two seeds would dominate the plot.
+        space, encodings = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
+        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=sorted(map(size, group)))
+        base = base.encode(
+            x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log")),
+            y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),
+            color=encodings["color"],
+        )
+        chart = _sized(
+            base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q") + _lines(base, encodings)
+        )
+        first, *others = (setting.name.split(", ") for setting in group)
+        data = ", ".join(part for part in first if all(part in other for other in others))
+        data = data or scored_data(group[0].runs[0].metrics)
+        caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
+        figures.append(Figure("data_size", "", f"Score over data size, {data}", caption, chart, values, data))
+    return figures or "no two settings with a method in common differ only in the number of training rows"
+
+
+# Curves over epochs -------------------------------------------------------------------------------------------------
+
+# Bands of more methods cover each other.
+_MOST_BANDS = 4
+# Values by epoch of each run, by label.
+Curves = Mapping[str, "list[dict[int, float]]"]
+
+
+def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the training loss over epochs of each method, and the validation loss where rows were held out."""
+    validation = _curves(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
+    training = _curves(
+        setting, lambda run: run.selection_history if validation else run.history, lambda entry: entry["train_loss"]
+    )
+    if not training:
+        return "no run has a training loss of each epoch"
+    panels, caption = {"training loss": training}, "Training loss: with what the method adds to it or drops. "
+    if validation:
+        panels["validation loss"] = validation
+        caption += f"Validation loss: on {_scored_rows(setting, validation)}. "
+        caption += "A training loss that falls while the validation loss rises is overfitting. "
+    return _over_epochs("learning_curves", "Learning curves", setting, looks, panels, caption)
+
+
+def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the score of each epoch of each method."""
+    metric = setting.answer.metric
+    found = _curves(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
+    if not found:
+        return "no run has scores on held-out rows; train with --selection-fraction 0.1"
+    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
+    return _over_epochs("convergence", "Convergence", setting, looks, {metric: found}, caption)
+
+
+def _scored_rows(setting: ReportedSetting, labels: Collection[str]) -> str:
+    """Describe the rows on which the epochs of these methods are scored."""
+    runs = {label: [run.selects_on_reported for run in setting.by_label[label]] for label in labels}
+    own = "rows held out of the training data, which are never those of the final score"
+    reported = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
+    flattered = [label for label, each in runs.items() if any(each)]
+    if not flattered:
+        return own
+    return (
+        reported
+        if all(map(all, runs.values()))
+        else f"{own}; of runs with protocol paper ({', '.join(flattered)}), on {reported}"
+    )
+
+
+def _curves(
+    setting: ReportedSetting,
+    history: Callable[[ReportedRun], Sequence[Mapping[str, Any]]],
+    value: Callable[[Mapping[str, Any]], float | None],
+) -> dict[str, list[dict[int, float]]]:
+    """Collect the finite values of each epoch of all runs, by label."""
+    found: dict[str, list[dict[int, float]]] = {}
+    for label, runs in setting.by_label.items():
+        for run in runs:
+            values = {int(entry["epoch"]): value(entry) for entry in history(run)}
+            curve = {epoch: float(each) for epoch, each in values.items() if each is not None and math.isfinite(each)}
+            if curve:
+                found.setdefault(label, []).append(curve)
+    return found
+
+
+def _over_epochs(
+    kind: str, title: str, setting: ReportedSetting, looks: Looks, panels: Mapping[str, Curves], caption: str
+) -> list[Figure]:
+    """Draw panels of curves by their name, one above the other."""
+    methods, left_out = _shown_methods(setting, {label for panel in panels.values() for label in panel}, looks)
+    encodings, charts, tables = _of_methods(methods), [], []
+    for name, curves in panels.items():
+        records: list[dict[str, Any]] = []
+        largest = max((abs(value) for each in curves.values() for curve in each for value in curve.values()), default=0)
+        digits = decimals(largest / 100, 3)
+        for label in (label for label in methods if label in curves):
+            for epoch in sorted({epoch for curve in curves[label] for epoch in curve}):
+                each = [curve[epoch] for curve in curves[label] if epoch in curve]
+                record: dict[str, Any] = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
+                drawn = {"mean": statistics.fmean(each), "lowest": min(each), "highest": max(each)}
+                for what, value in drawn.items():
+                    record |= {what: number(value, digits), f"_{what}": value}
+                records.append(record | {"seeds": str(len(each))})
+        base, values = chart_of(records)
+        epochs = sorted({record["_x"] for record in records})
+        axis = alt.Axis(values=epochs[:: -(-len(epochs) // 12)], format="d", grid=False)
+        base = base.encode(
+            x=alt.X("_x:Q", title="epoch", axis=axis, scale=alt.Scale(zero=False)),
+            y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
+            color=encodings["color"],
+        )
+        chart = _lines(base, encodings)
+        if len(methods) <= _MOST_BANDS:
+            chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
+        charts.append(_sized(chart))
+        tables.append(values)
+    bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
+    caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
+    chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts)
+    return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]
+
+
+# Drop probability of each layer -------------------------------------------------------------------------------------
+
+
+def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
+    """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed.
+
+    The points are of each of the method's periods, or else of what it reports by epoch as
+    "SOURCE/probability/LAYER".
+    """
+    figures = []
+    for run, *_others in setting.by_label.values():
+        reports = [(entry["step"], entry["drop_probability"]) for entry in run.metrics.get("dropout_steps") or ()]
+        for entry in () if reports else run.history:
+            named = ((name.partition("/probability/"), value) for name, value in entry["figures"].items())
+            reports.append(
+                (entry.get("step", entry["epoch"]), {layer: value for (_s, is_one, layer), value in named if is_one})
+            )
+        points = [(layer, step, p) for step, of_layers in reports for layer, p in of_layers.items()]
+        if points:
+            points.sort(key=lambda point: by_layer(point[0]))
+            records = [
+                {"layer": layer, "step": f"{step:g}", "probability": f"{p:.4f}", "_x": step, "_y": p}
+                for layer, step, p in points
+            ]
+            base, values = chart_of(records)
+            caption = f"Run of seed {run.seed}: a line for each attention layer."
+            title, chart = f"Drop probability of each layer, {run.label}", _sized(layer_curves(base, records))
+            figures.append(Figure("drop_probability", setting.name, title, caption, chart, values, run.label))
+    return figures or "no method here learns a probability for each layer"
+
+
+def layer_curves(base: alt.Chart, records: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
+    """Draw a line with points for each attention layer over training steps."""
+    layers = list(dict.fromkeys(record["layer"] for record in records))
+    colors = {"range": list(SERIES)} if len(layers) <= len(SERIES) else {"scheme": "viridis"}
+    # Never so close that noise looks like a pattern.
+    values = [record["_y"] for record in records]
+    near = alt.Scale(domain=[max(0, min(values) - 0.05), min(1, max(values) + 0.05)], nice=False)
+    legend = alt.Legend(title=None, orient="right", symbolLimit=100)
+    base = base.encode(
+        x=alt.X("_x:Q", title="training step"),
+        y=alt.Y("_y:Q", title="probability of dropping", scale=near),
+        color=alt.Color("_0:N", scale=alt.Scale(domain=layers, **colors), legend=legend),
+    )
+    return base.mark_line() + base.mark_point(filled=True, size=25, opacity=1)
+
+
+def by_layer(layer: str) -> tuple[str, int]:
+    """Order layers such as "encoder.10" by their kind and number."""
+    kind, _, index = layer.rpartition(".")
+    return (kind, int(index)) if index.isdigit() else (layer, 0)
+
+
+# Scores over a grid of two numeric options, such as p and q -----------------------------------------------------------
+
+_NO_GRID = "no method was run on a grid of two numeric options"
+# A name, two options, and the rows of the answer by the values of these: of a method with other options that vary.
+Grid = tuple[str, str, str, Mapping[tuple[float, float], MethodRow]]
+
+
+def _grids(setting: ReportedSetting) -> list[list[Grid]]:
+    """Find the grids of each method, one for each combination of its other options, in the order of their names."""
+    rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
+    every = []
+    for method, group in groupby(rows, key=lambda row: row.method):
+        options = {row.label: flat_options(row.options) for row in group}
+        names = list(dict.fromkeys(name for found in options.values() for name in found))
+        varied = [name for name in names if len({repr(found[name]) for found in options.values() if name in found}) > 1]
+        numeric = [name for name in varied if all(type(found.get(name)) in (int, float) for found in options.values())]
+        if len(numeric) < 2:
+            continue
+        first, second = numeric[:2]
+        grids: dict[str, dict[tuple[float, float], MethodRow]] = {}
+        for row in (row for row in setting.answer.rows if row.label in options):
+            found = options[row.label]
+            others = (f"{other}={found.get(other)}" for other in varied if other not in (first, second))
+            point = float(found[first]), float(found[second])
+            grids.setdefault(" ".join([method, *others]), {})[point] = row
+        complete: list[Grid] = [
+            (name, first, second, cells)
+            for name, cells in sorted(grids.items())
+            if all(len(set(side)) > 1 for side in zip(*cells, strict=True))
+        ]
+        if complete:
+            every.append(complete)
+    return every
+
+
+def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the difference from the reference at each point of each grid, all with the same colours."""
+    grids = [grid for each in _grids(setting) for grid in each]
+    if not grids:
+        return _NO_GRID
+    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    if reference is None:
+        return "the method to compare with has no score"
+    metric, digits = setting.answer.metric, setting.answer.decimals
+    scale = score_scale(metric)  # in points, hundredths of a score, or of errors as they are
+
+    def size(value: float) -> str:
+        return f"{value:.1f} points" if scale != 1 else number(value, digits)
+
+    gains = []
+    for *_, cells in grids:
+        paired = {point: row.versus(reference) for point, row in cells.items()}
+        gains.append({point: scale * found.mean.value for point, found in paired.items() if found is not None})
+    limit = max((abs(value) for each in gains for value in each.values()), default=0.0)
+    figures = []
+    for (name, first, second, cells), own in zip(grids, gains, strict=True):
+        records: list[dict[str, Any]] = []
+        for (one, other), value in sorted(own.items()):
+            gain, row = f"{value:+z.1f}" if scale != 1 else signed(value, digits), cells[one, other]
+            record = {first: f"{one:g}", second: f"{other:g}", metric: number(row.mean, digits)}
+            unit = "difference in points" if scale != 1 else "difference"
+            records.append(record | {unit: gain, "seeds": str(row.n), "_value": value})
+        if not records:
+            continue
+        base, values = chart_of(records)
+        base = base.encode(
+            x=alt.X("_1:N", title=second, sort=None, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("_0:N", title=first, sort=None),
+        )
+        colors = alt.Scale(scheme="redblue", reverse=True, domain=[-limit or -1, limit or 1])
+        dark = alt.condition(f"abs(datum._value) > {0.6 * limit}", alt.value("white"), alt.value("black"))
+        chart = base.mark_rect().encode(color=alt.Color("_value:Q", scale=colors, legend=None))
+        if len({other for _one, other in own}) * (max(len(record[unit]) for record in records) + 1) <= 60:
+            chart += base.mark_text().encode(text="_3:N", color=dark)
+        caption = f"Red: above {reference.label}; blue: below. "
+        caption += f"The largest difference is {size(max(map(abs, own.values()), default=0.0))}."
+        if len(grids) > 1:
+            caption += f" All heat maps of the setting have the same colours, up to {size(limit)}."
+        of = f"points of {metric}" if scale != 1 else metric
+        title = f"Difference from {reference.label} in {of} over {first} and {second}, {name}"
+        figures.append(Figure("heat_map", setting.name, title, caption, chart.properties(width=WIDTH), values, name))
+    return figures
+
+
+def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the scores at all points of a grid, with and without what else varies."""
+    figures, metric = [], setting.answer.metric
+    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    for grids in (grids for grids in _grids(setting) if len(grids) > 1):
+        (_, first, second, cells), *_others = grids
+        method = next(iter(cells.values())).method
+        records = []
+        for name, _first, _second, own in grids:
+            for (one, other), row in sorted(own.items()):
+                record = {"method": name, first: f"{one:g}", second: f"{other:g}"}
+                record[metric] = number(row.mean, setting.answer.decimals)
+                records.append(record | {"seeds": str(row.n), "_y": row.mean})
+        base, values = chart_of(records)
+        encodings = _of_methods({name: place for place, (name, *_rest) in enumerate(grids)})
+        chart = base.mark_point(filled=True, size=50, opacity=0.85).encode(
+            x=alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("_2:N", sort=None),
+            y=alt.Y("_y:Q", title=metric, scale=alt.Scale(zero=False)),
+            color=encodings["color"],
+            shape=encodings["shape"],
+        )
+        caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
+        if reference is not None:
+            chart += _rule(_y=reference.mean).encode(y="_y:Q")
+            caption += f" Dotted line: {reference.label}."
+        title = f"Scores over all {first} and {second}, {method}"
+        figures.append(Figure("grid", setting.name, title, caption, _sized(chart), values, method))
+    return figures or f"{_NO_GRID}, with and without another"
+
+
+# Titles in case a figure cannot be made.
+_OF_ALL: dict[str, Callable[..., list[Figure] | str]] = {"Score over data size": score_over_data_size}
+_OF_SETTING: dict[str, Callable[..., list[Figure] | str]] = {
+    "Scores": scores,
+    "Cost against gain": cost_against_gain,
+    "Learning curves": learning_curves,
+    "Convergence": convergence,
+    "Drop probability of each layer": drop_probabilities,
+    "Scores over a grid, with and without an option": grid_spread,
+    "Heat map of a grid": heat_maps,
+}

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.random_dropout import HIGHEST, Scheduler
-from attendrop.reports.figures import picture_file, run_title
+from attendrop.reports.figures import Figure, by_layer, chart_of, layer_curves
 from attendrop.runs.model_source import read_finished
 from attendrop.wording import counted
 
 _DECIMALS = 6
-# Yellow lines are hard to see on white.
-_LIGHTEST = 0.88
 # A fit with a larger deviation than this at any point gets more pieces, up to this maximum.
 _FAR, _MOST_PIECES = 0.1, 12
 Numbers = NDArray[np.float64]
@@ -78,10 +76,6 @@ class Fit:
         """Whether a curve is off its pattern by more than 0.1 anywhere."""
         return bool(self.largest.max() > _FAR)
 
-    def at(self, progress: Numbers) -> Numbers:
-        """Evaluate the curves: probabilities, ``(T, layers)``."""
-        return _hats(progress, self.knots) @ self.values
-
 
 def read(folder: Path) -> Patterns:
     """Read the patterns of a finished run of AttendOut.
@@ -90,7 +84,7 @@ def read(folder: Path) -> Patterns:
         AttendropError: There is no such run, it trained with another method, or it took no dropout step.
     """
     _, metrics = read_finished(str(folder))
-    if AttendOut.name not in metrics["method"].split("+"):
+    if AttendOut.info.name not in metrics["method"].split("+"):
         raise AttendropError(
             f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "
             "method attendout."
@@ -98,10 +92,9 @@ def read(folder: Path) -> Patterns:
     found = metrics["dropout_steps"]
     if not found:
         raise AttendropError(f"The run in '{folder}' took no dropout step; train for longer, or lower dropout_step.")
-    names = {layer for entry in found for layer in entry["drop_probability"]}
-    layers = sorted(names, key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
+    layers = sorted({layer for entry in found for layer in entry["drop_probability"]}, key=by_layer)
     return Patterns(
-        run=run_title(metrics),
+        run=f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}",
         planned_steps=metrics["planned_steps"],
         layers=tuple(layers),
         steps=np.array([entry["step"] for entry in found], dtype=np.float64),
@@ -131,14 +124,18 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
             f"{counted(count, 'dropout step')}; fit fewer pieces, or train with a lower dropout_step."
         )
     knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
-    hats = _hats(patterns.progress, knots)
-    fits = [_least_squares(hats, curve, patterns.period_shares) for curve in patterns.probabilities.T]
-    if any(rank < pieces + 1 for _, rank in fits):
-        raise AttendropError(
-            f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of the "
-            "planned steps, do not determine every piece; fit fewer."
-        )
-    values = np.stack([found for found, _ in fits], axis=1).clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
+    # The weight of each knot at each point of a piecewise linear curve, (T, knots).
+    hats = np.stack([np.interp(patterns.progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
+    values, root = np.empty((pieces + 1, len(patterns.layers))), np.sqrt(patterns.period_shares)
+    for layer, curve in enumerate(patterns.probabilities.T):
+        known = np.isfinite(curve)
+        values[:, layer], _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
+        if rank < pieces + 1:
+            raise AttendropError(
+                f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of "
+                "the planned steps, do not determine every piece; fit fewer."
+            )
+    values = values.clip(0, HIGHEST).round(_DECIMALS)
     errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
     rms = np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data)
     return Fit(knots, values, rms, np.abs(errors).max(axis=0).data)
@@ -168,62 +165,36 @@ def close_fit(patterns: Patterns, pieces: int) -> Fit:
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     """Make the method that follows the fitted curves, in the layers where AttendOut acted."""
     options = patterns.config["options"]
-    layers = options.get(AttendOut.name, options).get("layers", "all")
+    layers = options.get(AttendOut.info.name, options).get("layers", "all")
     knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
     return Scheduler(progress=knots, probabilities=curves, layers=layers)
 
 
-def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
-    """Plot each layer's drop probability over the steps, and its fit as a dashed line, as a PNG file."""
-    with picture_file(path, (8, 4.5)) as axes:
-        _plot(axes, patterns, fitted)
+def figure(patterns: Patterns, fitted: Fit | None = None) -> Figure:
+    """Draw each layer's drop probability over the steps, and its fit as a dashed line.
 
-
-def _plot(axes: Any, patterns: Patterns, fitted: Fit | None) -> None:
-    import matplotlib
-
-    colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))
-    marker = "o" if len(patterns.steps) <= 40 else None
-    # What the fit goes through steps back behind it.
-    measured: dict[str, Any] = {"linewidth": 1.5, "alpha": 1.0} if fitted is None else {"linewidth": 1.0, "alpha": 0.5}
-    curve = np.linspace(0, patterns.progress[-1], 200)
-    for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
-        probabilities = patterns.probabilities[:, i]
-        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
-        if fitted is not None:
-            axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
-        partial = patterns.period_shares < 1
-        axes.plot(patterns.steps[partial], probabilities[partial], "o", markerfacecolor="white", color=color)
-    if fitted is not None:
-        axes.plot([], [], color="gray", linestyle="--", label="fit")
+    Points of partial periods are open.
+    """
+    records = [
+        {"layer": layer, "step": f"{step:g}", "probability": f"{p:.4f}", "_x": step, "_y": p, "_share": share}
+        for layer, curve in zip(patterns.layers, patterns.probabilities.T.tolist(), strict=True)
+        for step, p, share in zip(patterns.steps.tolist(), curve, patterns.period_shares.tolist(), strict=True)
+        if np.isfinite(p)
+    ]
+    (base, values), caption = chart_of(records), "A line for each attention layer."
+    chart = layer_curves(base, records)
     if (patterns.period_shares < 1).any():
-        axes.plot([], [], "o", markerfacecolor="white", color="gray", label="partial period")
-    axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
-    axes.set_ylim(*_range(patterns.probabilities))
-    axes.set_xlabel("training step")
-    axes.set_ylabel("mean probability of dropping")
-    axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
-    axes.grid(alpha=0.3)
-    columns = 1 + len(patterns.layers) // 17
-    legend = axes.figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
-    for line in legend.get_lines():
-        line.set(alpha=1.0, linewidth=1.5)
-
-
-def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:
-    """Fit the values at the knots to one layer's curve, where it is known; returns also the rank of the problem."""
-    known, root = np.isfinite(curve), np.sqrt(weights)
-    values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
-    return values.astype(np.float64), int(rank)
-
-
-def _range(values: Numbers) -> tuple[float, float]:
-    """Choose the limits of an axis: all values, but never so close that noise looks like a pattern."""
-    values = values[np.isfinite(values)]
-    middle, half = (values.max() + values.min()) / 2, max((values.max() - values.min()) / 2 * 1.1, 0.05)
-    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
-
-
-def _hats(progress: Numbers, knots: Numbers) -> Numbers:
-    """Evaluate hat functions, ``(T, knots)``: the weight of each knot at each point of a piecewise linear curve."""
-    return np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
+        partial = base.transform_filter("datum._share < 1").mark_point(size=40, fill="white", opacity=1)
+        chart += partial.encode(x="_x:Q", y="_y:Q", color="_0:N")
+        caption += " Open points: partial periods."
+    if fitted is not None:
+        knots = [
+            {"layer": layer, "fit": f"{p:.4f}", "_x": knot * patterns.planned_steps, "_y": p}
+            for layer, curve in zip(patterns.layers, fitted.values.T.tolist(), strict=True)
+            for knot, p in zip(fitted.knots.tolist(), curve, strict=True)
+        ]
+        fits, _ = chart_of(knots)
+        chart += fits.mark_line(strokeDash=[6, 3]).encode(x="_x:Q", y="_y:Q", color="_0:N")
+        caption += " Dashed: the fit."
+    chart = chart.properties(width=480, height=300)
+    return Figure("patterns", patterns.run, "AttendOut: learnt drop probability of each layer", caption, chart, values)

@@ -1,7 +1,8 @@
-"""Self-contained HTML pages: styles, scripts, pictures and data in one file, which needs no network.
+"""Self-contained HTML pages: styles, figures and the library that draws them in one file, which needs no network.
 
-Templates are in ``templates/``. Every value that is put into one is escaped. The page forbids the browser to load
-anything, and to run scripts other than those of this package (Content-Security-Policy).
+Every value that is put into a template of ``templates/`` is escaped. The page forbids the browser to load anything,
+and to run scripts other than its own two (Content-Security-Policy): Vega, which draws the figures, and the lines that
+call it. Vega interprets its expressions (``ast``), so that no text can become code.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from markupsafe import Markup
 
 from attendrop.support.files import finite
 
-# Maximum size of an HTML page, in bytes.
+# Maximum size of an HTML page, in bytes; Vega has 0.9 million of them.
 MOST_BYTES = 6_000_000
-_TEMPLATES = Path(__file__).parent / "templates"
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(_TEMPLATES),
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -32,6 +31,17 @@ _ENVIRONMENT = Environment(
 )
 # JSON within a script element: no end of the element, and no line separators, which scripts once took for line ends.
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+_DRAW = """
+(async () => {
+  const theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : undefined;
+  const actions = {export: true, source: false, compiled: false, editor: false};
+  for (const place of document.querySelectorAll("[data-chart]")) {
+    const spec = JSON.parse(document.getElementById(place.dataset.chart).textContent);
+    const renderer = place.dataset.renderer || "svg";
+    await vegaEmbed(place, spec, {ast: true, theme, renderer, actions, config: {background: "transparent"}});
+  }
+})();
+"""
 
 
 @dataclass(frozen=True)
@@ -41,52 +51,37 @@ class Section:
     Attributes:
         identifier: Its id, for links.
         heading: Its heading, also in the page's navigation.
-        content: Its HTML, from :func:`render`.
-        styles, scripts: What it needs beside those of the page, see :func:`render_page`.
-        data: JSON values by the id of the element that holds them; a script reads one by
-            ``JSON.parse(document.getElementById(ID).textContent)``. NaN and infinite numbers become null.
+        content: Its HTML, from :func:`render`; an element with ``data-chart="ID"`` shows a figure.
+        charts: The figures in Vega-Lite by their ids. NaN and infinite numbers become null.
     """
 
     identifier: str
     heading: str
     content: Markup
-    styles: tuple[str, ...] = ()
-    scripts: tuple[str, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    charts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(template: str, **values: Any) -> Markup:
-    """Fill a template of ``templates/`` with all its variables; they are escaped, unless they are ``Markup``."""
-    return Markup(_ENVIRONMENT.get_template(template).render(values))
+def render(template: str, macro: str, **values: Any) -> Markup:
+    """Fill a macro of a template in ``templates/``; values are escaped, unless they are ``Markup``."""
+    return Markup(getattr(_ENVIRONMENT.get_template(template).module, macro)(**values))
 
 
-def render_page(
-    title: str,
-    sections: Sequence[Section],
-    *,
-    summary: str = "",
-    styles: Sequence[str] = (),
-    scripts: Sequence[str] = (),
-) -> str:
-    """Make the HTML of a page of sections, with a title and a sentence below it.
+def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -> str:
+    """Make the HTML of a page of sections, with a title and a sentence below it."""
+    charts = {name: script_json(chart) for section in sections for name, chart in section.charts.items()}
+    scripts: list[str] = []
+    if charts:
+        from vl_convert import javascript_bundle
 
-    Styles and scripts are names of files in ``templates/``. The page has ``page.css``, its own, and those of its
-    sections, each once; scripts run in this order when the page is complete.
-    """
-    names = dict.fromkeys([*scripts, *chain.from_iterable(each.scripts for each in sections)])
-    content = [_source(name) for name in names]
-    style_names = dict.fromkeys(["page.css", *styles, *chain.from_iterable(each.styles for each in sections)])
-    page = str(
-        render(
-            "base.html",
-            title=title,
-            summary=summary,
-            sections=sections,
-            styles=[_source(name) for name in style_names],
-            scripts=content,
-            hashes=[_hash(script) for script in content],
-            data={name: script_json(value) for section in sections for name, value in section.data.items()},
-        )
+        scripts = [javascript_bundle(), _DRAW]  # type: ignore[call-arg]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    page = _ENVIRONMENT.get_template("page.html").render(
+        title=title,
+        summary=summary,
+        sections=sections,
+        charts=charts,
+        scripts=[Markup(script) for script in scripts],
+        hashes=hashes,
     )
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
@@ -96,13 +91,3 @@ def script_json(value: Any) -> Markup:
     """Write a value as JSON that may stand in a ``<script>`` element; NaN and infinite numbers become null."""
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPES))
-
-
-def _source(name: str) -> Markup:
-    """Read a style sheet or a script of this package as it is."""
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def _hash(script: str) -> str:
-    """Hash a script for a Content-Security-Policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

@@ -14,7 +14,7 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.executor import FAILED, read_failure
+from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import has_score, method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows
 from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
@@ -136,17 +136,22 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
-    runs = list(_finished_runs(place := runs_folder(folder)))
-    failures = {file.parent.name: read_failure(file.parent) for file in sorted(place.glob(f"*/{FAILED}"))}
-    failed = {name: str(failure["error"]) for name, failure in failures.items() if failure}
-    compared = _read_compared(folder)
-    groups = [] if compared is None else [_compared(name, runs, found) for name, found in compared[1].items()]
-    labels = dict.fromkeys(run.label for run in (runs if compared is None else chain(*(own for _, own in groups))))
+    runs = list(_finished_runs(runs_folder(folder)))
+    failed = {name: failure["error"] for name, failure in read_failures(folder).items()}
+    listed = _read_compared(folder)
+    if listed is None:
+        groups = {"": runs}
+    else:
+        groups = {
+            name: [replace(run, label=found[at][LABEL]) for run in runs if (at := Path(run.folder).name) in found]
+            for name, found in listed[1].items()
+        }
+    labels = dict.fromkeys(run.label for own in groups.values() for run in own)
     if reference is not None and reference not in labels:
         raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
     if not labels:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
-    if compared is None:
+    if listed is None:
         settings = _grouped(runs, reference or REFERENCE)
         if len(runs) == 1 and not failed and reference is None:
             return Results(folder, (_of_one_run(settings[0], runs[0]),), (), ())
@@ -155,14 +160,17 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         if failed:
             notes.append(f"Without a result: {'; '.join(f'{name} ({error})' for name, error in failed.items())}.")
     else:
-        against, listed = compared
+        against, compared = listed
         settings = []
-        for (name, own), found in zip(groups, listed.values(), strict=True):
+        for name, own in groups.items():
             if own:
-                without = found.keys() - {Path(run.folder).name for run in own}
-                errors = [each | {"error": failed[at]} for at, each in found.items() if at in without and at in failed]
-                settings.append(ReportedSetting(name, _answer(own, reference or against, errors), own))
-        notes = _notes(runs, {at for found in listed.values() for at in found}, failed)
+                gone = compared[name].keys() - {Path(run.folder).name for run in own}
+                errors = [
+                    each | {"error": failed[at]} for at, each in compared[name].items() if at in gone & set(failed)
+                ]
+                shown = name or scored_data(own[0].metrics)
+                settings.append(ReportedSetting(shown, _answer(own, reference or against, errors), tuple(own)))
+        notes = _notes(runs, {at for found in compared.values() for at in found}, failed)
     if unscored := [each.name for each in settings if not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
@@ -203,14 +211,6 @@ def _read_compared(folder: Path) -> tuple[str, dict[str, dict[str, dict[str, Any
     return content["reference"], runs
 
 
-def _compared(
-    name: str, runs: Sequence[ReportedRun], listed: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, tuple[ReportedRun, ...]]:
-    """Name a setting, and collect its runs, with the labels that they were given."""
-    own = tuple(replace(run, label=listed[at][LABEL]) for run in runs if (at := Path(run.folder).name) in listed)
-    return name or (scored_data(own[0].metrics) if own else ""), own
-
-
 def _notes(runs: Sequence[ReportedRun], names: Collection[str], failed: Collection[str]) -> list[str]:
     """Describe what is missing of the runs that are compared, which have some names, and what is not among them."""
     present = {Path(run.folder).name for run in runs}
@@ -231,20 +231,30 @@ def _notes(runs: Sequence[ReportedRun], names: Collection[str], failed: Collecti
 
 
 def _grouped(runs: Sequence[ReportedRun], reference: str) -> list[ReportedSetting]:
-    """Compare runs whose options differ only in method and seed."""
+    """Compare runs whose options differ only in method and seed.
+
+    A setting is named by its data, and by the options in which settings with the same data differ; if the data have the
+    same name, such as files in several folders, by a number and the file, too.
+    """
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
-    found = list(zip(_setting_names([group[0] for group in groups.values()]), groups.values(), strict=True))
-    names = Counter(name for name, _ in found)
-    return [
-        ReportedSetting(
-            name if names[name] == 1 else f"{name} ({_told_apart(group[0], number)})",
-            _answer(group, reference),
-            tuple(group),
-        )
-        for number, (name, group) in enumerate(found, start=1)
-    ]
+    options = [group[0].options for group in groups.values()]
+    data = [(own.get("task"), own.get("train_file")) for own in options]
+    values: defaultdict[tuple[Any, str], set[str]] = defaultdict(set)
+    for name in dict.fromkeys(chain(*options)):
+        for of, own in zip(data, options, strict=True):
+            values[of, name].add(repr(own.get(name)))
+    names = []
+    for group, of, own in zip(groups.values(), data, options, strict=True):
+        varied = [f"{name}={own[name]}" for name in own if len(values[of, name]) > 1]
+        names.append(", ".join([scored_data(group[0].metrics), *varied]))
+    counts, found = Counter(names), []
+    for number, (name, group, own) in enumerate(zip(names, groups.values(), options, strict=True), start=1):
+        if counts[name] > 1:
+            name += f" ({number}: {own.get('train_file') or group[0].metrics['metric']})"
+        found.append(ReportedSetting(name, _answer(group, reference), tuple(group)))
+    return found
 
 
 def _of_one_run(setting: ReportedSetting, run: ReportedRun) -> ReportedSetting:
@@ -262,22 +272,3 @@ def _of_one_run(setting: ReportedSetting, run: ReportedRun) -> ReportedSetting:
 def _answer(runs: Sequence[ReportedRun], reference: str, failed: Sequence[Mapping[str, Any]] = ()) -> Answer:
     """Compare runs by their labels."""
     return answer([{**run.metrics, LABEL: run.label} for run in runs], reference, failed=failed)
-
-
-def _told_apart(run: ReportedRun, number: int) -> str:
-    """Distinguish a setting from others whose data have the same name, such as files in several folders."""
-    file = run.options.get("train_file")
-    return f"{number}: {file or run.metrics['metric']}"
-
-
-def _setting_names(first: Sequence[ReportedRun]) -> Iterator[str]:
-    """Name settings, given a run of each, by their data, and by the options in which those of the same data differ."""
-    options = [run.options for run in first]
-    data = [(own.get("task"), own.get("train_file")) for own in options]
-    values: defaultdict[tuple[Any, str], set[str]] = defaultdict(set)
-    for name in dict.fromkeys(chain(*options)):
-        for of, own in zip(data, options, strict=True):
-            values[of, name].add(repr(own.get(name)))
-    for run, of, own in zip(first, data, options, strict=True):
-        varied = [name for name in own if len(values[of, name]) > 1]
-        yield ", ".join([scored_data(run.metrics), *(f"{name}={own[name]}" for name in varied)])

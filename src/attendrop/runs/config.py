@@ -34,12 +34,10 @@ from attendrop.methods.core.options import (
     read_options,
     unit_interval,
 )
-from attendrop.tasks.class_names import AUTO, check_label_names, why_no_names
-from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
+from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
 from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
-from attendrop.tasks.table import UNKNOWN_LABELS
-from attendrop.tasks.unlabelled import check_unlabelled
+from attendrop.tasks.table import UNKNOWN_LABELS, default_columns, default_label_type, files_of
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
@@ -502,7 +500,7 @@ class RunConfig:
             labelled = labelled or self.label_column is not None
         missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
         if any(missing.values()):
-            from attendrop.tasks.table_files import column_names
+            from attendrop.tasks.table import column_names
 
             held = " and ".join(name for name in missing if missing[name])
             with warnings.catch_warnings():

@@ -19,24 +19,25 @@ from attendrop.support.files import known_sha256
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.class_names import (
     check_label_names,
+    check_unlabelled,
     counted_names,
     in_words,
     read_label_names,
+    read_unlabelled,
     same_text,
     telling_names,
     why_no_names,
     why_no_rows,
 )
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
+from attendrop.tasks.table import files_of
 from attendrop.tasks.tokenization import encode
-from attendrop.tasks.unlabelled import check_unlabelled, read_unlabelled
 from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -62,7 +63,7 @@ class Parts:
         names: Number of the last training rows that are names of classes, by the option ``label_names``.
         names_left_out: Such texts that are no rows, because a row has them that is not trained on.
         unlabelled: Texts of the option ``unlabelled``, if it is given.
-        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.unlabelled.read_unlabelled`.
+        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.class_names.read_unlabelled`.
     """
 
     train: Dataset

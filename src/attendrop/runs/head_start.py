@@ -18,10 +18,10 @@ from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.support.models import compute_device
+from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.linear_models import LinearFit, self_trained
 from attendrop.tasks.long_texts import document_means, of_documents
-from attendrop.tasks.unlabelled import unlabelled_decisions
 
 logger = logging.getLogger(__name__)
 

@@ -36,15 +36,13 @@ from attendrop.runs.run_folder import input_files, is_baseline, read_run, run_op
 from attendrop.support.files import check_output
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
-from attendrop.tasks.dialect import STDIN
 from attendrop.tasks.error_analysis import error_analysis
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import BadRows, skipped_places, write_skipped
+from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import (
     DEFAULT_MAX_LENGTH,
     columns_of,

@@ -11,8 +11,8 @@ from typing import Any
 
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.table import files_of
 from attendrop.wording import counted, in_markdown, interval_of, score_text
 
 CARD = "README.md"

@@ -22,11 +22,8 @@ from attendrop.runs.run_folder import (
     read_run,
     run_options,
 )
-from attendrop.tasks.dialect import STDIN
-from attendrop.tasks.file_formats import default_columns
-from attendrop.tasks.label_map import label_columns
-from attendrop.tasks.table import BadRows
-from attendrop.tasks.table_files import column_names, read_chunks
+from attendrop.tasks.labels import label_columns
+from attendrop.tasks.table import STDIN, BadRows, column_names, default_columns, read_chunks
 from attendrop.wording import names_of
 
 

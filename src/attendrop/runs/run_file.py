@@ -13,7 +13,7 @@ from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, checked, declared
 from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.table import files_of
 
 RUN_FILE = "run.yaml"
 _DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")

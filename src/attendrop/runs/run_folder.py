@@ -45,7 +45,7 @@ from attendrop.support.files import (
     write_json,
     write_text,
 )
-from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.table import files_of
 
 RUN = "run.json"
 METRICS = "metrics.json"

@@ -77,7 +77,7 @@ from attendrop.runs.run_trainer import (
 )
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.class_names import names_told
+from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.model_classes import pools_mean
@@ -85,7 +85,6 @@ from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.unlabelled import unlabelled_told
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import FineTune
 from attendrop.methods.core.registry import decided_by_data
 from attendrop.studies.method_rows import (
     HOLDS_FOR_SHIFTED,
@@ -21,26 +18,22 @@ from attendrop.studies.method_rows import (
     method_rows,
     scored_on,
     scored_unlike,
-    trained_data,
 )
-from attendrop.studies.units import BASELINES, CHEAP
-from attendrop.studies.verdict import MIN_SEEDS, Verdict, judge
-from attendrop.studies.words import Words, cost, decimals_of, ends, interval, name, number, opening, p_text
-from attendrop.tasks.class_names import names_told
-from attendrop.tasks.unlabelled import unlabelled_decisions, unlabelled_told
-from attendrop.wording import aligned, counted, csv_of_records, in_markdown, markdown_table
+from attendrop.studies.units import BASELINES, CHEAP, REFERENCE
+from attendrop.studies.verdict import MIN_SEEDS, Verdict, decide, opening, sentences
+from attendrop.studies.words import cost, decimals_of, ends, interval, name, number, p_text
+from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
+from attendrop.wording import aligned, counted, in_markdown, markdown_table
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
 # Below this number of groups, their number limits what can be said of new ones.
 FEW_GROUPS = 30
+COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
 # Further columns, for the rows that are unlike the training rows.
 SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
-# Attributes that are their own JSON values.
-_ABOUT = ("task", "model", "metric", "scored_on", "margin")
 _SHIFTED_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
-COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,8 @@ class Answer:
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
         shifted: The same comparison on rows that are unlike the training rows, if there are such.
-        data: What distinguishes its data from others of the same name, see
-            :func:`attendrop.studies.method_rows.trained_data`; not written.
+        data: What distinguishes its data from others of the same name: the training file with its folder and the
+            column of its labels, or the task; not written.
     """
 
     task: str
@@ -92,32 +85,23 @@ class Answer:
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        lines = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)]
-        if self.shifted is not None:
-            there = {row.label: cells(row, self.shifted.decimals) for row in self.shifted.rows}
-            found = (there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows)
-            beside = (SHIFTED_COLUMNS, *found)
-            lines = [line + more for line, more in zip(lines, beside, strict=True)]
-        about = [f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(lines), self.holds_for]
-        words = [*self.sentences, *self.notes, ""]
-        if self.shifted is None:
-            return [*words, *about]
-        return [
-            *words,
-            *self.shifted.sentences,
-            *self.shifted.notes,
-            "",
-            *about,
-            *({self.shifted.holds_for} - {self.holds_for}),
-        ]
+        table, there = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)], self.shifted
+        words, holds = [*self.sentences, *self.notes, ""], [self.holds_for]
+        if there is not None:
+            found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
+            beside = (SHIFTED_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
+            table = [line + more for line, more in zip(table, beside, strict=True)]
+            words += [*there.sentences, *there.notes, ""]
+            holds += {there.holds_for} - {self.holds_for}
+        return [*words, f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(table), *holds]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
-        every = sorted({seed for row in self.rows for seed in row.scores})
+        seeds = sorted({seed for row in self.rows for seed in row.scores})
         by_seed = [
-            (label, *(number(row.scores[seed], self.decimals) if seed in row.scores else "-" for seed in every))
+            [in_markdown(row.label)]
+            + [number(row.scores[seed], self.decimals) if seed in row.scores else "-" for seed in seeds]
             for row in self.rows
-            for label in [in_markdown(row.label)]
         ]
         decision, reason = map(in_markdown, self.decision)
         parts = [
@@ -128,32 +112,29 @@ class Answer:
             markdown_table(COLUMNS, [[*map(in_markdown, cells(row, self.decimals))] for row in self.rows]),
             in_markdown(self.holds_for),
             "By seed:",
-            markdown_table(("method", *map(str, every)), by_seed),
+            markdown_table(("method", *map(str, seeds)), by_seed),
         ]
         text = "\n\n".join(part for part in parts if part) + "\n"
         return text if self.shifted is None else f"{text}\n{self.shifted.markdown()}"
 
-    def csv(self) -> str:
-        """Return the table as CSV, in full precision, with a column for the score of each seed."""
-        return csv_of_records(self.records())
-
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of the table for :meth:`csv`."""
-        every = sorted({seed for row in self.rows for seed in row.scores})
-        records = [row.as_dict() | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
-        if self.shifted is not None:
-            there = {row.label: row for row in self.shifted.rows}
-            for record in records:
-                found = there[record["label"]].as_dict() if record["label"] in there else {}
-                record |= {f"shifted_{name}": found.get(name) for name in _SHIFTED_RECORD}
-        for record in records:
-            del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
+        """Return the rows of the table for a CSV, in full precision, with a column for the score of each seed."""
+        seeds = sorted({seed for row in self.rows for seed in row.scores})
+        there = {} if self.shifted is None else {row.label: row.as_dict() for row in self.shifted.rows}
+        records = []
+        for row in self.rows:
+            record = row.as_dict() | {f"seed_{seed}": row.scores.get(seed) for seed in seeds}
+            for key in ("options", "scores", "differences", "runs", "components"):
+                del record[key]
+            if self.shifted is not None:
+                record |= {f"shifted_{key}": there.get(row.label, {}).get(key) for key in _SHIFTED_RECORD}
+            records.append(record)
         return records
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""
         return {
-            **{name: getattr(self, name) for name in _ABOUT},
+            **{key: getattr(self, key) for key in ("task", "model", "metric", "scored_on", "margin")},
             "reference": next((row.label for row in self.rows if row.is_reference), None),
             **self.verdict.as_dict(),
             "sentences": list(self.sentences),
@@ -193,17 +174,20 @@ def answer(
         if len(found) > 1:
             raise AttendropError(f"The runs differ in their {key} ({', '.join(found)}); compare those of one {key}.")
     rows = method_rows([run for run in metrics if has_score(run)], reference)
-    first, metric = metrics[0], metrics[0]["metric"]
-    is_error = metric.startswith("neg_")
-    given = margin
+    first, metric, given = metrics[0], metrics[0]["metric"], margin
     if margin is None:
-        margin = ERROR_MARGIN * abs(rows[0].mean) if is_error and rows else MARGIN
-    best = best_of(metric)
-    verdict = judge(rows, margin, best)
+        margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
+    verdict = decide(rows, margin)
     file = first.get("config", {}).get("train_file")
     differences = [row.difference for row in rows if row.difference is not None]
-    leads = [each for each in verdict.baseline_leads.values() if each.seeds > 1]  # also of methods that share no seed
-    new_rows = any(found.components for found in differences) or any(math.isfinite(each.lead.low) for each in leads)
+    leads = [each for each in verdict.baseline_leads.values() if each["seeds"] > 1]  # also of those without a pair
+    if leads or any(each.n > 1 for each in differences):
+        new_rows = any(each.components for each in differences) or any(each["value_low"] is not None for each in leads)
+        holds = holds_for(first, new_rows=new_rows)
+    elif differences:
+        holds = "One seed gives no intervals."
+    else:
+        holds = "Nothing is compared with the reference: there are no intervals."
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
         model=first["model"],
@@ -212,14 +196,10 @@ def answer(
         margin=margin,
         rows=tuple(rows),
         verdict=verdict,
-        sentences=Words({row.label: row for row in rows}, reference, metric, margin, best).sentences(verdict),
-        notes=tuple(_notes(metrics, failed, rows, verdict, margin)),
-        holds_for=holds_for(first, new_rows=new_rows)
-        if leads or any(found.n > 1 for found in differences)
-        else "One seed gives no intervals."
-        if differences
-        else "Nothing is compared with the reference: there are no intervals.",
-        data=trained_data(first),
+        sentences=tuple(sentences(verdict, {row.label: row for row in rows}, reference, metric, margin)),
+        notes=tuple(_notes(metrics, failed, rows, verdict, decimals_of(margin))),
+        holds_for=holds,
+        data=str(first["task"] if file is None else f"{file}: {first['config'].get('label_column')}"),
     )
     return replace(usual, shifted=_shifted(usual, metrics, reference, given))
 
@@ -232,41 +212,33 @@ def best_of(metric: str) -> float:
 def _shifted(
     usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float | None
 ) -> Answer | None:
-    """Compare on the rows that are unlike the training rows, where errors are larger; None if no run has scores."""
+    """Compare on the rows that are unlike the training rows, where errors are larger; None if no run has scores.
+
+    Two sentences more say what these rows cost the reference, and what the best model there costs on the usual rows.
+    """
     runs = [{**run, **run["shifted"], "shifted": None} for run in metrics if run.get("shifted")]
     if not runs:
         return None
     found = answer(runs, reference, margin=margin)
+    here, there = ({row.label: row for row in each.rows} for each in (usual, found))
     scored = scored_unlike(metrics[0])
-    first, *others = found.sentences
-    sentences = (f"On {scored}: {first}", *others, *_price(usual, found))
-    intervals = any(row.difference is not None and row.difference.n > 1 for row in found.rows)
-    holds = HOLDS_FOR_SHIFTED if intervals else found.holds_for
-    notes = tuple(note for note in found.notes if note not in usual.notes)
-    return replace(found, scored_on=scored, sentences=sentences, notes=notes, holds_for=holds)
-
-
-def _price(usual: Answer, shifted: Answer) -> list[str]:
-    """Describe what the shifted rows cost all models, and what the best model there costs on the usual rows."""
-    here, there = ({row.label: row for row in found.rows} for found in (usual, shifted))
-    label = next((row.label for row in usual.rows if row.is_reference), None)
-    sentences = []
-    plain = name(str(label))
-    if label in here and label in there:
-        named = "Plain fine-tuning" if label == "finetune" else plain
-        elsewhere, usually = (
-            number(rows[label].mean, found.decimals) for rows, found in ((there, shifted), (here, usual))
-        )
-        scores = f"{elsewhere} there, and {usually} on the usual rows"
-        sentences.append(f"{named} scores {scores}.")
-    row = here.get(str(shifted.use))
-    if row is not None and row.difference is not None and row.label not in (label, usual.use):
+    words = [f"On {scored}: {found.sentences[0]}", *found.sentences[1:]]
+    plain = name(reference)
+    if reference in here and reference in there:
+        scores = number(there[reference].mean, found.decimals), number(here[reference].mean, usual.decimals)
+        words.append(f"{plain[0].upper()}{plain[1:]} scores {scores[0]} there, and {scores[1]} on the usual rows.")
+    row = here.get(str(found.use))
+    if row is not None and row.difference is not None and row.label not in (reference, usual.use):
         difference = interval(row.difference, usual.decimals)
-        sentences.append(f"On the usual rows, {row.label} minus {plain} is {difference}.")
-    return sentences
-
-
-# Notes ---------------------------------------------------------------------------------------------------------------
+        words.append(f"On the usual rows, {row.label} minus {plain} is {difference}.")
+    intervals = any(row.difference is not None and row.difference.n > 1 for row in found.rows)
+    return replace(
+        found,
+        scored_on=scored,
+        sentences=tuple(words),
+        notes=tuple(note for note in found.notes if note not in usual.notes),
+        holds_for=HOLDS_FOR_SHIFTED if intervals else found.holds_for,
+    )
 
 
 def _notes(
@@ -274,13 +246,14 @@ def _notes(
     failed: Sequence[Mapping[str, Any]],
     rows: Sequence[MethodRow],
     verdict: Verdict,
-    margin: float,
+    digits: int,
 ) -> Iterator[str]:
     """List the limitations of an answer."""
     missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]
     missing += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
     if missing:
         yield f"Without a result: {'; '.join(missing)}."
+    # What the data decided.
     decisions: dict[str, str] = {}
     for run in runs:
         given = (run.get("config") or {}).get("options")
@@ -290,18 +263,16 @@ def _notes(
         yield f"Here {label} means {decision}: there are many classes with few rows each."
     if named := next((run for run in runs if "label_names" in run.get("data", {}).get("rows", {})), None):
         data = named["data"]
-        yield from names_told(
-            data["rows"]["label_names"], data.get("names_left_out", ()), named["config"]["label_names"]
-        )
-    if given := [
-        (method_label(run), run["data"]["unlabelled"]) for run in runs if run.get("data", {}).get("unlabelled")
-    ]:
-        yield from unlabelled_told(given[0][1])
-        yield from unlabelled_decisions(given)
-    # A method that acts in every second epoch only may act in none of a final model's.
+        left_out = data.get("names_left_out", ())
+        yield from names_told(data["rows"]["label_names"], left_out, named["config"]["label_names"])
+    unlabelled = [(method_label(run), run["data"]["unlabelled"]) for run in runs if run["data"].get("unlabelled")]
+    if unlabelled:
+        yield from unlabelled_told(unlabelled[0][1])
+        yield from unlabelled_decisions(unlabelled)
+    # What was not compared. A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:
-        if has_score(run) and run.get("history") and run["method"] != FineTune.name:
+        if has_score(run) and run.get("history") and run["method"] != REFERENCE:
             acted.setdefault(method_label(run), []).append(any(entry["regularized"] for entry in run["history"]))
     for label, each in acted.items():
         if idle := each.count(False):
@@ -310,6 +281,7 @@ def _notes(
         if row.pairs < max(row.n, rows[0].n):
             few = "" if row.pairs >= MIN_SEEDS else ", too few to judge"
             yield f"{row.label} and {rows[0].label} have {counted(row.pairs, 'seed')} in common{few}."
+    # What is known of new rows.
     if grouped := next((run["data"]["looks_grouped"] for run in runs if run["data"].get("looks_grouped")), None):
         yield grouped
     groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
@@ -321,19 +293,17 @@ def _notes(
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
         yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."
-    baselines = [row for row in rows if row.is_baseline]
-    counted_best = [row for row in baselines if row.label in (verdict.baseline, verdict.incumbent)]
-    for best, other in product(counted_best, baselines):
-        if other.method not in CHEAP and other.mean > best.mean and (lead := other.versus(best)):
-            by = f"{other.label} minus {best.label} is {interval(lead, decimals_of(margin))}"
+    best = next((row for row in rows if row.label == verdict.baseline), None)
+    for other in rows:
+        if best is None or not other.is_baseline or other.method in CHEAP or other.mean <= best.mean:
+            continue
+        if lead := other.versus(best):
+            by = f"{other.label} minus {best.label} is {interval(lead, digits)}"
             yield f"{best.label}, which trains no encoder, counts as the best baseline: {by}."
-    if verdict.kind in ("method", "baseline") and len(rows) > 2:
+    if len(rows) > 2 and verdict.use not in (None, rows[0].label):
         yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
         yield "*: a model was chosen on the rows that it is scored on, so its score is optimistic."
-
-
-# Tables --------------------------------------------------------------------------------------------------------------
 
 
 def cells(row: MethodRow, digits: int) -> tuple[str, ...]:

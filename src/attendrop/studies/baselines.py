@@ -37,10 +37,11 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT
+from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task
+from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.heads.linear_models import self_trained
@@ -49,7 +50,6 @@ from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
-from attendrop.tasks.unlabelled import unlabelled_decisions
 
 logger = logging.getLogger(__name__)
 
@@ -125,19 +125,18 @@ def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | No
     """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
     if name == MAJORITY:  # whose answer says what the data have most of
         run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
-    task, parts, fits = run.task, run.parts, _Fits(run, name)
-    own, selection_score = parts.train, None
+    parts, baseline, own, selection_score = run.parts, _Baseline(run, name), run.parts.train, None
     if parts.selection is not None and run.config.protocol != "paper":
         own = concatenate_datasets([parts.train, parts.selection])
     start = time.monotonic()
-    fit = fits.named(own)
+    fit = baseline.fit(own)
     seconds = time.monotonic() - start
     scores = {
-        part: set_scores(run, part, fit.predict(rows), fits.references(rows)) for part, rows in parts.report.items()
+        part: set_scores(run, part, fit.predict(rows), baseline.references(rows)) for part, rows in parts.report.items()
     }
     if parts.selection is not None:
-        outputs = fits.named(parts.train).predict(parts.selection)
-        selection_score = compute_scores(task, outputs, fits.references(parts.selection))[task.metric]
+        outputs = baseline.fit(parts.train).predict(parts.selection)
+        selection_score = compute_scores(run.task, outputs, baseline.references(parts.selection))[run.task.metric]
     metrics = scored_run(run, name, {}, scores, training_rows(own, parts), selection_score=selection_score)
     if "unlabelled" in metrics["data"]:
         metrics["data"]["unlabelled"] |= fit.unlabelled
@@ -163,27 +162,22 @@ class _Fit:
         return self.model.linear(self.features(rows))
 
 
-class _Fits:
-    """Fits of one baseline on different rows of a run."""
+class _Baseline:
+    """One baseline on the data of a run, fitted on different rows."""
 
     def __init__(self, run: ResolvedRun, name: str) -> None:
         self.run, self.name, self.head = run, name, run.task.head
-        self.named: Callable[[Dataset], _Fit] = getattr(self, name)
         self.tokenizer = load_tokenizer(run.config.model, run.task)
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
             self._frozen = load_model_and_tokenizer(run.config.model, run.task)
-            self._frozen_features = self._features_of(*self._frozen)
-
-    def targets(self, rows: Dataset) -> list[Any]:
-        """Return the target of each row: where rows are read in several windows, that of the first one."""
-        columns = self._columns(rows)
-        return list(of_documents(columns["labels"][:], columns))
+            self._frozen_features = self.features_of(*self._frozen)
 
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))
 
-    def majority(self, train: Dataset) -> _Fit:
+    def constant(self, train: Dataset) -> _Fit:
+        """Fit the constant answer."""
         references = self.references(train)
         found = self.head.constant_answer(references, references[:1])
         if found is None:
@@ -195,86 +189,62 @@ class _Fits:
         answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
         return _Fit(BaselineModel(self.name, self.head, self.tokenizer, answer))
 
-    def tfidf(self, train: Dataset) -> _Fit:
-        vectorizers = fit_tf_idf(self.head.texts(train))
+    def fit(self, train: Dataset) -> _Fit:
+        """Fit the baseline: the linear model of the head, or a constant where all rows are of one class."""
+        config, head, unlabelled = self.run.config, self.head, self.run.parts.unlabelled
+        if self.name == MAJORITY:
+            return self.constant(train)
+        if self.name == TFIDF:
+            vectorizers = fit_tf_idf(head.texts(train))
+            parts: dict[str, Any] = {"tokenizer": self.tokenizer, "vectorizers": vectorizers}
 
-        def features(rows: Dataset) -> Array:
-            return tf_idf(vectorizers, self.head.texts(rows))
+            def features(rows: Dataset, *, share: bool = False) -> Array:
+                return tf_idf(vectorizers, head.texts(rows))
 
-        return self._linear(train, features, features, vectorizers=vectorizers)
-
-    def frozen(self, train: Dataset) -> _Fit:
-        return self._on_encoder(train, self._frozen, self._frozen_features)
-
-    def setfit(self, train: Dataset) -> _Fit:
-        config = self.run.config
-        model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
-        tune_on_pairs(model, tokenizer, self.head.texts(train), self.head.strata_of(train), config)
-        return self._on_encoder(train, (model, tokenizer), self._features_of(model, tokenizer))
-
-    def _on_encoder(
-        self, train: Dataset, loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase], features: Callable[..., Array]
-    ) -> _Fit:
+        elif self.name == FROZEN:
+            features = self._frozen_features
+            parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
+        else:
+            encoder, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
+            tune_on_pairs(encoder, tokenizer, head.texts(train), head.strata_of(train), config)
+            features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
+        columns, own, decision = self._columns(train), features(train), {"used": False}
+        targets = list(of_documents(columns["labels"][:], columns))
+        how: dict[str, Any] = {"balanced": config.class_weights is not None}
+        how["groups"] = given_groups(train) if GROUP in train.column_names else None
+        found = head.fit_linear(own, targets, **how)
+        if found is None:
+            return self.constant(train)
+        if unlabelled is not None:
+            names = [index < 0 for index in train["index"][:]]
+            found, decision = self_trained(found, own, targets, features(unlabelled), never_held_out=names, **how)
+        model = BaselineModel(self.name, head, **parts, bias=found.bias, weight=found.weight)
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-        encoder, tokenizer = loaded
-        return self._linear(train, features, partial(features, share=True), encoder=encoder, tokenizer=tokenizer)
+        return _Fit(model, partial(features, share=True), decision)
 
-    def _features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
+    def features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
         """Return the function that computes features of rows by an encoder, of each text once."""
         config, task = self.run.config, self.run.task
+        size, device = config.eval_batch_size, str(compute_device(config.device))
         known: dict[tuple[str, ...], Array] = {}
-
-        def new_features(rows: Dataset, *, share: bool) -> Array:
-            encoded = encode(rows, task, tokenizer, config.max_length)[:]
-            size, device = config.eval_batch_size, str(compute_device(config.device))
-
-            def compute() -> Array:
-                found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
-                return document_means(found, encoded)
-
-            if not share:
-                return compute()
-            key = lambda: [digest_of_model(model.base_model), encoded, size, device]  # noqa: E731
-            return shared(key, compute, lambda vectors: vectors.nbytes, kind="frozen features")
 
         def features(rows: Dataset, *, share: bool = False) -> Array:
             texts = task.head.texts(rows)
             if not known.keys() >= set(texts):
                 first = {text: row for row, text in reversed(list(enumerate(texts)))}
-                known.update(zip(first, new_features(rows.select(first.values()), share=share), strict=True))
+                encoded = encode(rows.select(first.values()), task, tokenizer, config.max_length)[:]
+
+                def compute() -> Array:
+                    found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+                    return document_means(found, encoded)
+
+                key = lambda: [digest_of_model(model.base_model), encoded, size, device]  # noqa: E731
+                kind = "frozen features"
+                found = shared(key, compute, lambda vectors: vectors.nbytes, kind=kind) if share else compute()
+                known.update(zip(first, found, strict=True))
             return np.stack([known[text] for text in texts])
 
         return features
-
-    def _linear(
-        self,
-        train: Dataset,
-        features_of: Callable[[Dataset], Array],
-        features_to_score: Callable[[Dataset], Array],
-        **parts: Any,
-    ) -> _Fit:
-        """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
-        balanced = self.run.config.class_weights is not None
-        groups = given_groups(train) if GROUP in train.column_names else None
-        features, targets, unlabelled = features_of(train), self.targets(train), self.run.parts.unlabelled
-        found, decision = self.head.fit_linear(features, targets, balanced=balanced, groups=groups), {"used": False}
-        if found is None:
-            return self.majority(train)
-        if unlabelled is not None:
-            names = [index < 0 for index in train["index"][:]]
-            found, decision = self_trained(
-                found,
-                features,
-                targets,
-                features_of(unlabelled),
-                never_held_out=names,
-                balanced=balanced,
-                groups=groups,
-            )
-        model = BaselineModel(
-            self.name, self.head, **({"tokenizer": self.tokenizer} | parts), bias=found.bias, weight=found.weight
-        )
-        return _Fit(model, features_to_score, decision)
 
 
 def tune_on_pairs(

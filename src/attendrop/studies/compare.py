@@ -1,41 +1,63 @@
-"""Comparison of methods on custom data: which one should be used to fine-tune on it?"""
+"""Comparison of methods on custom data: which one should be used to fine-tune on it?
+
+The time line of :func:`run_comparison`: settings are searched on selection rows, if this is asked for; all methods and
+baselines are run with each seed; their answer is written; the recommended model is trained on all rows, and kept.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError, did_you_mean
-from attendrop.methods.core.registry import build_method, labelled_method
+from attendrop.methods.core.options import searched_values
+from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig, declared, takes_options
 from attendrop.runs.data import fingerprint
-from attendrop.runs.model_loading import load_for, load_tokenizer
+from attendrop.runs.model_card import CARD, with_section
+from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_file import partial_of
 from attendrop.runs.run_folder import holds_run, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
-from attendrop.studies.best_model import add_scores, best_model
-from attendrop.studies.comparison import Comparison, MethodSetting, check_record, write_record
-from attendrop.studies.executor import LOCAL, OnEvent, Runner, open_runner
-from attendrop.studies.setting_search import Trial, choose, search_settings
+from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting, check_record, record_of
+from attendrop.studies.executor import LOCAL, OnEvent, open_runner
+from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
-from attendrop.studies.units import REFERENCE, Event, Job, Result, Unit, check_evaluation, duration
-from attendrop.studies.worker import StepReports
+from attendrop.studies.units import FROZEN, REFERENCE, Event, Result, Unit, check_evaluation
+from attendrop.support.files import write_json, write_text
 from attendrop.tasks.base import Task
-from attendrop.wording import counted, in_markdown
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.model_classes import is_encoder
+from attendrop.wording import csv_of_records, in_markdown, score_text
 
-# How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
-_FINAL_TO_SELECTION = 1.3
-OnPlan = Callable[[Sequence[Unit], int], None]
+SELECTION_FRACTION = 0.2
+# How far the learning rate is searched, in both directions.
+MOST_FACTOR = 8.0
+# Selection splits have separate seeds: none is the seed of a final run.
+_FIRST_SEED = 1_000
+_RATE = "learning_rate"
+# Options with which no row is set aside to score on.
+_ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
 logger = logging.getLogger(__name__)
+
+
+class Trial(NamedTuple):
+    """A setting, and its selection scores, one for each fold, None where it failed."""
+
+    setting: MethodSetting
+    scores: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -107,8 +129,8 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
     Args:
         output_dir: Folder of the answer, the runs and the chosen model. Another call continues there.
         workers: Number of processes; 0: this one; None: one for each GPU or core.
-        backend: See :func:`attendrop.studies.executor.run_units`.
-        **options: ``methods``, ``seeds``, ``budget``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
+        backend: See :func:`attendrop.studies.executor.open_runner`.
+        **options: ``methods``, ``seeds``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
             :class:`attendrop.studies.comparison.Comparison`, and options of
             :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
@@ -131,25 +153,26 @@ def run_comparison(
     workers: int | None = None,
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
-    on_plan: OnPlan = lambda units, more: None,
+    on_plan: Callable[[int], None] = lambda runs: None,
 ) -> Outcome:
     """Run a comparison, or its missing runs.
 
     All methods train on the same rows, in the same batches and with the same number of steps for the same seed. The
     evaluation rows are scored once for each run. It can be stopped at any moment and started again: finished runs are
-    kept, and the answer is the same. See :func:`attendrop.studies.executor.run_units` for the other options;
-    ``on_plan`` is called with the runs, as far as they are known, and the number of further ones.
+    kept, and the answer is the same. See :func:`attendrop.studies.executor.open_runner` for the other options;
+    ``on_plan`` is called with the number of runs.
 
     Raises:
         AttendropError: The data cannot be used, or a method on the model, the folder holds the answer of another
             comparison, or no run of plain fine-tuning succeeded.
     """
-    folder = Path(comparison.output_dir)
+    config, folder = comparison.config, Path(comparison.output_dir)
     check_study_folder(folder, comparison=True)
-    run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
-    load_tokenizer(comparison.config.model, run.task)
-    _refuse_unusable(comparison, run.task)
-    check_record(folder, comparison.config)
+    # Bad data and models are to be refused once, and not by each run.
+    run = resolve_run(config)
+    load_tokenizer(config.model, run.task)
+    refuse_unusable(comparison, run.task)
+    check_record(folder, config)
     parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
@@ -161,26 +184,47 @@ def run_comparison(
     )  # fmt: skip
     if run.data.looks_grouped:
         logger.warning("%s", run.data.looks_grouped)
-    comparison = comparison.of_baselines(defined_for(run.task))
+    defined = defined_for(run.task)
+    if undefined := [name for name in comparison.baselines if name not in defined]:
+        logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
+        baselines = tuple(name for name in comparison.baselines if name in defined)
+        comparison = dataclasses.replace(comparison, baselines=baselines)
+    defaults, seeds = {setting.label: setting for setting in comparison.methods}, comparison.seeds
+    final = seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
     with open_runner(folder, workers=workers, backend=backend) as runner:
-        write_record(folder, comparison.config)
-        steps = Steps(comparison, runner, on_event, on_plan)
-        trials = steps.search()
-        results = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
-        failed = [each.failure() for each in results if each.metrics is None]
-        found = answer([each.metrics for each in results if each.metrics is not None], failed=failed)
-        outcome = Outcome(found, trials)
+        write_json(folder / RECORD, record_of(config))
+        # Try settings, if this is asked for.
+        run_units, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
+        if comparison.trials > 1:
+            on_plan(len(defaults) * comparison.trials * comparison.folds + final)
+            trials = search_settings(
+                config, comparison.methods, trials=comparison.trials, folds=comparison.folds, run_units=run_units
+            )
+        on_plan(sum(map(len, trials.values())) * comparison.folds + final)
+        # Train all methods with each seed, and compare them.
+        settings = defaults | {label: choose(each) for label, each in trials.items()}
+        units, labels = final_units(comparison, settings)
+        results = [
+            dataclasses.replace(result, label=label) for result, label in zip(run_units(units), labels, strict=True)
+        ]
+        plain = [each for each in results if each.unit.method == REFERENCE]
+        if not any(each.metrics for each in plain):
+            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
+        failed = [each.run for each in results if each.metrics is None]
+        found = answer([each.run for each in results if each.metrics is not None], failed=failed)
+        outcome, table = Outcome(found, trials), csv_of_records(found.records())
         write_compared(folder, {"": results}, REFERENCE)
-        write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())  # whatever becomes of the model
+        write_reports(folder, outcome.markdown(), outcome.as_dict(), table)  # whatever becomes of the model
+        # Keep the model.
         if comparison.keep_best:
-            runner.release()
-            kept, best = _keep_best(comparison.config, found, results, folder, on_event)
+            runner.workers.release()
+            kept, best = keep_best(config, found, results, folder, on_event)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            write_reports(folder, outcome.markdown(), outcome.as_dict(), found.csv())
+            write_reports(folder, outcome.markdown(), outcome.as_dict(), table)
     return outcome
 
 
-def _refuse_unusable(comparison: Comparison, task: Task) -> None:
+def refuse_unusable(comparison: Comparison, task: Task) -> None:
     """Raise AttendropError for methods that cannot act on the attention of the model, before others train for hours."""
     methods = {setting.label: build_method(setting.method, setting.options) for setting in comparison.methods}
     acting = {label: method for label, method in methods.items() if method.info.uses_attention}
@@ -198,122 +242,206 @@ def _refuse_unusable(comparison: Comparison, task: Task) -> None:
         raise AttendropError(f"{names} cannot act on {model_name!r}; name other methods by --methods. {reason}")
 
 
-def _keep_best(
+def final_units(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> tuple[list[Unit], list[str | None]]:
+    """Return the runs of all methods and baselines, seed by seed, and what an answer calls each, if not by its options.
+
+    The settings are by label of the one that is compared. One with a learning rate of its own is named by it, too:
+    other rows have that of all runs.
+    """
+    config, units, labels = comparison.config, list[Unit](), list[str | None]()
+    rates = {each.label: each.learning_rate for each in comparison.methods if each.method != REFERENCE}
+    for seed in range(comparison.seeds):
+        for label, setting in settings.items():
+            units.append(Unit(setting.applied(config, seed=seed)))
+            named = labelled_method(setting.method, setting.options)
+            labels.append(None if rates.get(label) is None else f"{named} learning_rate={rates[label]:g}")
+        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
+        units += [Unit(plain, baseline=name) for name in comparison.baselines]
+        labels += [None] * len(comparison.baselines)
+    return units, labels
+
+
+# The search of settings, by optuna -----------------------------------------------------------------------------------
+
+
+def choose(trials: Sequence[Trial]) -> MethodSetting:
+    """Choose the first setting, which is the default, unless another is better by more than one standard error.
+
+    The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
+    on few selection rows is often only the luckiest; of one fold there is no standard error, and the best is chosen.
+    Settings that failed are not chosen, and folds in which the default failed do not count.
+    """
+    default, *others = trials
+    best, most = default, -math.inf
+    for trial in others:
+        pairs = zip(trial.scores, default.scores, strict=True)
+        gains = [one - other for one, other in pairs if one is not None and other is not None]
+        error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        if None in trial.scores or (gains and statistics.fmean(gains) <= error):
+            continue
+        if (mean := statistics.fmean(score for score in trial.scores if score is not None)) > most:
+            best, most = trial, mean
+    return best.setting
+
+
+def search_settings(
+    config: RunConfig,
+    defaults: Sequence[MethodSetting],
+    *,
+    trials: int,
+    folds: int,
+    run_units: Callable[[list[Unit]], list[Result]],
+) -> dict[str, list[Trial]]:
+    """Try up to ``trials`` settings of each method on selection rows.
+
+    They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
+    search that is begun again asks for the same runs, and finds those that are finished. A setting is trained on four
+    fifths of the training rows and scored on the others, with another split in each fold. Options and learning rates
+    that are given are not searched, nor are those given in other settings of the same method, so that each setting
+    stays what it is compared as. One that is proposed twice is tried once.
+
+    Returns:
+        The trials by label of the default, which comes first.
+
+    Raises:
+        AttendropError: optuna is not installed, or no default can be trained.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise AttendropError("--trials needs optuna; run `pip install 'attendrop[search]'`.") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    states = optuna.trial.TrialState
+    studies, spaces, found = {}, {}, {each.label: list[Trial]() for each in defaults}
+    for default in defaults:
+        alike = [each for each in defaults if each.method == default.method]
+        given = {name for each in alike for name in each.options} | {_RATE for each in alike if each.learning_rate}
+        methods = [name.strip() for name in default.method.split("+")]
+        space = {
+            option if len(methods) == 1 else f"{method}.{option}": values  # the default first
+            for method in methods
+            for option, values in searched_values(get_method(method)).items()
+        } | {_RATE: (1.0,)}  # as a factor of the default's
+        spaces[default.label] = {name: values for name, values in space.items() if name not in given}
+        sampler = optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=4)
+        studies[default.label] = optuna.create_study(direction="maximize", sampler=sampler)
+        studies[default.label].enqueue_trial({name: values[0] for name, values in spaces[default.label].items()})
+    first: dict[str, dict[str, Any]] = {}  # the metrics of the defaults
+    for number in range(trials):
+        # Propose a setting of each method, as a change of its default: of what that is on these data.
+        proposals: dict[str, tuple[Any, MethodSetting]] = {}
+        for default in defaults:
+            label, rate, changed = default.label, default.learning_rate, dict[str, Any]()
+            if number and (not spaces[label] or label not in first):
+                continue
+            proposal = studies[label].ask()
+            for name, values in spaces[label].items():
+                if name != _RATE:
+                    value = proposal.suggest_categorical(name, values)
+                    changed |= {name: value} if value != values[0] else {}
+                elif (factor := proposal.suggest_float(name, 1 / MOST_FACTOR, MOST_FACTOR, log=True)) != 1.0:
+                    rate = float(f"{first[label]['training'][_RATE] * factor:.3g}")
+            around = given_options(default.method, first[label]["options"]) if changed else {}
+            proposals[label] = proposal, MethodSetting(default.method, {**around, **default.options, **changed}, rate)
+        # Score those that are new on the selection rows of each fold, and never on the evaluation rows.
+        new = {label: each for label, (_, each) in proposals.items() if all(each != t.setting for t in found[label])}
+        held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "honest"}
+        results = run_units(
+            [
+                Unit(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
+                for setting in new.values()
+                for fold in range(folds)
+            ]
+        )
+        for place, (label, setting) in enumerate(new.items()):
+            runs = [result.metrics or {} for result in results[place * folds : (place + 1) * folds]]
+            scores = [run.get("selection_score") for run in runs]
+            found[label].append(Trial(setting, [None if s is None or not math.isfinite(s) else s for s in scores]))
+            if number == 0 and any(runs):
+                first[label] = next(filter(None, runs))
+        if not first:
+            raise AttendropError(f"No run succeeded; the first error: {results[0].error}")
+        for label, (proposal, setting) in proposals.items():
+            known = next(trial.scores for trial in found[label] if trial.setting == setting)
+            numbers = [score for score in known if score is not None]
+            complete = len(numbers) == folds
+            mean = statistics.fmean(numbers) if complete else None
+            studies[label].tell(proposal, mean, states.COMPLETE if complete else states.FAIL)
+    return found
+
+
+# The model that is kept ----------------------------------------------------------------------------------------------
+
+
+def keep_best(
     config: RunConfig, found: Answer, results: Sequence[Result], folder: Path, on_event: OnEvent
 ) -> tuple[str, Path]:
     """Train the recommended model on all rows; return the label of its row, and its folder."""
     wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
-    job = Job(wanted, Path(wanted.config.output_dir))
-    place, rows = job.folder, fingerprint(resolve_run(wanted.config).parts)
+    place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
+        rows = fingerprint(resolve_run(wanted.config).parts)
         finished = read_metrics(place) if holds_run(place, wanted.config, rows, wanted.baseline) else None
         same = holds_run(partial_of(place), wanted.config, rows, wanted.baseline)
-        if finished is None:
-            on_event(Event("started", job))
-        reports = StepReports(lambda message: on_event(Event(job=job, **message)))
         if finished is not None:
             metrics = finished
         elif wanted.baseline is None:
-            metrics = train(wanted.config, resume=same, overwrite=not same, callbacks=[reports])
+            metrics = train(wanted.config, resume=same, overwrite=not same)
         else:
             metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=not same)
-        on_event(Event("kept" if finished is not None else "finished", job, metrics=metrics))
     except AttendropError as error:
         told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
         raise AttendropError(told) from error
-    kept = found.use or REFERENCE
+    on_event(Event("finished" if finished is None else "kept", wanted, place, metrics=metrics))
     add_scores(found, kept, place)
     return kept, place
 
 
-class Steps:
-    """The runs of a comparison.
+def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path) -> Unit:
+    """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
-    What depends on time follows from the times in ``metrics.json`` of finished runs, and of runs that failed now.
+    It is trained on all rows, but for those that the method or the protocol needs held out. A linear model on the
+    frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other baselines are
+    models of :mod:`attendrop.runs.prediction_passes`.
     """
+    found = {method_label(each.run): (each.unit, each.metrics) for each in results if each.metrics is not None}
+    unit, metrics = found[answer.use or REFERENCE]
+    own, baseline = unit.config, unit.baseline
+    if baseline is None:
+        on_evaluation_rows = own.rewarded_on == "eval" or own.protocol == "paper"
+        changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)
+        # Rows held out to choose the epoch are finally trained on.
+        chooses = own.patience is not None or own.selection_fraction
+        changes |= {"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False}
+        changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
+    else:
+        changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
+        changes |= {"refit": False, "protocol": "honest"}
+    if baseline == FROZEN and head.one_vector and is_encoder(load_config(own.model)):
+        changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
+        baseline = None
+    changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
+    return Unit(dataclasses.replace(own, **changes), baseline, keep_model=True)
 
-    def __init__(self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: OnPlan) -> None:
-        self.comparison, self.runner, self.on_event, self.on_plan = comparison, runner, on_event, on_plan
-        self.defaults = {setting.label: setting for setting in comparison.methods}
-        self._seconds: dict[Path, float] = {}  # of each run
 
-    @property
-    def spent(self) -> float:
-        """Time of all runs, including loading of model and data, and scoring, divided among the workers."""
-        return sum(self._seconds.values()) / self.runner.workers
+def add_scores(answer: Answer, label: str, folder: Path) -> None:
+    """Add the comparison's score to the card of the kept model.
 
-    def run(self, units: Iterable[Unit]) -> list[Result]:
-        """Run units, and note their time."""
-        results = self.runner.run(units, self.on_event)
-        for result in results:
-            self._seconds[result.folder] = float((result.metrics or {}).get("total_seconds", result.seconds))
-        return results
+    The score belongs to other models: the kept one may be trained on the scored rows.
+    """
+    card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
+    if row is None or not card.exists():  # without a finite score, there is no row
+        return
 
-    def search(self) -> dict[str, list[Trial]]:
-        """Try settings of all methods; none if only the defaults are requested."""
-        comparison = self.comparison
-        if comparison.trials == 1:
-            return {}
-        final = comparison.seeds * (len(comparison.methods) + len(comparison.baselines))
-        self.on_plan([], len(comparison.methods) * comparison.trials * comparison.folds + final)
-        return search_settings(
-            comparison.config,
-            comparison.methods,
-            trials=comparison.trials,
-            folds=comparison.folds,
-            run_units=self.run,
-            has_time=self._has_time,
-        )
+    def spread(row: MethodRow) -> str:
+        return score_text(row.mean) + ("" if row.std is None else f" ± {score_text(row.std, row.mean)}")
 
-    def _has_time(self) -> bool:
-        """Whether another setting of each method fits into the budget, beside all final runs, which take longer."""
-        comparison = self.comparison
-        once = self.spent / len(self._seconds) * len(comparison.methods)
-        needed = once * (comparison.folds + comparison.seeds * _FINAL_TO_SELECTION)
-        return comparison.budget is None or self.spent + needed <= comparison.budget
-
-    def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
-        """Train all methods with one seed, then with all others that fit into the budget."""
-        seeds, budget = self.comparison.seeds, self.comparison.budget
-        more = len(self._seconds) + self.comparison.keep_best  # trials, and the model that is kept
-        units = [unit for seed in range(seeds) for unit in self._units_of(seed, settings)]
-        self.on_plan(units, more)
-        before = self.spent
-        found = self.run(units[: len(units) // seeds])
-        once = self.spent - before
-        if budget is not None:
-            seeds = min(seeds, 1 + int(max(0.0, budget - self.spent) / max(once, 1e-3)))
-            units = units[: seeds * len(found)]
-            self.on_plan(units, more)
-        logger.info(
-            "A seed of all methods and baselines takes about %s: %s %s in all.",
-            duration(once), f"{counted(seeds, 'seed')} take{'s' * (seeds == 1)}",
-            duration(self.spent + once * (seeds - 1)),
-        )  # fmt: skip
-        if seeds < self.comparison.seeds:
-            logger.warning("Only %d of %d seeds fit into the budget.", seeds, self.comparison.seeds)
-        found += self.run(units[len(found) :])
-        plain = [each for each in found if each.unit.method == REFERENCE]
-        if not any(each.metrics for each in plain):
-            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
-        labels = self._labels(seeds, settings)
-        return [each.labelled(labels.get(each.unit.key())) for each in found]
-
-    def _labels(self, seeds: int, settings: Mapping[str, MethodSetting]) -> dict[str, str]:
-        """Name the runs of methods with a learning rate of their own by it, too: other rows have that of all runs."""
-        labels: dict[str, str] = {}
-        for label, setting in settings.items():
-            rate = self.defaults[label].learning_rate
-            if rate is not None and setting.method != REFERENCE:
-                named = f"{labelled_method(setting.method, setting.options)} learning_rate={rate:g}"
-                units = [Unit(setting.applied(self.comparison.config, seed=seed)) for seed in range(seeds)]
-                labels |= {unit.key(): named for unit in units}
-        return labels
-
-    def _units_of(self, seed: int, settings: Mapping[str, MethodSetting]) -> list[Unit]:
-        config = self.comparison.config
-        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
-        return [
-            *(Unit(setting.applied(config, seed=seed)) for setting in settings.values()),
-            *(Unit(plain, baseline=name) for name in self.comparison.baselines),
-        ]
+    unlike = next((each for each in answer.shifted.rows if each.label == label), None) if answer.shifted else None
+    of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
+    there = "" if unlike is None or answer.shifted is None else f"; {spread(unlike)} on {answer.shifted.scored_on}"
+    scores = in_markdown(f"{answer.metric} {spread(row)}, {of}, on {answer.scored_on}{there}.")
+    text = (
+        f"`{label}`: {scores} These are scores of the comparison's models, which were trained without these rows, and "
+        "not of this one, which was trained in the end."
+    )
+    write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))

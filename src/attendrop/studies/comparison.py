@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
-from attendrop.runs.run_file import located
+from attendrop.runs.run_file import by_content
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (
     BASELINES,
@@ -24,8 +22,7 @@ from attendrop.studies.units import (
     data_sha256,
     with_evaluation,
 )
-from attendrop.support.files import model_sha256, write_json
-from attendrop.tasks.file_formats import files_of
+from attendrop.support.files import model_sha256
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -33,16 +30,12 @@ if TYPE_CHECKING:
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
 RECORD = "comparison.json"
-# Options that may change between calls: those of single runs, paths (the content counts), and those without effect.
+# Options that may change between calls: those of single runs, and those without effect.
 _NOT_RECORDED = (
-    *("method", "options", "seed", "output_dir", "train_file", "eval_file", "label_map", "data_dir"),
+    *("method", "options", "seed", "output_dir"),
     *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps"),
 )
-logger = logging.getLogger(__name__)
-
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-Seconds = NewType("Seconds", float)
+_CONTENT = {"data_sha256": "other content of the data", "model_sha256": "other files of the model"}
 
 
 def default_methods() -> list[str]:
@@ -50,18 +43,6 @@ def default_methods() -> list[str]:
     from attendrop.methods.core.registry import get_method, method_names
 
     return [name for name in method_names() if get_method(name).info.compared]
-
-
-def _seconds(name: str, value: str | float) -> float:
-    """Read a time such as ``30m``, ``2h``, ``90s`` or ``1.5h``, or a number of seconds."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value.strip())
-        if match is None:
-            raise AttendropError(f"{name} {value!r} is not a duration; write 30m, 2h or 90s.")
-        value = float(match[1]) * _UNITS[match[2]]
-    if not value > 0:
-        raise AttendropError(f"{name} must be above 0 seconds, not {value}.")
-    return value
 
 
 def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -120,19 +101,16 @@ class MethodSetting:
         return replace(config, method=self.method, options=dict(self.options), **changes)
 
     @property
-    def label(self) -> str:
-        """Name of the method with its options, such as "METHOD p=0.9"."""
-        return " ".join([self.method, *self._changes])
-
-    @property
     def described(self) -> str:
         """What differs from the defaults."""
-        return " ".join(self._changes) or "its defaults"
+        found = [f"{name}={value}" for name, value in self.options.items()]
+        found += [] if self.learning_rate is None else [f"learning_rate={self.learning_rate:g}"]
+        return " ".join(found) or "its defaults"
 
     @property
-    def _changes(self) -> list[str]:
-        found = [f"{name}={value}" for name, value in self.options.items()]
-        return found if self.learning_rate is None else [*found, f"learning_rate={self.learning_rate:g}"]
+    def label(self) -> str:
+        """Name of the method with its options, such as "METHOD p=0.9"."""
+        return self.method if self.described == "its defaults" else f"{self.method} {self.described}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +137,6 @@ class Comparison:
     setting's learning rate, is not searched. Plain fine-tuning is always compared, once. None:
     :func:`default_methods`."""
     seeds: int = option(5, "search", "Number of seeds per method.")
-    budget: Seconds | None = option(None, "search", "Time limit, such as 30m or 2h.", Range("a time", _seconds))  # noqa: RUF009
-    """In seconds; None: no limit. Settings and seeds that do not fit are left out, for all methods alike."""
     trials: int = option(1, "search", "Settings to try for each method, including learning rates, with optuna.")
     """The default setting is the first of them; 1: only it. optuna is in ``attendrop[search]``."""
     folds: int = option(3, "search", "Selection splits on which settings are scored.")
@@ -176,45 +152,29 @@ class Comparison:
         check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
         object.__setattr__(self, "config", with_evaluation(self.config))
 
-    def of_baselines(self, defined: Collection[str]) -> Comparison:
-        """Return the comparison without the baselines that are not defined for its kind of task."""
-        if undefined := [name for name in self.baselines if name not in defined]:
-            logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        return replace(self, baselines=tuple(name for name in self.baselines if name in defined))
-
 
 def check_record(folder: Path, config: RunConfig) -> None:
     """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
-    before = read_json(folder / RECORD, {"config": dict, "data_sha256": str})
+    before = read_json(folder / RECORD, {})
     if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
         return
-    now = _record(config)
-    was, options, files = located(before["config"]), now["config"], before.get("model_sha256")
-    if files == now["model_sha256"] != "":  # the same model, wherever it was
-        was["model"] = options["model"]
-    changed = [f"{name}={was.get(name)!r}, not {options[name]!r}" for name in options if was.get(name) != options[name]]
-    if files not in (None, now["model_sha256"]) and was["model"] == options["model"]:
-        changed.append(f"other files of the model '{was['model']}'")
-    if before["data_sha256"] != now["data_sha256"]:
-        same_name = before["data"] == now["data"]
-        data = f"other content of {now['data']}" if same_name else f"the data {before['data']}, not {now['data']}"
-        changed.insert(0, data)
+    changed = [
+        _CONTENT.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
+        for name, value in record_of(config).items()
+        if before.get(name) != value
+    ]
     if changed:
         raise AttendropError(
             f"The folder '{folder}' holds the answer of a comparison with {'; '.join(changed)}. Only methods, seeds, "
-            "trials, baselines and the budget may change; name another folder with --output-dir."
+            "trials and baselines may change; name another folder with --output-dir."
         )
 
 
-def write_record(folder: Path, config: RunConfig) -> None:
-    """Record the data, model and options that a comparison in a folder compares with."""
-    write_json(folder / RECORD, _record(config))
-
-
-def _record(config: RunConfig) -> dict[str, Any]:
-    options = {name: value for name, value in located(config.as_dict()).items() if name not in _NOT_RECORDED}
-    files = [file.name for name in (config.train_file, config.eval_file) if name for file in files_of(name)]
-    record = {"config": options, "data": config.task or ", ".join(files), "data_sha256": data_sha256(config)}
-    record["model_sha256"] = model_sha256(config.model)
-    found: dict[str, Any] = json.loads(json.dumps(record))  # as it is read
+def record_of(config: RunConfig) -> dict[str, Any]:
+    """Return the data, model and options that a comparison compares with, wherever the files are: JSON values."""
+    options = {name: value for name, value in by_content(config.as_dict()).items() if name not in _NOT_RECORDED}
+    if files := model_sha256(config.model):  # of a local model
+        options["model"] = Path(config.model).name
+    digests = {"data_sha256": data_sha256(config), "model_sha256": files}
+    found: dict[str, Any] = json.loads(json.dumps(digests | options))  # as it is read
     return found

@@ -1,24 +1,25 @@
-"""Execution of units: each once, whatever fails, in this process, on worker processes or on a Ray cluster."""
+"""Execution of units: each once, whatever fails, in this process, on worker processes or on a Ray cluster.
+
+The time line of a unit: its folder is named by its options and data (:meth:`Runner.folder_of`). If it is finished
+there, it is ``kept``: there is no other record. Else a free worker runs it in that folder, from its last checkpoint. It
+is then ``finished`` or ``failed``, or its process died: it is submitted again, and fails if that happens too often.
+"""
 
 from __future__ import annotations
 
 import json
-import logging
-import time
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import is_of_this_program
-from attendrop.runs.run_folder import locked, number_of_processes, read_metrics
-from attendrop.runs.shared_results import forget_results, share_results
-from attendrop.studies.local_workers import LocalWorkers
-from attendrop.studies.units import RUNS, Event, Job, Result, Unit, check_workers, data_sha256
-from attendrop.studies.worker import perform
+from attendrop.runs.run_folder import locked, number_of_processes, read_json, read_metrics
+from attendrop.studies.units import RUNS, Event, Result, Unit, check_workers, data_sha256
+from attendrop.studies.workers import SECONDS_BETWEEN_REPORTS, LocalWorkers, Outcome, Workers
 from attendrop.support.files import model_sha256, write_json
 
 LOCAL = "local"
@@ -27,65 +28,35 @@ FAILED = "failed.json"
 OnEvent = Callable[[Event], None]
 
 
-class Workers(Protocol):
-    """What runs jobs: this process, other processes of this machine, or a Ray cluster."""
-
-    count: int  # of jobs that run at the same time
-    attempts: int  # how often a job is run whose process is lost each time
-
-    def start(self, job: Job) -> None:
-        """Start a job; there are never more than ``count``."""
-
-    def wait(self, report: OnEvent) -> Event:
-        """Wait for the end of a job: ``"finished"``, ``"failed"`` or ``"lost"``; report earlier events."""
-
-    def release(self) -> None:
-        """Free what idle processes hold, such as the memory of GPUs; the next job starts them again."""
-
-
-def run_units(
-    units: Iterable[Unit],
-    folder: str | Path,
-    *,
-    workers: int | None = None,
-    backend: str = LOCAL,
-    on_event: OnEvent = lambda event: None,
-) -> list[Result]:
-    """Run units, each in a folder of its own below ``FOLDER/runs``; a unit that is finished there is not run again.
-
-    A unit that fails is a result with an error, and does not stop the others. A unit whose process is lost is run
-    again, from its last checkpoint. Neither the number of workers nor the order of units changes a result, except that
-    sums of floats may differ in the last digit with another number of threads.
+@contextmanager
+def open_runner(folder: str | Path, *, workers: int | None = None, backend: str = LOCAL) -> Iterator[Runner]:
+    """Open a study's folder, which is locked meanwhile, and what runs units in it: see :meth:`Runner.run`.
 
     Args:
-        units: The units. They are taken one by one, when a worker is free, so that a generator may decide by the
-            results so far what comes next.
-        folder: Folder of the study, which is locked meanwhile.
-        workers: Number of worker processes, see :class:`LocalWorkers`; 0 runs the units in this process.
+        folder: Folder of the study; each unit has a folder of its own below ``FOLDER/runs``.
+        workers: Number of worker processes, see :class:`attendrop.studies.workers.LocalWorkers`; 0: this process.
         backend: ``"local"``: processes on this machine; ``"ray:local"``: a Ray cluster that is started here;
             ``"ray:ADDRESS"``: a running one, see :class:`attendrop.studies.ray_workers.RayWorkers`.
-        on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run again,
-            the units resume from their last checkpoints.
-
-    Returns:
-        A result for each unit, in the order of the units.
 
     Raises:
         AttendropError: Another process runs units in this folder, or the backend is not available.
     """
-    with open_runner(folder, workers=workers, backend=backend) as runner:
-        return runner.run(units, on_event)
-
-
-@contextmanager
-def open_runner(folder: str | Path, *, workers: int | None = None, backend: str = LOCAL) -> Iterator[Runner]:
-    """Start what :func:`run_units` needs, for several calls of :meth:`Runner.run` on the same warm workers."""
     if number_of_processes() > 1:
         raise AttendropError(
             "Comparisons and studies start processes of their own, each for whole runs: start one without torchrun (or "
             "WORLD_SIZE), and set the number of processes by --workers."
         )
-    with locked(Path(folder)), _workers(backend, workers) as opened:
+    opened: Workers
+    if backend == LOCAL:
+        check_workers(workers)
+        opened = Workers() if workers == 0 else LocalWorkers(workers)
+    elif backend.startswith(RAY):
+        from attendrop.studies.ray_workers import RayWorkers
+
+        opened = RayWorkers(backend.removeprefix(RAY), workers)
+    else:
+        raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
+    with locked(Path(folder)), opened:
         (Path(folder) / RUNS).mkdir(exist_ok=True)
         yield Runner(Path(folder), opened)
 
@@ -94,174 +65,108 @@ class Runner:
     """Units in a study's folder, and the workers that run them."""
 
     def __init__(self, folder: Path, workers: Workers) -> None:
-        self.folder, self._workers = folder, workers
-        self.workers = workers.count  # units that run at the same time
+        self.folder, self.workers = folder, workers
         self._digests: dict[str, str] = {}
-        self._failed: dict[Path, Result] = {}  # which are not run again, if a search asks for them again
 
-    def place(self, unit: Unit) -> Job:
+    def folder_of(self, unit: Unit) -> Path:
         """Find the folder of a unit.
 
         Raises:
             AttendropError: Its data or model changed since the first one; or worker processes do not know its method.
         """
+        from attendrop.methods.core.registry import is_of_this_program
+
         config = unit.config
-        if not isinstance(self._workers, InProcess) and is_of_this_program(config.method):
+        if type(self.workers) is not Workers and is_of_this_program(config.method):
             raise AttendropError(
                 f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
                 "this one, workers=0, or declare an entry point in its package."
             )
         files = (config.train_file, config.eval_file, config.label_map, config.label_names, config.unlabelled)
-        of = (config.task, config.data_dir, *files, config.model)
+        source = json.dumps((config.task, config.data_dir, *files, config.model))
         digest = data_sha256(config) + model_sha256(config.model)
-        if self._digests.setdefault(source := json.dumps(of), digest) != digest:
-            changed = config.train_file or config.task
+        if self._digests.setdefault(source, digest) != digest:
             raise AttendropError(
-                f"The data of {changed}, or the model '{config.model}', changed meanwhile, so earlier runs used other "
-                "ones. Start again, so that all runs use the same."
+                f"The data of {config.train_file or config.task}, or the model '{config.model}', changed meanwhile, so "
+                "earlier runs used other ones. Start again, so that all runs use the same."
             )
-        return Job(unit, self.folder / RUNS / unit.folder_name(self._digests[source]))
-
-    def release(self) -> None:
-        """Free what idle workers hold; the next units start them again."""
-        self._workers.release()
+        return self.folder / RUNS / unit.folder_name(digest)
 
     def run(self, units: Iterable[Unit], on_event: OnEvent = lambda event: None) -> list[Result]:
-        """Run units; see :func:`run_units`."""
-        asked: list[Job] = []
+        """Run units; one that is finished in its folder is not run again, and of equal ones, one is run.
+
+        A unit that fails is a result with an error, and does not stop the others; ``FOLDER/failed.json`` has the
+        errors. A unit whose process is lost is run again, from its last checkpoint. Neither the number of workers nor
+        the order of units changes a result, except that sums of floats may differ in the last digit with another
+        number of threads.
+
+        Args:
+            units: The units.
+            on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run
+                again, the units resume from their last checkpoints.
+
+        Returns:
+            A result for each unit, in the order of the units.
+        """
+        folders = [(self.folder_of(unit), unit) for unit in units]
         results: dict[Path, Result] = {}
-        failures: dict[Path, int] = {}
-        started: dict[Path, float] = {}
-        losses: Counter[Path] = Counter()
+        attempts: Counter[Path] = Counter()
+        running: dict[Future[Outcome], tuple[Path, Unit]] = {}
+        failures = read_failures(self.folder)
 
-        def report(event: Event) -> None:
-            job, folder = event.job, event.job.folder
-            if event.kind in ("started", "kept") and folder not in failures:
-                failures[folder] = _clear_failure(folder)
-            if event.kind == "started":
-                started.setdefault(folder, time.monotonic())
-            if event.kind in ("kept", "finished"):
-                event = replace(event, metrics=read_metrics(folder))
-                results[folder] = Result(job.unit, folder, event.metrics)
-            elif event.kind == "failed":
-                seconds = time.monotonic() - started.get(folder, time.monotonic())
-                results[folder] = self._failed[folder] = Result(job.unit, folder, None, event.text, seconds)
-                _record_failure(event, failures.get(folder, 0) + 1)
-            on_event(event)
+        def end(folder: Path, unit: Unit, outcome: Outcome, kind: Any = "finished") -> None:
+            metrics, error = outcome.get("metrics"), outcome.get("error")
+            before = failures.pop(folder.name, None)
+            if error is not None:
+                kind, failures[folder.name] = "failed", {"error": error, "details": outcome.get("details", "")}
+            if failures.get(folder.name) != before:
+                with suppress(OSError):  # the disk may be full
+                    write_json(self.folder / FAILED, failures)
+            results[folder] = Result(unit, folder, metrics, error)
+            on_event(Event(kind, unit, folder, text=error or "", metrics=metrics))
 
-        def jobs() -> Iterator[Job]:
-            begun = set()
-            for unit in units:
-                job = self.place(unit)
-                asked.append(job)
-                if job.folder in begun:
-                    continue
-                begun.add(job.folder)
-                if job.folder in self._failed:
-                    results[job.folder] = self._failed[job.folder]
-                    continue
-                try:
-                    finished = read_metrics(job.folder) is not None
-                except AttendropError as error:  # a file that a crash of the machine left empty
-                    report(Event("failed", job, text=f"{error} Or delete it, and start again."))
-                    continue
-                if finished:
-                    report(Event("kept", job))
-                else:
-                    yield job
-
-        source, again, running = jobs(), deque[Job](), 0
-        while True:
-            while running < self.workers and (job := again.popleft() if again else next(source, None)) is not None:
-                report(Event("started", job))
-                self._workers.start(job)
-                running += 1
-            if not running:
-                return [results[job.folder] for job in asked]
-            event = self._workers.wait(report)
-            running -= 1
-            if event.kind == "lost":
-                losses[event.job.folder] += 1
-                if losses[event.job.folder] < self._workers.attempts:
-                    again.append(event.job)
-                else:
-                    event = replace(event, kind="failed")
-            report(event)
+        todo: deque[tuple[Path, Unit]] = deque()
+        for folder, unit in dict(folders).items():
+            try:
+                metrics = read_metrics(folder)
+            except AttendropError as error:  # a file that a crash of the machine left empty
+                end(folder, unit, {"error": f"{error} Or delete it, and start again."})
+                continue
+            if metrics is None:
+                todo.append((folder, unit))
+            else:
+                end(folder, unit, {"metrics": metrics}, "kept")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+            while todo or running:
+                while todo and len(running) < self.workers.count:
+                    folder, unit = todo.popleft()
+                    self.folder_of(unit)  # its data may have changed meanwhile
+                    attempts[folder] += 1
+                    running[self.workers.submit(unit, folder, Path(place, folder.name))] = folder, unit
+                ended, _ = wait(running, SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
+                for future in ended:
+                    folder, unit = running.pop(future)
+                    outcome = self.workers.outcome(future)
+                    for text in outcome.get("warnings", ()):
+                        on_event(Event("warning", unit, folder, text=text))
+                    if "lost" not in outcome:
+                        end(folder, unit, outcome)
+                    elif attempts[folder] >= self.workers.attempts:
+                        end(folder, unit, {"error": outcome["lost"]})
+                    else:
+                        on_event(Event("warning", unit, folder, text=f"{outcome['lost']} It is run again."))
+                        todo.append((folder, unit))
+                for folder, unit in running.values():
+                    if (file := Path(place, folder.name)).exists():
+                        steps, planned = map(int, file.read_text(encoding="ascii").split())
+                        file.unlink()
+                        on_event(Event("progress", unit, folder, steps=steps, planned_steps=planned))
+        return [results[folder] for folder, _ in folders]
 
 
-class InProcess:
-    """This process as the only worker: for debugging, and where processes cannot be started."""
-
-    count = attempts = 1
-    _job: Job | None = None
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        forget_results()
-
-    def start(self, job: Job) -> None:
-        """Take a job, which :meth:`wait` runs."""
-        self._job = job
-
-    def wait(self, report: OnEvent) -> Event:
-        """Run the job; see :meth:`Workers.wait`."""
-        job, logger = self._job, logging.getLogger("attendrop")
-        assert job is not None
-        share_results()
-        level = logger.level
-        logger.setLevel(logging.WARNING)  # what a run says about data and method is the same for all
-        try:
-            request = json.loads(json.dumps(job.request()))
-            message = perform(request, lambda message: report(Event(job=job, **message)))
-        finally:
-            logger.setLevel(level)
-        unusable, event = message.pop("unusable", False), Event(job=job, **message)
-        if unusable:
-            report(event)
-            raise AttendropError(f"This process cannot use its GPU any more ({event.text}); start again.")
-        return event
-
-    def release(self) -> None:
-        """Forget the results that runs of this process share."""
-        forget_results()
-
-
-def _workers(backend: str, count: int | None) -> AbstractContextManager[Workers]:
-    if backend == LOCAL:
-        check_workers(count)
-        return InProcess() if count == 0 else LocalWorkers(count)
-    if not backend.startswith(RAY):
-        raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
-    from attendrop.studies.ray_workers import RayWorkers
-
-    return RayWorkers(backend.removeprefix(RAY), count)
-
-
-# Records of failures -------------------------------------------------------------------------------------------------
-
-
-def read_failure(folder: Path) -> dict[str, Any] | None:
-    """Read a run's ``failed.json``: ``error`` and ``attempts``; None if there is none."""
+def read_failures(folder: Path) -> dict[str, dict[str, str]]:
+    """Read ``failed.json`` of a study: ``error`` and ``details`` of each failed run, by the name of its folder."""
     try:
-        content = json.loads((folder / FAILED).read_text(encoding="utf-8"))
-        return {"error": str(content["error"]), "attempts": int(content["attempts"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _clear_failure(folder: Path) -> int:
-    """Delete ``failed.json``; return how often the unit had failed."""
-    failure = read_failure(folder)
-    with suppress(OSError):
-        (folder / FAILED).unlink()
-    return failure["attempts"] if failure else 0
-
-
-def _record_failure(event: Event, attempts: int) -> None:
-    """Write ``failed.json``, for people to read: the unit is run again when the study is."""
-    with suppress(OSError):  # the disk may be full
-        event.job.folder.mkdir(parents=True, exist_ok=True)
-        content = {"error": event.text, "attempts": attempts, "details": event.details}
-        write_json(event.job.folder / FAILED, content)
+        return read_json(folder / FAILED, {}) or {}
+    except AttendropError:  # it is for people to read: failed runs are run again when the study is
+        return {}

@@ -16,8 +16,8 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.statistics import Array, Estimate, PairedDifference, holm, paired_difference
 from attendrop.studies.units import BASELINES, LABEL
-from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.table import files_of
 
 Metrics = Mapping[str, Any]
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -64,11 +64,6 @@ class MethodRow:
         """Number of seeds that the reference has, too."""
         return 0 if self.difference is None else self.difference.n
 
-    @property
-    def p_value(self) -> float | None:
-        """The uncorrected p value of the difference on new rows; None without one."""
-        return None if self.difference is None else self.difference.p_value
-
     @cached_property
     def mean(self) -> float:
         """Mean score."""
@@ -94,7 +89,7 @@ class MethodRow:
             **(found.mean if found else _UNKNOWN).as_dict("difference"),
             **(found.these_rows if found else _UNKNOWN).ends("these_rows"),
             "ahead": None if found is None else found.ahead,
-            "p": self.p_value,
+            "p": None if found is None else found.p_value,
             "p_holm": self.p_holm,
             "time_ratio": self.cost,
             "selected_on_reported": self.selected_on_reported,
@@ -166,7 +161,8 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     if not rows or not rows[0].is_reference:
         return rows
     compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
-    p_values = {row.label: row.p_value for row in compared if not row.is_baseline and row.p_value is not None}
+    tested = [(row.label, row.difference) for row in compared if row.difference is not None and not row.is_baseline]
+    p_values = {label: found.p_value for label, found in tested if found.p_value is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
 
@@ -191,18 +187,15 @@ def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metri
 
 
 def _time_ratio(run: Metrics, reference: Metrics) -> float | None:
-    """Divide the times of training, per step where both took steps."""
+    """Divide the times of training, per step where both took steps, in the selection, too; baselines take none."""
     if not reference["train_seconds"] > 0:
         return None
     ratio = float(run["train_seconds"] / reference["train_seconds"])
-    own, others = _steps(run), _steps(reference)
+    before = [(each.get("selection") or {}).get("history") or [{"step": 0}] for each in (run, reference)]
+    own, others = (
+        each.get("steps", 0) + found[-1]["step"] for each, found in zip((run, reference), before, strict=True)
+    )
     return ratio * others / own if own and others else ratio
-
-
-def _steps(run: Metrics) -> int:
-    """Return how many steps a run took for its final model and, before, in its selection; baselines take none."""
-    selection = (run.get("selection") or {}).get("history")
-    return int(run.get("steps", 0) + (selection[-1]["step"] if selection else 0))
 
 
 def has_score(run: Metrics) -> bool:
@@ -221,17 +214,17 @@ def scored_unlike(run: Metrics) -> str:
     """Describe the rows of a run that are unlike the training rows, with their number."""
     column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
     held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
-    groups = in_groups(run["shifted"].get("row_scores"), run)
+    groups = _in_groups(run["shifted"].get("row_scores"), run)
     return f"rows unlike the training rows ({rows}{groups}, {held}, held out)"
 
 
 def scored_on(run: Metrics) -> str:
     """Describe the rows on which a run is scored, with their number."""
     rows = run["data"]["rows"].get("dev")
-    return scored_data(run, "" if rows is None else f" ({rows} rows{in_groups(run.get('row_scores'), run)})")
+    return scored_data(run, "" if rows is None else f" ({rows} rows{_in_groups(run.get('row_scores'), run)})")
 
 
-def in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
+def _in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
     """Say how many groups the rows of some row scores form, with a space before it; empty if rows are the units."""
     if not scores or "groups" not in scores:
         return ""
@@ -250,30 +243,21 @@ def scored_data(run: Metrics, count: str = "") -> str:
     return place + count + (f", trained on {trained}" if evaluated else "")
 
 
-def trained_data(run: Metrics) -> str:
-    """Distinguish the data of a run: the training file with its folder and the column of its labels, or the task."""
-    config = run.get("config", {})
-    file = config.get("train_file")
-    return str(run["task"] if file is None else f"{file}: {config.get('label_column')}")
-
-
 def holds_for(run: Metrics, *, new_rows: bool) -> str:
     """Describe what the intervals of a comparison hold for, given a run, and whether they are on ``new_rows``."""
-    config = run.get("config", {})
-    file = config.get("eval_file") or config.get("train_file")
+    config, trained = run.get("config", {}), ", with the same training rows"
     if config.get("shots"):
         trained = f" and other samples of {config['shots']} training rows per class"
     elif config.get("max_train_samples"):
         trained = f" and other samples of {config['max_train_samples']} training rows"
-    else:
-        trained = ", with the same training rows"
     if not new_rows:
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
     column = config.get("group_column")
     other = "evaluation rows" if column is None else f"groups of evaluation rows, by {column!r},"
     return (
         f"Intervals on new rows hold for other seeds{trained}, and other {other} like those of "
-        f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
+        f"{_names(config.get('eval_file') or config.get('train_file')) or run['task']}; those on these rows hold for "
+        "these evaluation rows only."
     )
 
 

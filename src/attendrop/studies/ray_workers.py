@@ -1,43 +1,38 @@
-"""Workers on a Ray cluster, which may lose machines: a task of Ray for each job."""
+"""Workers on a Ray cluster, which may lose machines: a task of Ray for each unit."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import math
 import os
 import re
-import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attendrop.errors import AttendropError, check_count
 from attendrop.runs.run_folder import METRICS
-from attendrop.runs.shared_results import share_results
-from attendrop.studies.local_workers import threads_of_worker
-from attendrop.studies.units import Event, Job, available_cores
-from attendrop.studies.worker import Message, describe, forwarded_warnings, perform
+from attendrop.studies.units import Unit, available_cores
+from attendrop.studies.workers import Outcome, Workers, perform_here, threads_of_worker
 from attendrop.support.files import write_bytes
 
 HERE = "local"
 _ADDRESS = re.compile(r"[^/]+:\d+")
 _SECONDS_TO_CONNECT = 10.0
-# What shows that a run is finished, and how it was run.
-_RECORDS = (".json", ".yaml")
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """Tasks on a Ray cluster. Use as a context manager: at its end they are killed.
 
     Ray chooses the machine of a task, keeps its process for the next one, and starts a new one for each task on a GPU.
-    attendrop, the data and the model must be on all machines, under the same paths. A job whose machine is lost is run
+    attendrop, the data and the model must be on all machines, under the same paths. A unit whose machine is lost is run
     again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
-    are sent to this machine. There are no reports of progress.
+    are sent to this machine.
 
     The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
 
@@ -55,69 +50,72 @@ class RayWorkers:
         if count is not None:
             check_count("workers", count)
         self.address = address
-        self.count = count or 1
-        self._asked = count
-        self._running: dict[Any, Job] = {}  # by the reference of the task
+        self.count = count or 0
+        self._tasks: dict[Future[Outcome], tuple[Any, Path]] = {}
 
-    def __enter__(self) -> RayWorkers:
+    def __enter__(self) -> Self:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages, which it prints to stdout
         import ray
 
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self.address == HERE:
+            options |= {"num_cpus": available_cores(), "include_dashboard": False}
         try:
-            _connect(self.address)
-            machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        except BaseException:  # Ctrl-C, too
-            ray.shutdown()
-            raise
-        self.count, share = share_of_job(machines, self._asked)
+            if self.address not in (HERE, "auto"):  # Ray itself would try for many minutes
+                host, _, port = self.address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_CONNECT).close()
+            ray.init(self.address, **options)
+            self.count, share = share_of_unit([each["Resources"] for each in ray.nodes() if each["Alive"]], self.count)
+        except (OSError, ValueError, RuntimeError) as error:
+            here = self.address == HERE
+            what = "No Ray cluster can be started here" if here else f"There is no Ray cluster at {self.address!r}"
+            raise AttendropError(f"{what} ({_line(error, 0)}).") from error
         threads = threads_of_worker(max(1, int(share["num_cpus"])))
-        # The caller decides what happens to a lost job, so Ray does not try again.
+        # The caller decides what happens to a lost unit, so Ray does not try again.
         self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
         return self
 
     def __exit__(self, *_: object) -> None:
         import ray
 
-        for task in self._running:
+        for task, _folder in self._tasks.values():
             with suppress(Exception):  # it would hide what ends this; tasks end with this process in any case
                 ray.cancel(task, force=True)
         ray.shutdown()
 
-    def start(self, job: Job) -> None:
-        """Start a job, as soon as a machine has room for it."""
-        request = job.request() | {"folder": str(job.folder.absolute())}
-        self._running[self._task.remote(request, os.getcwd())] = job
+    def submit(self, unit: Unit, folder: Path, steps: Path) -> Future[Outcome]:
+        """Start a unit, as soon as a machine has room for it."""
+        task = self._task.remote(unit, folder.absolute(), steps, os.getcwd())
+        future: Future[Outcome] = task.future()
+        self._tasks[future] = task, folder
+        return future
 
-    def wait(self, report: Callable[[Event], None]) -> Event:
-        """Wait for the end of a job; see :meth:`attendrop.studies.executor.Workers.wait`."""
+    def outcome(self, future: Future[Outcome]) -> Outcome:
+        """Return the outcome of a unit; write the files of its run that are on another disk, ``metrics.json`` last."""
         import ray
 
-        (ended,), _ = ray.wait(list(self._running), num_returns=1)
-        job = self._running.pop(ended)
+        _, folder = self._tasks.pop(future)
         try:
-            message: Message = ray.get(ended)
-        except ray.exceptions.RayTaskError as error:  # errors of a run are messages
-            raise AttendropError(f"A machine of the Ray cluster cannot run attendrop ({_lines(error)[-1]}).") from None
+            outcome = future.result()
+        except ray.exceptions.RayTaskError as error:  # errors of a run are outcomes
+            raise AttendropError(f"A machine of the Ray cluster cannot run attendrop ({_line(error, -1)}).") from None
         except ray.exceptions.RayError as error:
-            return Event("lost", job, text=f"The run was lost ({_lines(error)[0].rstrip('.')}).")
-        for text in message.pop("warnings"):
-            report(Event("warning", job, text=text))
-        write_missing(job.folder, message.pop("files"))
-        message.pop("unusable", None)  # the next task on a GPU has another process
-        return Event(job=job, **message)
+            return {"lost": f"The run was lost ({_line(error, 0).rstrip('.')})."}
+        files = outcome.pop("files", {})
+        for name in sorted(files, key=lambda name: name == METRICS):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name, files[name])
+        return outcome
 
     def release(self) -> None:
         """Do nothing: Ray ends the processes that it does not need."""
 
 
-def share_of_job(machines: Sequence[Mapping[str, float]], asked: int | None = None) -> tuple[int, dict[str, float]]:
-    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among the jobs that run at the same time.
+def share_of_unit(machines: Sequence[Mapping[str, float]], asked: int = 0) -> tuple[int, dict[str, float]]:
+    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among units; returns their number, and what each gets.
 
-    No job gets more cores than the smallest machine has, so that all machines can run it. If there are GPUs, only
-    machines that have some run jobs. If no number is ``asked``, there is a job for each GPU, otherwise for each core.
-
-    Returns:
-        The number of jobs at the same time, and what each gets: ``num_cpus`` and ``num_gpus``, which may be fractions.
+    No unit gets more cores than the smallest machine has, so that all machines can run it. If there are GPUs, only
+    machines that have some run units. If no number is ``asked``, there is a unit for each GPU, otherwise for each core.
     """
     usable = [machine for machine in machines if machine.get("CPU", 0) >= 1]
     usable = [machine for machine in usable if machine.get("GPU", 0) >= 1] or usable
@@ -130,64 +128,22 @@ def share_of_job(machines: Sequence[Mapping[str, float]], asked: int | None = No
     return count, {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
 
-def run_on_machine(request: dict[str, Any], current: str) -> Message:
-    """Run a job in this process, and return the message about its end, with its ``warnings`` and ``files``.
+def run_on_machine(unit: Unit, folder: Path, steps: Path, current: str) -> Outcome:
+    """Run a unit in this process; paths are relative to the folder ``current``, where it exists.
 
-    If this machine does not have the folder of the study, the run takes place in a temporary one, and all files of a
-    finished run are sent. Paths are relative to the folder ``current``, where it exists.
+    If this machine does not have the folder of the study, the run takes place in a temporary one, and the outcome has
+    all its ``files``.
     """
-    warned: list[str] = []
     with suppress(OSError):
         os.chdir(current)
-    share_results()
-    folder = Path(request["folder"])
-    shared = folder.parent.exists()
-    if not shared:
-        name = hashlib.sha256(request["folder"].encode()).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"attendrop-{name}" / folder.name
-        if folder.parent.is_symlink():  # all users of the machine may write there
-            error = AttendropError(f"'{folder.parent}', in which the run is to take place, is a link; delete it.")
-            return {"kind": "failed", **describe(error), "warnings": [], "files": {}}
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
-    files: dict[str, bytes] = {}
-    with forwarded_warnings(lambda message: warned.append(message["text"])):
-        message = perform(request | {"folder": str(folder)}, lambda report: None)
-    if message["kind"] == "finished":
-        try:
-            found = [path for path in folder.rglob("*") if path.is_file() and (not shared or path.suffix in _RECORDS)]
-            files = {str(path.relative_to(folder)): path.read_bytes() for path in found}
-        except OSError as error:
-            message = {"kind": "failed", **describe(error)}
-        if not shared:
-            shutil.rmtree(folder.parent, ignore_errors=True)
-    return message | {"warnings": warned, "files": files}
+    if folder.parent.exists():
+        return perform_here(unit, folder, steps)
+    with tempfile.TemporaryDirectory(prefix="attendrop-", ignore_cleanup_errors=True) as name:
+        place = Path(name, folder.name)
+        outcome = perform_here(unit, place, steps)
+        found = [path for path in place.rglob("*") if path.is_file()] if "metrics" in outcome else []
+        return outcome | {"files": {str(path.relative_to(place)): path.read_bytes() for path in found}}
 
 
-def write_missing(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a run that are not here, ``metrics.json`` last: then it is finished."""
-    for name in sorted(files, key=lambda name: name == METRICS):
-        path = folder / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, files[name])
-
-
-def _lines(error: BaseException) -> list[str]:
-    return str(error).strip().splitlines() or [type(error).__name__]
-
-
-def _connect(address: str) -> None:
-    """Connect this process to a cluster, or start one."""
-    import ray
-
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == HERE:
-        options |= {"num_cpus": available_cores(), "include_dashboard": False}
-    try:
-        if address not in (HERE, "auto"):  # Ray itself would try for many minutes
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_CONNECT).close()
-        ray.init(address, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        what = "No Ray cluster can be started here" if address == HERE else f"There is no Ray cluster at {address!r}"
-        raise AttendropError(f"{what} ({_lines(error)[0]}).") from error
+def _line(error: BaseException, number: int) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[number]

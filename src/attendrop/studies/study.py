@@ -14,61 +14,63 @@ import numpy as np
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.executor import LOCAL, OnEvent, run_units
+from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.studies.study_file import Study
-from attendrop.studies.units import COMPARED, LABEL, REPORTS, RUNS, Result
+from attendrop.studies.units import COMPARED, LABEL, REPORTS, RUNS, Result, Unit
 from attendrop.studies.words import ends, interval, p_text
 from attendrop.support.files import write_json, write_text
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
-
-FILE = "study.json"
 
 
 def run_study(
     study: Study,
     folder: str | Path,
     *,
+    file: str | None = None,
     workers: int | None = None,
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
 ) -> StudyReport:
     """Run the unfinished units of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
 
-    See :func:`attendrop.studies.executor.run_units` for the other options.
+    ``file`` is the one that the study was read from, which is recorded. See
+    :func:`attendrop.studies.executor.open_runner` for the other options.
 
     Raises:
         AttendropError: The folder holds something else, or another process uses it.
     """
-    folder = Path(folder)
-    check_study_folder(folder)
-    units = study.units
-    results = run_units(units, folder, workers=workers, backend=backend, on_event=on_event)
+    folder, units = Path(folder), study.units
+    check_study_folder(folder, file=file)
+    with open_runner(folder, workers=workers, backend=backend) as runner:
+        results = runner.run(units, on_event)
     of_unit = {unit.key(): result for unit, result in zip(units, results, strict=True)}
     labelled = {
-        each.name: [of_unit[key].labelled(each.labels.get(key)) for key in (unit.key() for unit in each.units)]
+        each.name: [replace(of_unit[key], label=each.labels.get(key)) for key in map(Unit.key, each.units)]
         for each in study.settings
     }
     report = make_report(study, labelled)
-    write_compared(folder, labelled, study.reference)
-    write_reports(folder, report.markdown(), report.as_dict(), report.csv())
+    write_compared(folder, labelled, study.reference, file)
+    tables = {name: found.records() for name, found in report.answers.items()}
+    table = csv_of_records([{"setting": name, **record} for name, records in tables.items() for record in records])
+    write_reports(folder, report.markdown(), report.as_dict(), table)
     return report
 
 
-def write_compared(folder: Path, settings: Mapping[str, Sequence[Result]], reference: str) -> None:
-    """Record which runs are compared, by setting, so that an answer can be computed from them again.
+def write_compared(
+    folder: Path, settings: Mapping[str, Sequence[Result]], reference: str, file: str | None = None
+) -> None:
+    """Record which runs are compared, by setting, so that the answer can be computed again; and the study file.
 
     For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
     """
     runs = {
-        name: {
-            each.folder.name: {LABEL: method_label(each.metrics or each.failure()), "seed": each.unit.config.seed}
-            for each in results
-        }
+        name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.unit.config.seed} for each in results}
         for name, results in settings.items()
     }
-    write_json(folder / COMPARED, {"reference": reference, "settings": runs})
+    of_file = {} if file is None else {"file": str(Path(file).absolute())}
+    write_json(folder / COMPARED, {"reference": reference, "settings": runs} | of_file)
 
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
@@ -77,8 +79,11 @@ def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str
         write_text(folder / name, content)
 
 
-def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
-    """Raise AttendropError if a folder holds other files than a study's, or a comparison."""
+def check_study_folder(folder: Path, *, comparison: bool = False, file: str | None = None) -> None:
+    """Raise AttendropError if a folder holds other files than a study's, or a comparison, or the other way round.
+
+    The default folder of a study ``file`` may hold the answer of another file of that name, and is refused then.
+    """
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder)
@@ -91,29 +96,19 @@ def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
     if found is not None and ("" in found["settings"]) != comparison:
         other = "study" if comparison else "comparison"
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")
-
-
-def check_study_file(folder: Path, file: str, *, is_named: bool = False) -> None:
-    """Raise AttendropError if a folder, unless ``is_named``, holds the answer of another study file, still there.
-
-    In any folder, a file that would be replaced by the record of the study file is refused.
-    """
-    if (folder / FILE).exists() and (folder / FILE).samefile(file):
-        raise AttendropError(
-            f"The study file '{file}' has the name of the record of a study in '{folder}', which would replace it; "
-            "rename it, or name another folder with --output-dir."
-        )
-    noted = (read_json(folder / FILE, {"file": str}) or {}).get("file", file)
-    if not is_named and Path(noted).exists() and not Path(noted).samefile(file):
+    noted = (found or {}).get("file")
+    if file is None or noted is None or folder != default_folder(file) or not Path(noted).exists():
+        return
+    if not Path(noted).samefile(file):
         raise AttendropError(
             f"The output folder '{folder}' holds the answer of '{noted}', which would be replaced; name another one "
             "with --output-dir."
         )
 
 
-def note_study_file(folder: Path, file: str) -> None:
-    """Record the study file whose answer a folder holds."""
-    write_json(folder / FILE, {"file": str(Path(file).absolute())})
+def default_folder(file: str) -> Path:
+    """Return the folder of a study whose file is given, and no folder."""
+    return Path("runs", Path(file).stem)
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ class StudyReport:
         return {
             "settings": {name: found.as_dict() for name, found in self.answers.items()},
             "overall": [row.as_dict() for row in self.overall],
-            "failed": [{"folder": str(result.folder), **result.failure()} for result in self.failed],
+            "failed": [{"folder": str(result.folder), **result.run} for result in self.failed],
         }
 
     def markdown(self) -> str:
@@ -183,21 +178,16 @@ class StudyReport:
             lines += ["Failed runs:", *(f"{result.folder.name}: {result.error}" for result in self.failed)]
         return lines
 
-    def csv(self) -> str:
-        """Return the tables of all settings as one CSV."""
-        tables = {name: found.records() for name, found in self.answers.items()}
-        return csv_of_records([{"setting": name, **record} for name, table in tables.items() for record in table])
-
 
 def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
     """Compare the methods in each setting and over all of them, given the labelled results of each setting."""
     answers = {}
     for name, found in results.items():
-        metrics = [result.metrics for result in found if result.metrics is not None]
-        failed = [result.failure() for result in found if result.error is not None]
+        metrics = [result.run for result in found if result.metrics is not None]
+        failed = [result.run for result in found if result.metrics is None]
         if metrics:
             answers[name] = answer(metrics, study.reference, failed=failed)
-    failures = {result.folder: result for found in results.values() for result in found if result.error is not None}
+    failures = {result.folder: result for found in results.values() for result in found if result.metrics is None}
     overall = overall_rows(answers) if len(study.settings) > 1 else ()
     return StudyReport(answers, overall, tuple(failures.values()))
 
@@ -206,22 +196,20 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     """Compare each method with the reference over all settings; differences with one unit are averaged."""
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
     compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
-    p_values = {at: row.p_value for at, row in compared.items() if row.p_value is not None}
+    tested = {at: row.difference.p_value for at, row in compared.items() if row.difference is not None}
+    p_values = {at: p for at, p in tested.items() if p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     references = {name: row for (name, _), row in rows.items() if row.is_reference}
     found = []
     for label in dict.fromkeys(label for _, label in compared):
         settings = [name for name, other in compared if other == label]
         pairs = [(rows[name, label], references[name]) for name in settings]
-        mean = _mean_difference(pairs) if _have_one_unit([answers[name] for name in settings]) else None
-        found.append(OverallRow(label, {n: corrected[n, label] for n in settings if (n, label) in corrected}, mean))
+        # Scores may be averaged if they are fractions, or the same error of the same numbers.
+        scores = [(answers[name].metric, answers[name].data) for name in settings]
+        has_unit = len({(metric, data) if metric.startswith("neg_") else None for metric, data in scores}) == 1
+        of_settings = {name: corrected[name, label] for name in settings if (name, label) in corrected}
+        found.append(OverallRow(label, of_settings, _mean_difference(pairs) if has_unit else None))
     return tuple(found)
-
-
-def _have_one_unit(answers: Sequence[Answer]) -> bool:
-    """Whether scores may be averaged: they are fractions, or the same error of the same numbers."""
-    units = {(found.metric, found.data) if found.metric.startswith("neg_") else None for found in answers}
-    return len(units) == 1
 
 
 def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:

@@ -40,11 +40,17 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.inspection import check_files
+from attendrop.tasks.table import default_columns, files_of
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
-_EXAMPLES = {"run": "{epochs: 4}", "data": "{task: rte}", "methods": "{name: METHOD}", "options": "{p: 0.3}"}
+_EXAMPLES = {
+    "study": "{data: cola, methods: finetune, seeds: 5}",
+    "run": "{epochs: 4}",
+    "data": "{task: rte}",
+    "methods": "{name: METHOD}",
+    "options": "{p: 0.3}",
+}
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
@@ -80,19 +86,7 @@ class Study:
         return sorted(units.values(), key=lambda unit: unit.config.seed)
 
 
-def read_study(path: str, *, check_data: bool = False) -> Study:
-    """Read a study from a file; ``check_data`` also looks into the data files, before PyTorch is loaded.
-
-    Raises:
-        AttendropError: There is no such file, it has an unknown key, or one of its runs or data files is not valid.
-    """
-    content = read_yaml(path, "study file")
-    if not isinstance(content, dict):
-        raise AttendropError(f"The study file '{path}' must hold keys such as 'data', 'methods' and 'seeds'.")
-    return _Reader(path, check_data).study(content)
-
-
-class _MethodEntry(NamedTuple):
+class _Method(NamedTuple):
     """A method of a file, with options; the label is empty if the file gives none."""
 
     name: str
@@ -100,148 +94,146 @@ class _MethodEntry(NamedTuple):
     label: str
 
 
+class _Point(NamedTuple):
+    """A setting of a file: the options of its runs, its methods, and its baselines."""
+
+    name: str
+    options: dict[str, Any]
+    methods: list[_Method]
+    baselines: list[str]
+
+
+def read_study(path: str, *, check_data: bool = False) -> Study:
+    """Read a study from a file; ``check_data`` also looks into the data files, before PyTorch is loaded.
+
+    Raises:
+        AttendropError: There is no such file, it has an unknown key, or one of its runs or data files is not valid.
+    """
+    reader = _Reader(f"The study file '{path}'")
+    content = reader.mapping("study", read_yaml(path, "study file"), _KEYS)
+    for key in ("data", "methods", "seeds"):
+        if not content.get(key):
+            raise reader.error(f"has no {key}.")
+    seeds = content["seeds"]
+    if isinstance(seeds, list):
+        seeds = convert_option(reader.named, "seed", seeds)
+    elif type(seeds) is not int or seeds < 1:
+        raise reader.error(f"has seeds={seeds!r}; give their number, or a list.")
+    else:
+        check_number_of_runs(seeds, reader.named)
+        seeds = range(seeds)
+    points = reader.points(content)
+    check_number_of_runs(len(seeds) * sum(len(each.methods) + len(each.baselines) for each in points), reader.named)
+    names = [each.name for each in points]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise reader.error(f"has two data named {twice!r}; give each a 'name'.")
+    for options in [each.options for each in points if check_data and each.options.get("train_file")]:
+        texts, label = default_columns(options["train_file"])
+        check_files(
+            options["train_file"],
+            options.get("eval_file"),
+            skip_bad_rows=options.get("skip_bad_rows", False),
+            text_columns=options.get("text_columns") or texts,
+            label_column=options.get("label_column", label),
+            label_type=options.get("label_type", "auto"),
+            label_map=options.get("label_map"),
+        )
+    # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
+    settings = tuple(_setting(each, seeds, reader) for each in points)
+    labels: dict[str, str] = {}  # methods by what they are called
+    for point in points:
+        for method in point.methods:
+            labels[_label(method)] = method.name
+    plain = [label for label, name in labels.items() if name == REFERENCE]
+    default = plain[0] if len(plain) == 1 else REFERENCE  # by what the file calls it
+    reference = content.get("reference", default)
+    if "reference" in content and (not isinstance(reference, str) or reference not in labels):
+        told = suggestion(str(reference), tuple(labels))
+        raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
+    if len(plain) > 1 and reference in (REFERENCE, *plain):  # the settings of one would be compared with nothing
+        raise reader.error(f"calls {REFERENCE} {plain[0]!r} and {plain[1]!r}; give it one label, as the reference.")
+    return Study(settings, reference)
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reader of the content of a file, which errors name."""
 
-    path: str
-    check_data: bool
-
-    @property
-    def named(self) -> str:
-        return f"The study file '{self.path}'"
+    named: str
 
     def error(self, what: str) -> AttendropError:
         return AttendropError(f"{self.named} {what}")
 
-    def study(self, content: Mapping[str, Any]) -> Study:
-        self.check_keys("", content, _KEYS)
-        for key in ("data", "methods", "seeds"):
-            if not content.get(key):
-                raise self.error(f"has no {key}.")
-        if isinstance(seeds := content["seeds"], bool):
-            raise self.error(f"has seeds={seeds!r}; give their number, or a list.")
-        if isinstance(seeds, int) and seeds < 1:
-            raise self.error(f"has {seeds} seeds; give at least one, or a list.")
-        if isinstance(seeds, str) and seeds.strip().isdecimal():
-            raise self.error(f"has the text {seeds!r} as seeds: a number of them is without quotation marks.")
-        baselines = self.baselines(content.get("baselines"))
-        if isinstance(seeds, int):
-            check_number_of_runs(seeds, self.named)
-            seeds = range(seeds)
-        else:
-            seeds = convert_option(self.named, "seed", seeds)
-        shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
-        points = []
-        for entry in _listed(content["data"]):
-            given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
-            name = "" if (name := given.pop("name", None)) is None else " ".join(str(name).split())
-            methods = self.methods(given.pop("methods", content["methods"]))
-            own = self.baselines(given.pop("baselines")) if "baselines" in given else baselines
-            for point, varied in self.grid(shared | self.options("data", given)):
-                source = "task" if "task" in point else "train_file"
-                if not name:
-                    varied.pop(source, None)
-                named = name or Path(point.get(source, "files")).stem
-                points.append((", ".join([named, *varied.values()]), point, methods, own))
-        check_number_of_runs(len(seeds) * sum(len(methods) + len(own) for _, _, methods, own in points), self.named)
-        names = [name for name, *_ in points]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise self.error(f"has two data named {twice!r}; give each a 'name'.")
-        for _, options, *_ in points if self.check_data else ():
-            _check_files(options)
-        # Only now, when all that can be known of methods and files is right: what follows loads PyTorch.
-        labels = {
-            label: method.name
-            for _, _, methods, own in points
-            for label, method in zip(self.labels(methods, own), methods, strict=True)
-        }
-        plain = [label for label, name in labels.items() if name == REFERENCE]
-        default = plain[0] if len(plain) == 1 else REFERENCE  # by what the file calls it
-        reference = content.get("reference", default)
-        if "reference" in content and (not isinstance(reference, str) or reference not in labels):
-            told = suggestion(str(reference), tuple(labels))
-            raise self.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
-        if len(plain) > 1 and reference in (REFERENCE, *plain):  # the settings of one would be compared with nothing
-            raise self.error(f"calls {REFERENCE} {plain[0]!r} and {plain[1]!r}; give it one label, as the reference.")
-        settings = [_setting(*point, seeds) for point in points]
-        return Study(tuple(settings), reference)
-
-    def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        if unknown := next((key for key in given if key not in known), None):
-            within = f" in {where}" if where else ""
-            raise self.error(f"has an unknown key {unknown!r}{within}.{suggestion(str(unknown), known)}")
-
-    def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
+    def mapping(self, where: str, given: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Check names with values; names may have hyphens."""
         if not isinstance(given, dict):
             raise self.error(f"has {given!r} as {where}; write names with values, such as {_EXAMPLES[where]}.")
         if empty := next((name for name, value in given.items() if value == [] and name != "baselines"), None):
             raise self.error(f"has no {empty}.")
-        return {str(name).replace("-", "_"): value for name, value in given.items()}
+        found = {str(name).replace("-", "_"): value for name, value in given.items()}
+        if known and (unknown := next((key for key in found if key not in known), None)):
+            raise self.error(f"has an unknown key {unknown!r} in {where}.{suggestion(unknown, known)}")
+        return found
 
-    def options(self, where: str, given: Any) -> dict[str, Any]:
-        """Convert options of a run, or lists of their values, to the types of its fields."""
-        given = self.mapping(where, given)
-        self.check_keys(where, given, _OF_RUN)
-        return {name: self.option(name, value) for name, value in given.items()}
+    def points(self, content: Mapping[str, Any]) -> list[_Point]:
+        """Read the settings: each point of the grids of data and of options of all runs."""
+        models = _listed(content.get("models") or "minilm")
+        if wrong := next((name for name in models if not isinstance(name, str)), None):
+            raise self.error(f"has a model that is not a name: {wrong!r}.")
+        shared = {"model": self.option("model", models)}
+        shared |= {n: self.option(n, v) for n, v in self.mapping("run", content.get("run") or {}, _OF_RUN).items()}
+        points = []
+        for entry in _listed(content["data"]):
+            given = {"task": entry} if isinstance(entry, str) else self.mapping("data", entry)
+            name = " ".join(str(given.pop("name", None) or "").split())
+            methods = self.methods(given.pop("methods", content["methods"]))
+            baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
+            for baseline in baselines:
+                check_choice("baseline", baseline, BASELINES)
+            own = {n: self.option(n, v) for n, v in self.mapping("data", given, _OF_RUN).items()}
+            for options, varied in self.grid(shared | own):
+                source = "task" if "task" in options else "train_file"
+                if not name:
+                    varied.pop(source, None)
+                named = name or Path(options.get(source, "files")).stem
+                points.append(_Point(", ".join([named, *varied.values()]), options, methods, baselines))
+        return points
 
     def option(self, name: str, value: Any) -> Any:
+        """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
         found = convert_option(self.named, name, value)
-        if name not in _PATHS or found in (None, AUTO):
+        if name not in (*_PATHS, "model") or found in (None, AUTO):
             return found
-        return ",".join(str(file.absolute()) for file in files_of(self.expanded(name, found)))
+        expanded = os.path.expandvars(found)
+        if unset := re.search(r"\$\{?(\w+)", expanded):
+            raise self.error(f"names '{found}', but {unset[1]} is not set; set it to the folder.")
+        expanded = str(convert_option(self.named, name, expanded))
+        if name == "model":
+            return str(Path(expanded).absolute()) if Path(expanded).is_dir() else expanded
+        return ",".join(str(file.absolute()) for file in files_of(expanded))
 
-    def expanded(self, name: str, given: str) -> str:
-        """Replace environment variables by their values, then ``~``."""
-        found = os.path.expandvars(given)
-        if unset := re.search(r"\$\{?(\w+)", found):
-            raise self.error(f"names '{given}', but {unset[1]} is not set; set it to the folder.")
-        return str(convert_option(self.named, name, found))
-
-    def models(self, content: Mapping[str, Any]) -> list[str]:
-        given = _listed(content.get("models") or "minilm")
-        if wrong := next((name for name in given if not isinstance(name, str)), None):
-            raise self.error(f"has a model that is not a name: {wrong!r}.")
-        models = (self.expanded("model", name) for name in given)
-        return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
-
-    def baselines(self, given: Any) -> list[str]:
-        for name in (names := _listed(given or [])):
-            check_choice("baseline", name, BASELINES)
-        return names
-
-    def methods(self, entries: Any) -> list[_MethodEntry]:
+    def methods(self, entries: Any) -> list[_Method]:
+        """Read methods, each with each point of the grid of its options."""
         if not entries:
             raise self.error("has no methods.")
-        return [method for entry in _listed(entries) for method in self.method(entry)]
-
-    def labels(self, methods: Sequence[_MethodEntry], baselines: Sequence[str]) -> list[str]:
-        """Return what the methods are called, each differently."""
-        from attendrop.methods.core.registry import labelled_method
-
-        labels = [method.label or labelled_method(method.name, method.options) for method in methods]
-        given = [method.label for method in methods if method.label]
-        if twice := next((label for label in given if [*labels, *baselines].count(label) > 1), None):
-            raise self.error(f"has two methods with the label {twice!r}; change one.")
-        return labels
-
-    def method(self, entry: Any) -> Iterator[_MethodEntry]:
-        """Yield a method with each point of the grid of its options."""
-        given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry)
-        self.check_keys("methods", given, ("name", "label", "options"))
-        if "name" not in given:
-            raise self.error("has a method without a name.")
-        if not isinstance(given["name"], str):
-            raise self.error(f"has a method whose name is not text: {given['name']!r}; write an entry for each method.")
-        label = given.get("label", "")
-        if not isinstance(label, str):
-            raise self.error(f"has a label that is not text: {label!r}; quote it.")
-        label = " ".join(label.split())  # tables have a line for each method
-        options = self.mapping("options", given.get("options") or {})
-        for point, varied in self.grid(options):
-            yield _MethodEntry(given["name"], point, " ".join([label, *varied.values()]) if label else "")
+        found = []
+        for entry in _listed(entries):
+            given = (
+                {"name": entry}
+                if isinstance(entry, str)
+                else self.mapping("methods", entry, ("name", "label", "options"))
+            )
+            name, label = given.get("name"), given.get("label", "")
+            if not isinstance(name, str):
+                raise self.error(f"has a method whose name is not text: {name!r}; write an entry for each method.")
+            if not isinstance(label, str):
+                raise self.error(f"has a label that is not text: {label!r}; quote it.")
+            label = " ".join(label.split())  # tables have a line for each method
+            for options, varied in self.grid(self.mapping("options", given.get("options") or {})):
+                found.append(_Method(name, options, " ".join([label, *varied.values()]) if label else ""))
+        return found
 
     def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
@@ -254,54 +246,36 @@ class _Reader:
             yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
 
 
-def _check_files(options: Mapping[str, Any]) -> None:
-    """Refuse files of a setting that no run could read."""
-    if (train_file := options.get("train_file")) is None:
-        return
-    texts, label = default_columns(train_file)
-    check_files(
-        train_file,
-        options.get("eval_file"),
-        skip_bad_rows=options.get("skip_bad_rows", False),
-        text_columns=options.get("text_columns") or texts,
-        label_column=options.get("label_column", label),
-        label_type=options.get("label_type", "auto"),
-        label_map=options.get("label_map"),
-    )
-
-
-def _setting(
-    name: str,
-    options: Mapping[str, Any],
-    methods: Sequence[_MethodEntry],
-    baselines: Sequence[str],
-    seeds: Sequence[int],
-) -> Setting:
+def _label(method: _Method) -> str:
     from attendrop.methods.core.registry import labelled_method
 
-    check_evaluation(options)
+    return method.label or labelled_method(method.name, method.options)
+
+
+def _setting(point: _Point, seeds: Sequence[int], reader: _Reader) -> Setting:
+    """Make the runs of a setting; methods that are written otherwise, such as with 1 and 1.0, are one."""
+    check_evaluation(point.options)
     units: dict[str, Unit] = {}
     labels: dict[str, str] = {}
     for seed in dict.fromkeys(seeds):
         called: dict[str, Unit] = {}
-        for method in methods:
-            config = RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir="")
+        for method in point.methods:
+            config = RunConfig(**point.options, method=method.name, options=method.options, seed=seed, output_dir="")
             unit = Unit(with_evaluation(config))
-            label = method.label or labelled_method(config.method, config.options)
-            same = called.setdefault(label, unit)
-            if same.config.regularizer != config.regularizer:
-                raise AttendropError(f"The study has two methods that are called {label!r}; give one a 'label'.")
+            same = called.setdefault(_label(method), unit)
+            if same.config.regularizer != config.regularizer or _label(method) in point.baselines:
+                raise reader.error(f"has two methods with the label {_label(method)!r}; change one.")
             if same is not unit:
-                continue  # written otherwise, such as 1 and 1.0
+                continue
             units[unit.key()] = unit
             if method.label and labels.setdefault(unit.key(), method.label) != method.label:
                 names = f"'{labels[unit.key()]}' and '{method.label}'"
-                raise AttendropError(f"The study has {method.name} twice with the same options, as {names}; omit one.")
-        for baseline in baselines:
-            config = RunConfig(**options, method=REFERENCE, seed=seed, output_dir="")
+                raise reader.error(f"has {method.name} twice with the same options, as {names}; omit one.")
+        for baseline in point.baselines:
+            config = RunConfig(**point.options, method=REFERENCE, seed=seed, output_dir="")
             unit = Unit(with_evaluation(config), baseline)
             units[unit.key()] = unit
-    return Setting(name, tuple(units.values()), labels)
+    return Setting(point.name, tuple(units.values()), labels)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Units of a study: single runs, each in a folder named by the hash of its options and its data; and their events."""
+"""Units of a study: single runs, each in a folder named by the hash of its options and its data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,6 @@ REFERENCE = "finetune"
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
 # Those that cost little compared with fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
-SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
 _LONGEST_NAME = 220
 DEFAULT_TEST_FRACTION = 0.25
@@ -104,12 +102,14 @@ class Unit:
         Options that are None are left out, so that a new option of the library changes no older hash; so are, where
         the data's hash is given, the folders of data, and that of a local model, whose content is in it.
         """
-        content = self.as_dict() | {"data": data_sha256}
+        config = self.config.as_dict()
+        del config["output_dir"]
         if data_sha256:
-            content["config"] = by_content(content["config"])
+            config = by_content(config)
             if Path(self.config.model).is_dir():
-                content["config"]["model"] = Path(self.config.model).name
-        content["config"] = {name: value for name, value in content["config"].items() if value is not None}
+                config["model"] = Path(self.config.model).name
+        config = {name: value for name, value in config.items() if value is not None}
+        content = {"config": config, "baseline": self.baseline, "keep_model": self.keep_model, "data": data_sha256}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def folder_name(self, data_sha256: str) -> str:
@@ -119,34 +119,9 @@ class Unit:
         readable = re.sub(r"[^A-Za-z0-9+._-]", "_", readable)[-_LONGEST_NAME:]
         return f"{readable}-{self.key(data_sha256)[:8]}"
 
-    @cached_property
-    def kind(self) -> str:
-        """What the unit has in common with those of other seeds, which take as long."""
-        content = self.as_dict()
-        del content["config"]["seed"]
-        return json.dumps(content, sort_keys=True)
-
     def described(self) -> dict[str, Any]:
         """Return what distinguishes the unit from others in a comparison, by the names of ``metrics.json``."""
         return {"method": self.method, "options": self.options, "seed": self.config.seed}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the unit as JSON values, without a folder."""
-        config = self.config.as_dict()
-        del config["output_dir"]
-        return {"config": config, "baseline": self.baseline, "keep_model": self.keep_model}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A unit with its folder."""
-
-    unit: Unit
-    folder: Path
-
-    def request(self) -> dict[str, Any]:
-        """Return what a worker needs to know, see :func:`attendrop.studies.worker.perform`, as JSON values."""
-        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": SECONDS_BETWEEN_CHECKPOINTS}
 
 
 @dataclass(frozen=True)
@@ -154,42 +129,36 @@ class Event:
     """What happened to a unit.
 
     Attributes:
-        kind: ``"kept"``: it was finished before; ``"lost"``: its process or machine died, and it is run again.
+        kind: ``"kept"``: it was finished before.
         steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
-        text: Of ``"warning"``, ``"lost"`` and ``"failed"``, which has the traceback, if there is one, in ``details``.
+        text: Of ``"warning"`` and ``"failed"``.
         metrics: Of ``"finished"`` and ``"kept"``: the ``metrics.json``.
     """
 
-    kind: Literal["kept", "started", "progress", "warning", "lost", "finished", "failed"]
-    job: Job
+    kind: Literal["kept", "progress", "warning", "finished", "failed"]
+    unit: Unit
+    folder: Path
     steps: int = 0
     planned_steps: int = 0
     text: str = ""
-    details: str = ""
     metrics: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a unit: its ``metrics.json``, or an error, after how many seconds; and what an answer calls it."""
+    """Result of a unit: its ``metrics.json``, or an error; and what an answer calls it, if not by its options."""
 
     unit: Unit
     folder: Path
     metrics: dict[str, Any] | None
     error: str | None = None
-    seconds: float = 0.0
-    label: Mapping[str, str] = field(default_factory=dict)
+    label: str | None = None
 
-    def labelled(self, label: str | None) -> Result:
-        """Return the result with a name for its row of an answer; None: that of its method with the options."""
-        if label is None:
-            return self
-        named = {LABEL: label}
-        return replace(self, metrics=None if self.metrics is None else self.metrics | named, label=named)
-
-    def failure(self) -> dict[str, Any]:
-        """Describe a run without metrics, as JSON values."""
-        return self.unit.described() | dict(self.label) | {"error": self.error}
+    @property
+    def run(self) -> dict[str, Any]:
+        """What an answer is made of: the ``metrics.json``, or ``method``, ``options``, ``seed`` and ``error``."""
+        found = self.metrics or {**self.unit.described(), "error": self.error}
+        return found if self.label is None else {**found, LABEL: self.label}
 
 
 def data_sha256(config: RunConfig) -> str:
@@ -201,10 +170,3 @@ def data_sha256(config: RunConfig) -> str:
 
     digests = [digest(path) for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-
-
-def duration(seconds: float) -> str:
-    """Format seconds, such as "40 s", "3 min" or "2.5 h"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -2,8 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.groups import GROUP, ungrouped
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads
-from attendrop.tasks.inspection import group_columns
-from attendrop.tasks.label_forms import check_form
-from attendrop.tasks.label_map import as_meant, check_map, label_columns, read_label_map
-from attendrop.tasks.table import BadRows, Table
-from attendrop.tasks.table_files import read_chunks, read_table
-from attendrop.tasks.values import is_missing, joined_labels, pointed
+from attendrop.tasks.inspection import describe, group_columns
+from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, read_label_map
+from attendrop.tasks.table import BadRows, Table, read_chunks, read_table
+from attendrop.tasks.values import is_missing, joined_labels, pointed, written
 from attendrop.wording import counted
+
+# Column of the training rows by whose values some are held out.
+SHIFT_VALUES = "shift_values"
 
 
 def load_files(
@@ -50,8 +51,8 @@ def load_files(
             texts are lists of words, several labels if they are lists, numbers if at least one, in any file, has a
             decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
             refused unless classes are asked for, and so are labels that
-            :func:`attendrop.tasks.label_forms.check_form` recognises. Choices are never guessed.
-        label_map: File that says what labels mean, see :mod:`attendrop.tasks.label_map`.
+            :func:`attendrop.tasks.labels.check_form` recognises. Choices are never guessed.
+        label_map: File that says what labels mean, see :mod:`attendrop.tasks.labels`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
@@ -66,46 +67,50 @@ def load_files(
             message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
-    rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
-    rows.check_names()
+    meanings = {} if label_map is None else read_label_map(label_map)
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     tables = {split: read_table(path, bad) for split, path in paths.items()}
     if label_map is not None:
-        check_map(label_map, rows.meanings, tables["train"], label_column)
-    tables = {split: as_meant(table, label_column, rows.meanings, label_type, bad) for split, table in tables.items()}
-    check_form(tables["train"], text_columns, [] if label_column is None else [label_column], label_type)
-    kinds = rows.kinds(tables["train"], label_type)
-    reader = kinds[0]
-    rows.check_inputs(reader)
-    tables = {split: rows.with_texts(table, reader) for split, table in tables.items()}
+        check_map(label_map, meanings, tables["train"], label_column)
+    tables = {split: as_meant(table, label_column, meanings, label_type, bad) for split, table in tables.items()}
+    train = tables["train"]
+    check_form(train, text_columns, [] if label_column is None else [label_column], label_type)
+    # The kinds of tasks that the first row may be of.
+    labels = train.column(label_column) if label_column in train.columns else []
+    first = next(filter(written, labels), next((label for label in labels if label is not None), None))
+    kinds = candidate_heads(label_type, [train.column(name)[0] for name in text_columns], first)
+    _check_columns(kinds[0], text_columns, label_column)
+    tables = {split: _with_texts(table, text_columns, kinds[0], bad) for split, table in tables.items()}
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
     asked = label_type != "auto"
-    tables = {split: rows.with_values(table, reader, asked=asked) for split, table in tables.items()}
+    for split, table in tables.items():
+        # What an empty label may mean where some labels join others.
+        joined = None if asked else joined_labels(table.column(label_column))
+        hint = "" if joined is None else f"; {joined}"
+
+        def problem(value: Any, hint: str = hint) -> str | None:
+            return None if (found := kinds[0].value_problem(value)) is None else found + hint
+
+        tables[split] = _not_empty(table.checked(label_column, problem, bad))
     kind = next(kind for kind in kinds if asked or kind.suits(tables, label_column))
     head = kind.from_labels(tables, label_column, asked=asked)
     if bad.keeps_unknown and "dev" in tables:
         head = head.with_unknown(tables["dev"].column(label_column))
-    tables = {split: _not_empty(rows.with_labels(table, head)) for split, table in tables.items()}
-    splits = {split: rows.columns(table, head, labelled=True) for split, table in tables.items()}
-    train = tables["train"]
+    read = {split: _not_empty(_with_labels(t, text_columns, label_column, head, bad)) for split, t in tables.items()}
+    splits = {split: _columns(table, text_columns, label_column, head) for split, table in read.items()}
+    train = read["train"]
     if shift_column is not None:
-        values = train.column(shift_column)
-        splits["train"][SHIFT_VALUES] = ["" if is_missing(value) else str(value) for value in values]
-    if group_column is not None:
-        for split, table in tables.items():
-            splits[split][GROUP] = _group_values(table, group_column)
-    files = ", ".join(str(table.path) for table in tables.values())
+        splits["train"][SHIFT_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(shift_column)]
+    for split, table in read.items() if group_column is not None else ():
+        splits[split][GROUP] = _group_values(table, str(group_column))
+    used, looks_grouped = {*text_columns, *label_columns(train.columns, label_column)}, ""
+    others = {name: describe(train, name) for name in train.columns if name not in used and group_column is None}
+    if names := group_columns(others.values()):
+        looks_grouped = ungrouped(names[0], others[names[0]].distinct, len(train))
+    files = ", ".join(str(table.path) for table in read.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    grouped, read = "", (*text_columns, *label_columns(train.columns, label_column))
-    if group_column is None and (names := group_columns(train, read)):
-        values = [str(value) for value in train.column(names[0]) if not is_missing(value)]
-        grouped = ungrouped(names[0], len(set(values)), len(train.rows))
-    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), grouped)
-
-
-# Column of the training rows by whose values some are held out.
-SHIFT_VALUES = "shift_values"
+    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), looks_grouped)
 
 
 @dataclass(frozen=True)
@@ -133,105 +138,75 @@ def stream_file(
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
     not read.
     """
-    rows = _Rows(tuple(text_columns), label_column, {} if label_map is None else read_label_map(label_map), bad)
-    rows.check_names()
-    rows.check_inputs(head)
+    _check_columns(head, text_columns, label_column)
+    meanings = {} if label_map is None else read_label_map(label_map)
+
+    def as_trained_on(value: Any) -> Any:
+        """Return a label with a decimal comma, also ``1,000``, with a point if it is known so."""
+        decimal = pointed(value) if isinstance(value, str) else value
+        return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
+
     for table in read_chunks(file, size, bad, format=format):
-        table = as_meant(table, label_column, rows.meanings, head.label_type, bad)
-        table = rows.with_texts(table, head)
+        table = as_meant(table, label_column, meanings, head.label_type, bad)
+        table = _with_texts(table, text_columns, head, bad)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
             if table.delimiter == ";":
-                table = table.mapped(label_column, partial(_as_trained_on, head))
+                table = table.with_column(label_column, list(map(as_trained_on, table.column(label_column))))
             if bad.keeps_unknown:
                 head = head.with_unknown(table.column(label_column))
-            table = rows.with_labels(table, head)
-        if table.rows:
-            columns = rows.columns(table, head, labelled=label_column is not None)
-            yield Chunk(columns, table, head.unknown_names)
+            table = _with_labels(table, text_columns, label_column, head, bad)
+        if len(table):
+            yield Chunk(_columns(table, text_columns, label_column, head), table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
     """Make the task of custom files, with the classes of a head."""
     metric, *others = head.default_metrics
-    return Task(
-        *("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others)),
-        options=head.options(),
-        unknown_names=head.unknown_names,
-    )
+    task = Task("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others))
+    return replace(task, options=head.options(), unknown_names=head.unknown_names)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Reader of the rows of files: their columns of texts, that of the labels, and what labels mean."""
-
-    texts: tuple[str, ...]
-    label: str | None
-    meanings: Mapping[str, str]
-    bad: BadRows
-
-    def check_names(self) -> None:
-        named = [*self.texts, *([] if self.label is None else [self.label])]
-        if repeated := [name for name in named if named.count(name) > 1]:
-            raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
-
-    def check_inputs(self, reader: Head | type[Head]) -> None:
-        least, most, given = reader.least_inputs, reader.most_inputs, len(self.texts)
-        if not least <= given <= most:
-            wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
-            are = "is" if given == 1 else "are"
-            raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
-
-    def kinds(self, table: Table, label_type: str) -> tuple[type[Head], ...]:
-        """Return the kinds of heads that may read the files, by the first row."""
-        labels = table.column(self.label) if self.label in table.columns else []
-        said = (label for label in labels if not is_missing(label) and str(label).strip())
-        first = next(said, next((label for label in labels if label is not None), None))
-        return candidate_heads(label_type, [table.column(name)[0] for name in self.texts], first)
-
-    def with_texts(self, table: Table, reader: Head | type[Head]) -> Table:
-        """Keep the rows whose texts can be read."""
-        for number, name in enumerate(self.texts):
-            table = table.checked(name, partial(reader.text_problem, column=number), self.bad)
-        return table.checked_rows(self.texts, reader.texts_problem, self.bad)
-
-    def with_values(self, table: Table, reader: Head | type[Head], *, asked: bool) -> Table:
-        """Keep the rows that have a label; explain what an empty one may mean where some labels join others."""
-        joined = None if asked else joined_labels(table.column(str(self.label)))
-
-        def problem(value: Any) -> str | None:
-            found = reader.value_problem(value)
-            return found if found is None or joined is None else f"{found}; {joined}"
-
-        return _not_empty(table.checked(str(self.label), problem, self.bad))
-
-    def with_labels(self, table: Table, head: Head) -> Table:
-        """Keep the rows whose labels the head can read, and which fit their texts."""
-
-        def problem(row: Sequence[Any]) -> str | None:
-            *texts, label = row
-            return head.row_problem(head.read_texts(texts), label)
-
-        table = table.checked(str(self.label), head.label_problem, self.bad)
-        return table.checked_rows((*self.texts, str(self.label)), problem, self.bad)
-
-    def columns(self, table: Table, head: Head, *, labelled: bool) -> dict[str, list[Any]]:
-        """Make the columns of a data set from a table of valid rows."""
-        read = [head.read_texts(row) for row in table.values(self.texts)]
-        names = head.inputs_of(len(self.texts))
-        columns = {name: [row[place] for row in read] for place, name in enumerate(names)} | {"index": table.index}
-        return columns | ({"label": head.read_labels(table.column(str(self.label)))} if labelled else {})
+def _check_columns(reader: Head | type[Head], text_columns: Sequence[str], label_column: str | None) -> None:
+    named = [*text_columns, *([] if label_column is None else [label_column])]
+    if repeated := [name for name in named if named.count(name) > 1]:
+        raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
+    least, most, given = reader.least_inputs, reader.most_inputs, len(text_columns)
+    if not least <= given <= most:
+        wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+        are = "is" if given == 1 else "are"
+        raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
 
 
-def _as_trained_on(head: Head, value: Any) -> Any:
-    """Return a label with a decimal comma, also ``1,000``, with a point if it is known so; other labels as they are."""
-    decimal = pointed(value) if isinstance(value, str) else value
-    return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
+def _with_texts(table: Table, text_columns: Sequence[str], reader: Head | type[Head], bad: BadRows) -> Table:
+    """Keep the rows whose texts can be read."""
+    for number, name in enumerate(text_columns):
+        table = table.checked(name, partial(reader.text_problem, column=number), bad)
+    return table.checked(text_columns, reader.texts_problem, bad)
+
+
+def _with_labels(table: Table, text_columns: Sequence[str], label_column: str, head: Head, bad: BadRows) -> Table:
+    """Keep the rows whose labels the head can read, and which fit their texts."""
+
+    def problem(row: Sequence[Any]) -> str | None:
+        *texts, label = row
+        return head.row_problem(head.read_texts(texts), label)
+
+    return table.checked(label_column, head.label_problem, bad).checked((*text_columns, label_column), problem, bad)
+
+
+def _columns(table: Table, text_columns: Sequence[str], label_column: str | None, head: Head) -> dict[str, list[Any]]:
+    """Make the columns of a data set from a table of valid rows."""
+    read = list(map(head.read_texts, table.values(text_columns)))
+    names = head.inputs_of(len(text_columns))
+    columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
+    columns["index"] = table.frame.index.tolist()
+    return columns | ({} if label_column is None else {"label": head.read_labels(table.column(label_column))})
 
 
 def _group_values(table: Table, column: str) -> list[str]:
     """Return the group of each row, empty where it has none; warn where there are none of several rows."""
-    values = ["" if is_missing(value) else str(value).strip() for value in table.column(column)]
+    values = list(map(written, table.column(column)))
     counts = Counter(filter(None, values))
     if len(counts) == 1 and len(values) == counts.total():
         raise AttendropError(
@@ -243,6 +218,6 @@ def _group_values(table: Table, column: str) -> list[str]:
 
 
 def _not_empty(table: Table) -> Table:
-    if not table.rows:
+    if not len(table):
         raise AttendropError(f"{table.path} has no valid row: all were skipped.")
     return table

@@ -13,17 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import IO, Any
 
 from attendrop.errors import AttendropError
 from attendrop.support.files import finite, new_file
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.registry import GLUE, submitted
-from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.table import STDIN, BadRows, Table
 from attendrop.wording import counted
 
-STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 # Column of the reason why a row has no prediction, where invalid rows are skipped.
@@ -88,10 +87,9 @@ class PredictionWriter:
         if escape_formulas and self.format not in _DELIMITERS:
             raise AttendropError(f"A .{self.format} file has no cells of spreadsheets; omit --escape-formulas.")
         self._apostrophe, self._formulas = "'" * escape_formulas, 0
-        self._answer = "prediction" if task.name in GLUE else task.head.answer_column
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
         self._columns: list[str] = []
-        self._delimited_columns: list[str] = []  # of a table of fields, which a row may have too few or too many of
+        self._fields: list[str] = []  # of a table of fields, which a row may have too few or too many of
         self._bad = bad or BadRows()
         self._gives_reasons = self._bad.skip and self.format not in ("txt", "conll")
 
@@ -100,69 +98,97 @@ class PredictionWriter:
 
     def write(self, columns: Mapping[str, Any], outputs: Array, table: Table | None = None) -> None:
         """Write a prediction for each row, with "index" among its columns; ``keep_columns`` requires the ``table``."""
-        head = self.task.head
-        added = self._predictions(head.checked(outputs))
-        if table is not None and self.keep_columns:
-            rows = self._beside(table.columns, table.rows, added)
-        elif self.format == "conll":
-            inputs = head.inputs_in(columns)
-            rows = self._beside(inputs, zip(*(columns[name][:] for name in inputs), strict=True), added)
+        head, numbers = self.task.head, list(columns["index"][:])
+        outputs = head.checked(outputs)
+        if (source := GLUE.get(self.task.name)) is not None:
+            added = [{"prediction": submitted(source, label)} for label in head.decode(outputs)]
         else:
-            rows = [{"index": number} | row for number, row in zip(columns["index"][:], added, strict=True)]
-        if self._gives_reasons and SKIPPED in rows[0]:
-            raise AttendropError(
-                f"The input has a column {SKIPPED!r}, a name that the predictions use for skipped rows; rename it."
-            )
-        rows = [row | {SKIPPED: None} for row in rows] if self._gives_reasons else rows
-        self._delimited_columns = table.columns if table is not None and table.delimiter else []
-        numbers: list[int] = columns["index"][:]
-        if empty := [(number, self._empty(number, rows[0])) for number in self._left_out(numbers[-1])]:
-            in_order = sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))
-            rows = [row for _, row in in_order]
+            added = head.prediction_rows(outputs, probabilities=self.probabilities)
+        kept: Iterable[Sequence[Any]] | None = None
+        if table is not None and self.keep_columns:
+            names, kept = table.columns, table.values(table.columns)
+        elif self.format == "conll":
+            names = list(head.inputs_in(columns))
+            kept = zip(*(columns[name][:] for name in names), strict=True)
+        if kept is None:
+            rows = [{"index": number} | row for number, row in zip(numbers, added, strict=True)]
+        else:
+            renamed = {head.answer_column: f"predicted_{head.answer_column}"}
+            added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
+            self._check_free(names, added[0])
+            rows = [dict(zip(names, row, strict=True)) | new for row, new in zip(kept, added, strict=True)]
+        if self._gives_reasons:
+            self._check_free(rows[0], [SKIPPED])
+            rows = [row | {SKIPPED: None} for row in rows]
+        self._fields = table.columns if table is not None and table.delimiter else []
+        if empty := self._left_out(rows[0], numbers[-1]):
+            rows = [row for _, row in sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))]
         self._write(rows)
 
     def write_left_out(self) -> None:
         """Write the empty answers to what was left out of the input after the last row that has an answer."""
-        self._write([self._empty(number, self._columns) for number in self._left_out(None)])
+        self._write([row for _, row in self._left_out(self._columns, None)])
 
-    def _left_out(self, before: int | None) -> list[int]:
-        return sorted(number for number in self._bad.left_out if before is None or number < before)
+    def _left_out(self, columns: Iterable[str], before: int | None) -> list[tuple[int, dict[str, Any]]]:
+        """Make the empty answers to rows that were left out, with what could be read of the columns that are kept."""
+        found = []
+        for number in sorted(number for number in self._bad.left_out if before is None or number < before):
+            left_out, row = self._bad.left_out.pop(number), dict[str, Any].fromkeys(columns)
+            if self.format != "conll" and not self.keep_columns:
+                row[next(iter(row))] = number
+            elif self.format != "conll":
+                given = left_out.row
+                given = given if isinstance(given, dict) else dict(zip(self._fields, given, strict=False))
+                row |= {name: value for name, value in given.items() if name in row}
+            found.append((number, row | ({SKIPPED: left_out.reason} if self._gives_reasons else {})))
+        return found
 
-    def _empty(self, number: int, columns: Iterable[str]) -> dict[str, Any]:
-        """Make the empty answer to a row that was left out, with what could be read of the columns that are kept."""
-        left_out, empty = self._bad.left_out.pop(number), dict.fromkeys(columns)
-        if self.format == "conll":
-            return empty
-        if not self.keep_columns:
-            empty[next(iter(empty))] = number
-        elif isinstance(left_out.row, dict):
-            empty |= {name: value for name, value in left_out.row.items() if name in empty}
-        elif isinstance(left_out.row, list):  # of too few or too many fields
-            empty |= dict(zip(self._delimited_columns, left_out.row, strict=False))
-        return empty | ({SKIPPED: left_out.reason} if self._gives_reasons else {})
+    def _check_free(self, names: Iterable[str], added: Iterable[str]) -> None:
+        if taken := [name for name in added if name in names]:
+            raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        file = self._file or self._begin(list(rows[0]))
+        begins, self._columns = self._file is None, self._columns or list(rows[0])
+        if self._file is None and str(self.path) == STDIN:
+            self._file = sys.stdout
+            if isinstance(self._file, io.TextIOWrapper):
+                self._file.reconfigure(encoding="utf-8", newline="")
+        elif self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = new_file(self.path, "x", encoding="utf-8", newline="")
+        assert self._file is not None
         if self.format == "jsonl":
-            file.writelines(json.dumps(finite(row), ensure_ascii=False, default=str) + "\n" for row in rows)
-            return
-        if self.format == "conll":
-            file.writelines(map(_sentence, rows))
-            return
-        if self.format == "txt":
-            answers = ("" if row[self._answer] is None else str(_cell(row[self._answer])) for row in rows)
-            file.writelines(" ".join(answer.split()) + "\n" for answer in answers)
-            return
-        unknown = [name for row in rows for name in row if name not in self._columns]
-        if unknown:
-            raise AttendropError(
-                f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
-                f".{self.format} file is already written; write .jsonl."
-            )
-        cells = ({name: self._for_spreadsheets(_cell(value)) for name, value in row.items()} for row in rows)
-        self._delimited(file).writerows(cells)
+            self._file.writelines(_json(row) + "\n" for row in rows)
+        elif self.format == "conll":
+            self._file.writelines(map(_sentence, rows))
+        elif self.format == "txt":
+            answer = "prediction" if self.task.name in GLUE else self.task.head.answer_column
+            answers = ("" if row[answer] is None else str(_cell(row[answer])) for row in rows)
+            self._file.writelines(" ".join(answer.split()) + "\n" for answer in answers)
+        else:
+            if unknown := [name for row in rows for name in row if name not in self._columns]:
+                raise AttendropError(
+                    f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
+                    f".{self.format} file is already written; write .jsonl."
+                )
+            # The writer quotes cells with characters of its line ends, so that a lone carriage return is quoted, too;
+            # rows end with the line feed alone.
+            lines = io.StringIO(newline="")
+            writer = csv.writer(lines, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
+            for row in ([dict(zip(self._columns, self._columns, strict=True))] if begins else []) + rows:
+                writer.writerow([self._for_spreadsheets(_cell(row.get(name))) for name in self._columns])
+                self._file.write(lines.getvalue().removesuffix("\r\n") + "\n")
+                lines.seek(0)
+                lines.truncate()
+
+    def _for_spreadsheets(self, cell: Any) -> Any:
+        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
+        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
+            return cell
+        self._formulas += 1
+        return self._apostrophe + cell
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -185,87 +211,31 @@ class PredictionWriter:
         finally:
             Path(self._file.name).unlink(missing_ok=True)
 
-    def _begin(self, columns: list[str]) -> TextIO:
-        self._columns = columns
-        if str(self.path) == STDOUT:
-            file = sys.stdout
-            if isinstance(file, io.TextIOWrapper):
-                file.reconfigure(encoding="utf-8", newline="")
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = new_file(self.path, "x", encoding="utf-8", newline="")
-        self._file = file
-        if self.format in _DELIMITERS:
-            self._delimited(file).writerow({name: self._for_spreadsheets(name) for name in columns})
-        return file
-
-    def _delimited(self, file: TextIO) -> csv.DictWriter[str]:
-        # The writer quotes cells with characters of its line ends; so a lone carriage return in a cell is quoted, too.
-        return csv.DictWriter(
-            _LineFeeds(file), self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n"
-        )
-
-    def _for_spreadsheets(self, cell: Any) -> Any:
-        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
-        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
-            return cell
-        self._formulas += 1
-        return self._apostrophe + cell
-
-    def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
-        head, source = self.task.head, GLUE.get(self.task.name)
-        if source is not None:
-            return [{"prediction": submitted(source, label)} for label in head.decode(outputs)]
-        return head.prediction_rows(outputs, probabilities=self.probabilities)
-
-    def _beside(
-        self, names: Sequence[str], kept: Iterable[Sequence[Any]], added: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Join rows of the input, values by column, with their predictions."""
-        answer = self.task.head.answer_column
-        renamed = {answer: f"predicted_{answer}"}
-        added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
-        taken = [name for name in added[0] if name in names]
-        if taken:
-            raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
-        return [dict(zip(names, row, strict=True)) | prediction for row, prediction in zip(kept, added, strict=True)]
-
-
-class _LineFeeds:
-    """Writes the rows of a csv writer, which end in a carriage return and a line feed, with the line feed alone."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-
-    def write(self, row: str) -> int:
-        return self.file.write(row.removesuffix("\r\n") + "\n")
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(finite(value), ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-    """Write a row of a column file; nothing is "_"."""
-    values = [["_"] if value is None else value for value in row.values()]
-    if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-        raise AttendropError(
-            f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
-        )
-    lines = ("\t".join(map(_word, entries)) for entries in zip(*values, strict=True))
-    return "\n".join(lines) + "\n\n"
-
-
-def _word(entry: Any) -> str:
-    """Write a word of a column file, in which tabs and line breaks would be columns and rows."""
-    return "_" if entry is None else " ".join(re.split(r"[\t\r\n]", str(entry)))
-
 
 def output_format(path: str | Path, format: str | None = None) -> str:
     """Return the format: by default the extension, and "csv" for "-"; raise AttendropError for an unknown one."""
-    found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix(".").lower())
+    found = format or ("csv" if str(path) == STDIN else Path(path).suffix.removeprefix(".").lower())
     if not found:
         raise AttendropError(f"the output {str(path)!r} has no extension; name it .{', .'.join(FORMATS)}.")
     if found not in FORMATS:
         raise AttendropError(f"{found!r} is not a format of predictions; write .{', .'.join(FORMATS)}.")
     return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, default=str)
+
+
+def _cell(value: Any) -> Any:
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    """Write a row of a column file; nothing is "_", and tabs and line breaks, which would divide words, are spaces."""
+    values = [["_"] if value is None else value for value in row.values()]
+    if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        raise AttendropError(
+            f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
+        )
+    words = [["_" if entry is None else " ".join(re.split(r"[\t\r\n]", str(entry))) for entry in v] for v in values]
+    return "\n".join(map("\t".join, zip(*words, strict=True))) + "\n\n"

@@ -15,14 +15,10 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError, check_known
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import Row, Source, TabbedFile, Task, TaskData, hub_rows
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
-from attendrop.tasks.dialect import text_lines
-from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.sources import Row, Source, TabbedFile, hub_rows
-from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_files import WORDS, Sentence, decode, read_sentences
+from attendrop.tasks.table import SOURCE, TARGET, WORDS, Sentence, read_sentences, read_table, text_lines
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
@@ -148,7 +144,8 @@ def _imdb_rows(path: Path) -> Iterator[Row]:
     if path.is_dir():
         for label in ("neg", "pos"):
             for file in sorted((path / label).glob("*.txt")):
-                yield Row(path, file.name, (decode(file),), label)
+                with text_lines(file) as lines:
+                    yield Row(path, file.name, ("".join(lines),), label)
         return
     table = read_table(path)
     for place, (text, label) in zip(table.places, table.values(("text", "label")), strict=True):
@@ -221,7 +218,7 @@ def _arc_rows(path: Path) -> Iterator[Row]:
             yield _question(path, place, {"question": asked["stem"], "choices": choices, "answerKey": key})
         return
     lost = count = 0
-    with text_lines(path, "") as lines:
+    with text_lines(path) as lines:
         for count, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
             texts, letter = read_choices(columns), _letter(key, _LETTERS)
             if letter in _LETTERS[: len(texts)]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -109,7 +109,7 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
         blocks = np.array(numbered(given_groups(rows)))
     else:
         columns = [column for column in zip(*head.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
-        longest: Sequence[Hashable] = max(columns, key=lambda column: sum(map(len, column)), default=range(count))
+        longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(count)
         blocks = np.array(merged(longest, groups_of(rows, task)))
     number = int(blocks.max(initial=-1)) + 1
     if number < 2:

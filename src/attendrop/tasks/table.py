@@ -1,23 +1,113 @@
-"""Rows of a file, by column; invalid ones raise an error, or are skipped and listed."""
+"""Files of rows as tables: their formats and encodings, strict readers that name the line, and rows left out."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+import re
+import sys
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError, check_choice, check_known
 from attendrop.support.files import finite, write_bytes
-from attendrop.wording import names_of
+from attendrop.wording import counted, names_of
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+STDIN = "-"
+SOURCE, TARGET, WORDS, TAGS = "source", "target", "tokens", "tags"
+# Column of a frame that has the line of each row; those of files are named by texts.
+LINE = 0
 # What is done with labels of evaluation data that training lacks.
 UNKNOWN_LABELS = (ERROR, WRONG) = ("error", "wrong")
 COUNT_AS_WRONG = f"(--unknown-labels {WRONG} counts it as wrong)"
-# Number of skipped rows that are named.
-_SHOWN = 5
+# Characters of a line or a field: no model reads so many, and a small .gz may unpack to one line beyond all memory.
+LONGEST = 2**22
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+# Encodings that are distinguished, as Python names them, with their usual names.
+ENCODINGS = {
+    "utf-8": "UTF-8",
+    "utf-8-sig": "UTF-8 with a byte-order mark",
+    "utf-16": "UTF-16",
+    "utf-16-le": "UTF-16 without a byte-order mark (a guess)",
+    "utf-16-be": "UTF-16 without a byte-order mark (a guess)",
+    "cp1252": "Windows-1252 (a guess)",
+}
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+# Kinds of files by their first bytes.
+_NO_TEXT = {
+    b"PK\x03\x04": "a ZIP archive, such as an Excel workbook, not text; unpack it, or name the workbook .xlsx",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook, not text; save it as .xlsx, or as CSV in UTF-8",
+    b"PAR1": "a Parquet file, not text; rename it to .parquet",
+}
+# NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
+_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_SURROGATE, _ESCAPED_SURROGATE = re.compile("[\ud800-\udfff]"), re.compile(r"\\u[dD][89a-fA-F]")
+_LINE_END = re.compile("\r\n|\r|\n")
+# Line before the header that names the separator to Excel.
+_SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
+_HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
+# Places that a message names, lines by which the separator is found, and rows that are collected at a time.
+_SHOWN, _SNIFFED, _BLOCK = 5, 50, 4096
+# Names of the columns of CoNLL-U that are read, with their places.
+_CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+_CONLLU_WIDTH = 10
+# What a comment of a column file begins with; in CoNLL-U no word begins so.
+_COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
+# Number in the file, line and values of a row.
+_Row = tuple[int, int, list[Any]]
+
+# Names of files -------------------------------------------------------------------------------------------------------
+
+
+def files_of(name: str | Path) -> tuple[Path, ...]:
+    """Return the files that the name of custom data stands for: one, or parallel text files with commas between them.
+
+    ``train.tr,train.en`` is two files, with a text and its translation in the same lines.
+    """
+    if "," not in str(name) or Path(name).exists():
+        return (Path(name),)
+    return tuple(Path(part.strip()) for part in str(name).split(","))
+
+
+def extension_of(path: str | Path) -> str:
+    """Return the extension of a file in lower case, such as ".csv" for ``a.csv`` and for ``a.CSV.gz``."""
+    name = str(path).lower()
+    return Path(name.removesuffix(".gz")).suffix or Path(name).suffix
+
+
+def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Return the text columns and the label column of custom data; none if their format names no columns.
+
+    The name is that of a file, as for :func:`files_of`, or of a format such as ``"x.conll"``.
+    """
+    if len(files := files_of(name or "")) > 1:
+        return (SOURCE,), TARGET
+    known = {".conll": ((WORDS,), TAGS), ".conllu": ((WORDS,), "upos"), ".txt": (("text",), None)}
+    return known.get(extension_of(files[0]), ((), None))
+
+
+def default_label_type(name: str | None) -> str:
+    """Return what the labels of custom data are, as of :func:`default_columns`; "auto" if the format does not say."""
+    return "text" if len(files_of(name or "")) > 1 else "auto"
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,10 +153,6 @@ class BadRows:
         self.left_out[index] = SkippedRow(str(path), place, reason, row)
         self.skipped.append(self.left_out[index])
 
-    def add_empty(self, path: Path, place: str, index: int) -> None:
-        """Report a row without any value, such as a line of separators, which is not invalid."""
-        self.left_out[index] = SkippedRow(str(path), place, "the row has no value", {})
-
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
@@ -88,79 +174,653 @@ def _in_order(skipped: Sequence[SkippedRow]) -> list[SkippedRow]:
     return sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
 
 
-_NUL_PROBLEM = "it has a NUL character, which no text has"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a file."""
+    """Rows of a file, or of a part of it.
+
+    Attributes:
+        path: The file.
+        frame: The column :data:`LINE`, the line of each row from 1 (with quoted line breaks, its first line), and those
+            of the file: texts in CSV, TSV and workbooks, typed values in other formats. Its index is the number of each
+            row in the file, from 0, invalid rows included.
+        unit: What a row is called in messages, "line", or "row" in files without lines.
+        delimiter: Separator of the columns in CSV and TSV files.
+    """
 
     path: Path
-    columns: list[str]
-    rows: list[list[Any]]  # one value per column: strings in CSV and TSV, typed values in other formats
-    places: list[str]  # "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1
-    index: list[int]  # number of each row in the file, from 0, invalid rows included
-    delimiter: str = ""  # separator of the columns in CSV and TSV files
+    frame: pd.DataFrame
+    unit: str = "line"
+    delimiter: str = ""
+    _cells: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)  # columns that were read
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.frame.columns[1:])
+
+    @property
+    def places(self) -> list[str]:
+        """Where each row is, such as "line 7"."""
+        return [f"{self.unit} {line}" for line in self.frame[LINE]]
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
-        if name not in self.columns:  # naming columns takes longer than finding one
+        if name not in self.frame.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
-        position = self.columns.index(name)
-        return [row[position] for row in self.rows]
+        return self._cells[name] if name in self._cells else self._cells.setdefault(name, self.frame[name].tolist())
 
     def values(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
-        return list(zip(*map(self.column, names), strict=True))
-
-    def mapped(self, column: str, function: Callable[[Any], Any]) -> Table:
-        """Return the table with the values of a column replaced by those of a function."""
-        values, at = map(function, self.column(column)), self.columns.index(column)
-        rows = [[*row[:at], value, *row[at + 1 :]] for row, value in zip(self.rows, values, strict=True)]
-        return replace(self, rows=rows)
+        return list(zip(*map(self.column, names), strict=True)) if names else [()] * len(self)
 
     def with_column(self, name: str, values: Sequence[Any]) -> Table:
-        """Return the table with another column, the last."""
-        rows = [[*row, value] for row, value in zip(self.rows, values, strict=True)]
-        return replace(self, columns=[*self.columns, name], rows=rows)
+        """Return the table with other values in a column, or with another column, the last."""
+        import pandas as pd
 
-    def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
-        """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
-        problems = [_NUL_PROBLEM if _has_nul(value) else problem_of(value) for value in self.column(column)]
-        return self._without(problems, bad, column)
+        frame = self.frame.copy(deep=False)
+        frame[name] = pd.Series(values, frame.index, object)
+        return replace(self, frame=frame)
 
-    def checked_rows(
-        self, columns: Sequence[str], problem_of: Callable[[Sequence[Any]], str | None], bad: BadRows
-    ) -> Table:
-        """Return the table without rows where ``problem_of`` finds that values of several columns do not fit."""
-        return self._without(list(map(problem_of, self.values(columns))), bad, None)
+    def checked(self, columns: str | Sequence[str], problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
+        """Return the table without rows in which ``problem_of`` finds a problem; report these to ``bad``.
 
-    def _without(self, problems: Sequence[str | None], bad: BadRows, column: str | None) -> Table:
+        Args:
+            columns: The column that it reads the values of, or several, of which it reads the values of a row.
+            problem_of: Describes a problem as a sentence without its full stop.
+            bad: Handling of the rows.
+        """
+        if isinstance(columns, str):
+            problems = [_NUL if _has_nul(value) else problem_of(value) for value in self.column(columns)]
+        else:
+            problems = list(map(problem_of, self.values(columns)))
+        good = [problem is None for problem in problems]
+        if all(good):
+            return self
         for row, problem in enumerate(problems):
             if problem is not None:
-                content = dict(zip(self.columns, self.rows[row], strict=True))
-                bad.add(self.path, self.places[row], self.index[row], problem, content, column)
-        good = [row for row, problem in enumerate(problems) if problem is None]
-        return self if len(good) == len(problems) else self.only(good)
+                line, *values = self.frame.iloc[row].tolist()
+                content, place = dict(zip(self.columns, values, strict=True)), f"{self.unit} {line}"
+                column = columns if isinstance(columns, str) else None
+                bad.add(self.path, place, int(self.frame.index[row]), problem, content, column)
+        return replace(self, frame=self.frame[good])
 
-    def only(self, rows: Sequence[int]) -> Table:
-        """Return the table with these of its rows, given by their place in it."""
-        rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
-        return replace(self, rows=rows_of, places=places, index=index)  # type: ignore[arg-type]
+
+_NUL = "it has a NUL character, which no text has"
 
 
 def _has_nul(value: Any) -> bool:
-    """Return whether a text has a NUL character, or one in a list or an object."""
-    if isinstance(value, list | dict):
-        return any(map(_has_nul, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str) and "\0" in value
+    """Return whether a text, or one in a list, has a NUL character, which JSON and Parquet can hold."""
+    return "\0" in value if isinstance(value, str) else isinstance(value, list) and any(map(_has_nul, value))
 
 
-def in_chunks(
-    path: Path, columns: list[str], rows: Iterator[tuple[int, str, list[Any]]], size: int | None
+def _tables(
+    path: Path, columns: Sequence[str], rows: Iterator[_Row], size: int | None, unit: str = "line", delimiter: str = ""
 ) -> Iterator[Table]:
-    """Yield tables of at most ``size`` rows, each given by its index, its place and its values."""
-    while chunk := list(islice(rows, size)):
-        index, places, values = map(list, zip(*chunk, strict=True))
-        yield Table(path, columns, values, places, index)
+    """Yield tables of at most ``size`` rows; columns grow by blocks, for many small lists take time and memory."""
+    import pandas as pd
+
+    while True:
+        index, lines, cells = list[int](), list[int](), [list[Any]() for _ in columns]
+        while block := list(islice(rows, _BLOCK if size is None else min(_BLOCK, size - len(index)))):
+            numbers, places, values = zip(*block, strict=True)
+            index += numbers
+            lines += places
+            for column, part in zip(cells, zip(*values, strict=True), strict=True):
+                column += part
+        if not index:
+            return
+        frame = pd.DataFrame(dict(zip((LINE, *columns), (lines, *cells), strict=True)), index, dtype=object)
+        yield Table(path, frame, unit, delimiter)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_table(path: str | Path, bad: BadRows | None = None, most: int | None = None) -> Table:
+    """Read a file, or its first ``most`` rows, as one table; see :func:`read_chunks`."""
+    bad = bad or BadRows()
+    table = next(read_chunks(path, most, bad), None)
+    if table is None:
+        first = bad.skipped[0]
+        raise AttendropError(
+            f"{path} has no valid row: {counted(len(bad.skipped), 'row')} skipped; {first.place}: {first.reason}."
+        )
+    return table
+
+
+def column_names(path: str | Path) -> list[str]:
+    """Return the columns of a file, of which only the first valid row is read."""
+    return read_table(path, BadRows(skip=True), 1).columns
+
+
+def read_chunks(
+    path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
+) -> Iterator[Table]:
+    """Read a file in chunks, by its extension: a table, sentences, lines of text, or two parallel texts.
+
+    Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl, .json (an array of objects, or JSON lines) and
+    .parquet files. Text may be packed by gzip, with ``.gz`` after the extension, in one of :data:`ENCODINGS`. CSV and
+    TSV files have a header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that
+    divides the header, or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of
+    JSON lines are those of the rows read so far. A row of plain text (.txt) is a line, the column ``text``, and of two
+    parallel texts a line of both, ``source`` and ``target``. A row of a column file is a sentence, whose values are
+    lists with an entry for each word: ``tokens``, ``column_2`` and so on, and last ``tags`` (.conll); or ``tokens``,
+    ``lemma``, ``upos``, ``xpos``, ``feats`` and ``deprel`` (.conllu).
+
+    Args:
+        path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
+        size: Number of rows in a chunk; None reads one table.
+        bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
+            sentences. By default, the first raises.
+        format: Format such as "csv"; by default, the extension of ``path``.
+
+    Yields:
+        Tables of at most ``size`` rows.
+
+    Raises:
+        AttendropError: The file is missing, empty or broken, or its extension is unknown.
+    """
+    if len(files := files_of(path)) > 1:
+        if len(files) != 2:
+            raise AttendropError(f"{path} are {len(files)} parallel files; give two, the texts and their targets.")
+        if missing := [file for file in files if not file.is_file()]:
+            raise AttendropError(f"there is no file {missing[0]}.")
+        yield from _read_lines(files, (SOURCE, TARGET), size)
+        return
+    name, suffix = str(path), f".{format}" if format is not None else extension_of(path)
+    path, bad = Path(path), bad or BadRows()
+    if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix or path.is_dir()):
+        raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no file {path}.")
+    if suffix not in _READERS:
+        old = "save it as .xlsx, or as CSV in UTF-8" if suffix in (".xls", ".ods") else ""
+        fix = old or f"give a file with one of {', '.join(_READERS)}"
+        raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")
+    if name == STDIN and suffix in (".parquet", ".xlsx"):
+        raise AttendropError(f"A {suffix} file cannot be read from standard input; give its name.")
+    if suffix in (".parquet", ".xlsx") and name.lower().endswith(".gz"):
+        raise AttendropError(f"{path} is packed; unpack it: `gunzip {path}`.")
+    rows_before, table = len(bad.skipped), None
+    for table in _READERS[suffix](path, size, bad):
+        yield table
+    if table is None and len(bad.skipped) == rows_before:
+        raise AttendropError(f"{path} has no rows.")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, str]]:
+    """Open a text file, or standard input, which stays open, unpacked, to read bytes; find its encoding.
+
+    It is found by the start and, unless it is UTF-16, by all bytes.
+    """
+    with ExitStack() as stack:
+        if str(path) == STDIN:
+            file: Any = io.BufferedReader(sys.stdin.buffer)
+            stack.callback(file.detach)
+        else:
+            file = stack.enter_context(path.open("rb"))
+        try:
+            file = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
+            start = bytes(file.peek(4096)[:4096])
+            for magic, what in _NO_TEXT.items():
+                if start.startswith(magic):
+                    raise AttendropError(f"{path} is {what}.")
+            marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+            # In UTF-16, spaces, separators and line ends have a zero byte on one side; few letters on the other.
+            zeros = {"utf-16-le": start[1::2].count(0), "utf-16-be": start[::2].count(0)}
+            for encoding, others in zip(zeros, reversed(zeros.values()), strict=True):
+                has_lines = zeros[encoding] > max(others, len(start) // 64) and "\n".encode(encoding) in start
+                if marked is None and (has_lines or zeros[encoding] > len(start) // 4):
+                    yield file, encoding
+                    return
+            if marked == "utf-16" or str(path) == STDIN:  # which cannot be read twice
+                yield file, marked or "utf-8"
+                return
+            letters = broken = 0
+            decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+            for block in chain(iter(partial(file.read, 2**20), b""), [b""]):
+                text = decoder.decode(block, final=not block)
+                if not text.isascii():
+                    broken += len(_SURROGATE.findall(text))
+                    letters += len(text) - len(text.encode("ascii", "ignore"))
+            file.seek(0)
+            # Where most letters are UTF-8 already, the file is UTF-8 with a broken place. Some programs write the mark
+            # of UTF-8 before text that is not: the mark is a letter here.
+            encoding = "cp1252" if 2 * broken > letters else marked or "utf-8"
+            if encoding == "cp1252" and start.startswith(codecs.BOM_UTF8):
+                file.read(len(codecs.BOM_UTF8))
+            yield file, encoding
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise AttendropError(f"{path} is not a readable gzip file ({error}).") from None
+
+
+def encoding_of(path: Path) -> str:
+    """Find the encoding of a text file, a key of :data:`ENCODINGS`; raise AttendropError for another kind of file."""
+    with _opened(path) as (_, encoding):
+        return encoding
+
+
+@contextmanager
+def text_lines(path: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
+    """Iterate over the lines of a text file, with their line ends; warn of an encoding that is a guess.
+
+    Lines end in a line feed, or in a carriage return in a file that begins without a line feed, as once on Macs.
+
+    Args:
+        path: The file, which gzip may have packed; "-" is standard input.
+        longest: Number of characters of a line, at most.
+
+    Raises:
+        AttendropError: The file is empty, of another kind, or not in the encoding in which it begins.
+    """
+    with _opened(path) as (file, encoding):
+        if encoding == "cp1252":
+            warnings.warn(
+                f"{path} is not UTF-8: it is read as Windows-1252, which is a guess; if letters are wrong, save it as "
+                "UTF-8.",
+                stacklevel=3,
+            )
+        codec = "utf-8-sig" if encoding == "utf-8" else encoding
+        start = file.peek(4096).decode(codec, "replace")
+        end = "\r" if "\r" in start and "\n" not in start else "\n"
+        text = io.TextIOWrapper(file, encoding=codec, errors="surrogateescape", newline=end)
+
+        def valid() -> Iterator[str]:
+            for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), start=1):
+                if len(line) > longest:
+                    problem = f"the line has more than {longest:,} characters; divide it"
+                elif not (line.isascii() and "\0" not in line) and (wrong := _NOT_TEXT.search(line)):
+                    problem = "a NUL character, which no text has; delete it, or save the file as UTF-8"
+                    if wrong[0] != "\0":
+                        problem = f"byte 0x{ord(wrong[0]) - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
+                else:
+                    yield line
+                    continue
+                raise AttendropError(f"{path}, line {number}: {problem}.")
+
+        try:
+            lines, first = valid(), list[str]()
+            while not first or not first[-1].strip():
+                if (line := next(lines, None)) is None:
+                    raise AttendropError(f"{path} is empty.")
+                first.append(line)
+            if marker := re.search(r"(?<!\S)__label__\S+", first[-1]):
+                raise AttendropError(
+                    f"{path} is a fastText file, with labels such as {marker[0]!r} in its texts; write a table with "
+                    "the columns text and label, as .csv or .jsonl."
+                )
+            yield chain(first, lines)
+        except UnicodeDecodeError as error:
+            raise AttendropError(f"{path} is broken {ENCODINGS[encoding]} ({error.reason}).") from None
+        finally:
+            text.detach()
+
+
+# Tables of fields: CSV, TSV, workbooks --------------------------------------------------------------------------------
+
+
+def delimiter_of(lines: Sequence[str], usual: str) -> str:
+    """Find the separator of columns, given the first lines, the header first.
+
+    It differs from the ``usual`` one if it divides the header into more columns, or the usual one does not divide most
+    rows as it divides the header; and if it divides most rows into as many columns as the header.
+    """
+    widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
+    if not widths[usual]:
+        return usual  # blank lines
+
+    def divides(delimiter: str) -> bool:
+        header, *rows = widths[delimiter]
+        return sum(row == header for row in rows) * 2 > len(rows) or (not rows and widths[usual][0] == 1)
+
+    least = widths[usual][0] if divides(usual) else 1
+    others = [each for each in SEPARATORS if widths[each][0] > least and divides(each)]
+    return max(others, key=lambda each: widths[each][0], default=usual)
+
+
+def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
+    csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
+    with text_lines(path) as raw:
+        lines = _returns_kept(path, raw)
+        first = list(islice(lines, _SNIFFED))
+        if said := _SEPARATOR_LINE.fullmatch(first[0]):
+            first[0] = "\n"  # no header, but a line to count
+        delimiter = said[1] if said else delimiter_of(first, usual)
+        records = _records(path, chain(first, lines), delimiter)
+        header = _own_names(path, next(records, (0, []))[1])
+        rows = _fitting(path, header, records, bad, "a field that contains the separator must be quoted")
+        for table in _tables(path, header, rows, size, delimiter=delimiter):
+            if joined := _joined_rows(table):
+                more = f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else ""
+                warnings.warn(
+                    f"{path}: quotes join what look like separate rows (lines {', '.join(joined[:_SHOWN])}{more}): "
+                    f"each is read as one row. If the quotes are part of the texts, {_HOW_TO_QUOTE}.",
+                    stacklevel=2,
+                )
+            yield table
+
+
+def _returns_kept(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Replace carriage returns within lines by NUL, which no text has, for the reader of CSV ends rows there; warn."""
+    found = list[int]()
+    for number, line in enumerate(lines, start=1):
+        body = line.rstrip("\r\n")
+        if "\r" in body:
+            found += [] if body.partition("\r")[0].count('"') % 2 else [number]  # it may be in a quoted field
+            line = body.replace("\r", "\0") + line[len(body) :]
+        yield line
+    if found:
+        shown = ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")
+        warnings.warn(
+            f"{path}: a carriage return without a line feed is read as part of a text ({counted(len(found), 'line')}: "
+            f"{shown}); where it is to end a row, write a line feed, and elsewhere best a space.",
+            stacklevel=2,
+        )
+
+
+def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the records with their first lines, without blank lines, which are not rows to pandas, either."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for record in reader:
+            if delimiter == "\t" and any("\t" in field and "\n" in field for field in record):
+                raise AttendropError(
+                    f"{path}, line {line}: a field begins with a quote, and holds tabs and line breaks up to the next "
+                    f"one. If the quotes are part of the texts, {_HOW_TO_QUOTE}."
+                )
+            if record:
+                yield line, [value.replace("\0", "\r") for value in record]
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise AttendropError(
+            f"{path}, line {line}: broken quoting ({error}); a field that begins with a quote must end with one, and "
+            "quotes inside it are doubled."
+        ) from None
+
+
+def _own_names(path: Path, header: list[str]) -> list[str]:
+    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning."""
+    names, numbers = dict[str, str](), dict[str, int]()
+    for place, name in enumerate(map(str.strip, header)):
+        number, own = numbers.get(name, 1), name
+        while own in names:
+            number += 1
+            own = f"{name}.{number}"
+        names[own], numbers[name] = name, number
+        if number > 1 and name:
+            warnings.warn(
+                f"{path} has more than one column {name!r}: column {place + 1} is read as {own!r}.", stacklevel=3
+            )
+    return list(names)
+
+
+def _fitting(
+    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
+) -> Iterator[_Row]:
+    """Yield the rows with as many fields as the header; lines of separators alone are none."""
+    width = len(header)
+    for index, (line, record) in enumerate(records):
+        if width > 1 and not any(record):
+            bad.left_out[index] = SkippedRow(str(path), f"line {line}", "the row has no value", {})
+        elif len(record) == width:
+            yield index, line, record
+        else:
+            problem = f"{counted(len(record), 'field')} where the header has {width}"
+            returns = any("\r" in value for value in record)
+            problem += f"; {'a carriage return without a line feed ends no row' if returns else hint}"
+            bad.add(path, f"line {line}", index, problem, record)
+
+
+def _joined_rows(table: Table) -> list[str]:
+    """Return the lines of rows with a field that seems to hold whole rows, between two quotes that are part of texts.
+
+    A line within such a field begins or ends as other rows do, or has as many separators, without spaces after them.
+    """
+    separator, width, joined = table.delimiter, len(table.columns), list[str]()
+    broken = {n for name in table.columns for n, v in enumerate(table.column(name)) if "\n" in v or "\r" in v}
+    if not broken:
+        return joined
+    begins, ends = (
+        {value for value, count in Counter(table.column(name)).items() if value and count > 1}
+        for name in (table.columns[0], table.columns[-1])
+    )
+    for line, *row in table.frame.iloc[sorted(broken)].itertuples(index=False, name=None):
+        fields = [_LINE_END.split(field) for field in row if "\n" in field or "\r" in field]
+        for lines in fields:
+            begun = any(separator in each and each.partition(separator)[0] in begins for each in lines[1:])
+            ended = any(separator in each and each.rpartition(separator)[2] in ends for each in lines[:-1])
+            divided = [each for each in lines[1:-1] if each.count(separator) == width - 1 > 1]
+            if begun or ended or any(f"{separator} " not in each for each in divided):
+                joined.append(f"{line}-{line + sum(len(lines) - 1 for lines in fields)}")
+                break
+    return joined
+
+
+def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read the first visible sheet that has rows; values become text, as in CSV."""
+    import pandas as pd
+
+    try:
+        from openpyxl.utils.escape import unescape  # Excel writes a carriage return as _x000D_
+    except ImportError:
+        raise AttendropError(
+            f"{path}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
+        ) from None
+    lines: list[tuple[int, list[str]]] = []
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pd.ExcelFile(path, engine="openpyxl") as book,
+        ):  # of what writing loses
+            sheets = [sheet for sheet in book.book.worksheets if sheet.sheet_state == "visible"] or book.book.worksheets
+            for sheet in sheets:
+                cells = book.parse(sheet.title, header=None, dtype=object, na_filter=False).itertuples(index=False)
+                rows = ([unescape(_cell(value)) for value in row] for row in cells)
+                if lines := [(number, row) for number, row in enumerate(rows, start=1) if any(row)]:
+                    break
+    except Exception as error:  # of any class: openpyxl hardly checks what it parses
+        raise AttendropError(f"{path} is not a readable Excel workbook ({error}); save it anew, or as CSV.") from None
+    if not sheets:
+        raise AttendropError(f"{path} has no sheet that can be read; save it as a usual Excel workbook, or as CSV.")
+    if not lines:
+        return
+    if len(book.sheet_names) > 1:
+        warnings.warn(
+            f"{path}: of its sheets {', '.join(book.sheet_names)}, {sheet.title!r} is read; to read another, move it "
+            "to the front, or save it as CSV.",
+            stacklevel=2,
+        )
+    (_, header), *records = lines
+    width = max(number for number, name in enumerate(header, start=1) if name)
+    # A row that is longer than the header has values without a column, an error as in CSV.
+    records = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
+    header = _own_names(path, header[:width])
+    hint = "the first row with values must name every column"
+    yield from _tables(path, header, _fitting(path, header, records, bad, hint), size)
+
+
+def _cell(value: Any) -> str:
+    """Write the value of a cell as CSV has it: 3 for 3.0, dates as 2024-05-31, nothing for an empty one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, datetime) and value.time() == time():
+        value = value.date()
+    return "" if value is None or value != value else str(value)
+
+
+# Typed values: JSON and Parquet ---------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool = False) -> Iterator[Table]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(row := dict(pairs)) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return row
+
+    read = partial(json.loads, object_pairs_hook=without_duplicates)
+
+    def objects(lines: Iterable[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        there = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+        for index, (number, line) in enumerate(there):
+            try:
+                row = read(line)
+                # JSON can write half of a pair of surrogates, which is no character.
+                dumped = json.dumps(row, ensure_ascii=False) if _ESCAPED_SURROGATE.search(line) else ""
+            except (ValueError, RecursionError) as error:
+                array = "; name a file with a JSON array .json" if number == 1 and line.lstrip()[0] == "[" else ""
+                bad.add(path, f"{unit} {number}", index, f"not valid JSON ({error}){array}", line)
+                continue
+            if half := _SURROGATE.search(dumped):
+                problem = f"{half[0]!r} is half of a surrogate pair, not a character"
+            elif isinstance(row, dict):
+                yield index, number, row
+                continue
+            else:
+                problem = f'every {unit} must be an object such as {{"text": ...}}'
+            bad.add(path, f"{unit} {number}", index, problem, line)
+
+    # An array may be a single line, and is in memory as a whole.
+    with text_lines(path, 64 * LONGEST if may_be_array else LONGEST) as lines:
+        start = [next(lines)]
+        while not start[-1].strip():  # a line that is not blank follows
+            start.append(next(lines))
+        lines, unit = chain(start, lines), "line"
+        if may_be_array and start[-1].lstrip().startswith("["):
+            try:
+                lines, unit = map(json.dumps, read("".join(lines))), "row"
+            except (ValueError, RecursionError) as error:
+                raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
+        columns, rows = list[str](), objects(lines)
+        while chunk := list(islice(rows, size)):
+            columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
+            found = ((index, line, [row.get(name) for name in columns]) for index, line, row in chunk)
+            yield from _tables(path, columns, found, None, unit)
+
+
+def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    import pyarrow.parquet
+
+    def plain(value: Any) -> Any:  # dates and times are text, as in CSV
+        if isinstance(value, Decimal):
+            return float(value)
+        return _cell(value) if isinstance(value, date | time) else value
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns, first = _own_names(path, file.schema_arrow.names), 0
+            for batch in [file.read()] if size is None else file.iter_batches(size):
+                values = zip(*(map(plain, column.to_pylist()) for column in batch.columns), strict=True)
+                rows = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
+                yield from _tables(path, columns, rows, None, "row")
+                first += batch.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+
+
+# Plain text and column files ------------------------------------------------------------------------------------------
+
+
+def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None) -> Iterator[Table]:
+    """Read a text file, or several with as many lines each, a column for each."""
+
+    def rows() -> Iterator[_Row]:
+        for index, texts in enumerate(zip_longest(*lines)):
+            if None in texts:
+                raise AttendropError(
+                    f"{files[texts.index(None)]} ends before line {index + 1}, and the other file goes on; parallel "
+                    "files have the same number of lines."
+                )
+            yield index, index + 1, [text.rstrip("\r\n") for text in texts]
+
+    with ExitStack() as stack:
+        lines = [stack.enter_context(text_lines(file)) for file in files]
+        yield from _tables(Path(", ".join(map(str, files))), columns, rows(), size)
+
+
+class Sentence(NamedTuple):
+    """A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it."""
+
+    line: int
+    words: list[list[str]]
+    comments: list[str]
+
+
+def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
+    """Yield the sentences of a column file, given its lines.
+
+    Columns are separated by tabs where a line has one, otherwise by spaces; a blank line ends a sentence. Comments
+    before a sentence, such as ``# name = value``, and the ``-DOCSTART-`` lines of CoNLL-2003 are not words.
+    """
+    first, words, comments = 0, list[list[str]](), list[str]()
+    for number, line in enumerate(chain(lines, [""]), start=1):
+        line = line.rstrip("\r\n")
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield Sentence(first, words, comments)
+            if words or not line.strip():
+                words, comments = [], []
+        elif not words and comment.match(line):
+            comments.append(line.removeprefix("#").strip())
+        else:
+            first = first if words else number
+            words.append(line.split("\t") if "\t" in line else line.split())
+
+
+def _read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    with text_lines(path) as lines:
+        sentences = read_sentences(lines)
+        if (begin := next(sentences, None)) is None:
+            return
+        width = len(begin.words[0])
+        others = [f"column_{number}" for number in range(2, width)]
+
+        def rows() -> Iterator[_Row]:
+            for index, (line, words, _) in enumerate(chain([begin], sentences)):
+                if wrong := [number for number, word in enumerate(words) if len(word) != width]:
+                    word = words[wrong[0]]
+                    problem = f"{counted(len(word), 'column')} where the first line of the file has {width}"
+                    bad.add(path, f"line {line + wrong[0]}", index, problem, word)
+                else:
+                    yield index, line, [list(values) for values in zip(*words, strict=True)]
+
+        yield from _tables(path, [WORDS, *others, *([TAGS] if width > 1 else [])], rows(), size)
+
+
+def _read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a file of Universal Dependencies, without tokens of several words, 3-4, and empty words, 8.1."""
+
+    def problem_of(words: list[list[str]]) -> str | None:
+        for number, word in enumerate(words, start=1):
+            if len(word) != _CONLLU_WIDTH:
+                return f"word {number} has {counted(len(word), 'column')} instead of {_CONLLU_WIDTH}, separated by tabs"
+            if word[0] != str(number):
+                return f"word {number} has the number {word[0]}"
+        return None if words else "the sentence has no words"
+
+    def rows() -> Iterator[_Row]:
+        for index, (line, all_words, _) in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
+            words = [word for word in all_words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
+            if (problem := problem_of(words)) is None:
+                yield index, line, [[word[at] for word in words] for at in _CONLLU.values()]
+            else:
+                bad.add(path, f"line {line}", index, problem, [" ".join(word) for word in all_words])
+
+    with text_lines(path) as lines:
+        yield from _tables(path, list(_CONLLU), rows(), size)
+
+
+_READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
+    ".csv": partial(_read_delimited, usual=","),
+    ".tsv": partial(_read_delimited, usual="\t"),
+    ".xlsx": _read_excel,
+    ".jsonl": _read_json,
+    ".json": partial(_read_json, may_be_array=True),
+    ".parquet": _read_parquet,
+    ".conll": _read_conll,
+    ".conllu": _read_conllu,
+    ".txt": lambda path, size, bad: _read_lines([path], ["text"], size),
+}
