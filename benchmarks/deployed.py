@@ -18,8 +18,8 @@ from attendrop import cli
 from attendrop.pruning.export import onnx_model
 from attendrop.runs.export import export_run
 from attendrop.runs.run_folder import read_metrics
+from attendrop.tasks.base import encode
 from attendrop.tasks.registry import get_task, load_task
-from attendrop.tasks.tokenization import encode
 
 _FOLDER = Path("build/deployed")
 _ROWS = 64

@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 from workloads import BATCH_SIZE, Batch, Setting, made_up
 
+from attendrop.tasks.base import encode
 from attendrop.tasks.registry import get_task, load_task
-from attendrop.tasks.tokenization import encode
 from attendrop.training.labelled_data import EpochSampler
 
 REAL_TASKS = {"cola": "CoLA", "rte": "RTE"}

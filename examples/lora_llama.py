@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 from attendrop import ADDrop, RegularizedTrainer
 from attendrop.tasks.registry import load_files
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.base import encode
 
 HERE = Path(__file__).parent
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "meta-llama/Llama-3.2-1B"

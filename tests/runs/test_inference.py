@@ -28,12 +28,12 @@ from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.train import train
+from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
-from attendrop.tasks.tokenization import encode_columns
 
 YES_NO = Classification(("no", "yes"))
 

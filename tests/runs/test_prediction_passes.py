@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 from attendrop.runs.prediction_passes import frozen_features, predict_outputs
 from attendrop.runs.run_trainer import RunTrainer
+from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.tokenization import encode_columns
 
 YES_NO = Classification(("no", "yes"))
 FIRST = [tiny.sentence(number) for number in range(12)]

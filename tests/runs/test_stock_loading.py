@@ -33,9 +33,7 @@ LABELS = [["cat|dog", "bird", "dog"][number % 3] for number in range(20)]
 RUNS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "classes": (CLASSES, {}),
     "classes-of-the-mean": (CLASSES, MEAN),
-    "number": (NUMBERS, {}),
     "number-of-the-mean": (NUMBERS, START),
-    "labels": (LABELS, {"label_type": "labels"}),
     "labels-of-the-mean": (LABELS, {"label_type": "labels"} | START),
     "calibrated-mean": (CLASSES, {"calibrate": True} | START),
     "adapter-on-the-mean": (CLASSES, {"lora": {"r": 2}} | MEAN),

@@ -11,9 +11,9 @@ from datasets import Dataset
 from helpers import tiny
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.base import encode
 from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.tokenization import encode
 
 TASK = get_task("sst2")
 # Numbers of words of the texts; 8 are left of a maximum length of 10.

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, encode
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.splits import (
@@ -27,7 +27,7 @@ from attendrop.tasks.splits import (
     hold_out_values,
     subset,
 )
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, fit_tokenizer
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, fit_tokenizer
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")

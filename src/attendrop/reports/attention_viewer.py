@@ -32,10 +32,10 @@ from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import FROZEN
 from attendrop.studies.words import BASELINES_IN_WORDS
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.long_texts import HEAD, WINDOWS, of_documents
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, encode, encode_columns
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of
 from attendrop.wording import counted
 
 # Texts shorter than this, in tokens, are not advised.

@@ -16,7 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.support.files import known_sha256
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import Task, TaskData, encode
 from attendrop.tasks.class_names import (
     check_label_names,
     check_unlabelled,
@@ -37,7 +37,6 @@ from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of
-from attendrop.tasks.tokenization import encode
 from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.

@@ -34,7 +34,7 @@ from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predi
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import input_files, is_baseline, read_run, run_options
 from attendrop.support.files import check_output
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.heads.base import Head
@@ -43,14 +43,7 @@ from attendrop.tasks.metrics import compute_scores, group_scores, read_as, readi
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
-from attendrop.tasks.tokenization import (
-    DEFAULT_MAX_LENGTH,
-    columns_of,
-    encode,
-    encode_columns,
-    fit_tokenizer,
-    unknown_rows,
-)
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).

@@ -40,7 +40,7 @@ from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, encode
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.groups import GROUP, given_groups
 from attendrop.tasks.heads.base import Array
@@ -49,7 +49,7 @@ from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
-from attendrop.tasks.tokenization import columns_of, encode
+from attendrop.tasks.tokenization import columns_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from attendrop.runs.data_report import label_lines, label_warnings
-from attendrop.tasks.base import TaskData
+from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
 from attendrop.tasks.metrics import compute_scores, read_as, reading_of
-from attendrop.tasks.tokenization import columns_of, encode
+from attendrop.tasks.tokenization import columns_of
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.

@@ -16,10 +16,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, encode_columns
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.translation import Translation, WrittenText
-from attendrop.tasks.tokenization import encode_columns
 
 TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), {"max_new_tokens": 6})
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
