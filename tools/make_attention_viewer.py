@@ -20,7 +20,7 @@ TRAIN = ["--task", "cola", "--max-train-samples", "1000", "--max-steps", "240", 
 TRAIN += ["--set", "cross_tuning=false", "--seed", "0", "--device", "cpu"]
 TEXT = "The books that the boy reads is on the table."
 # What a reader of the page would choose.
-CHOSEN = {"shows": "attribution", "chosen": [{"layer": "encoder.2", "head": 3}]}
+CHOSEN = {"shows": "attribution", "chosen": [{"layer": "encoder.0", "head": 3}]}
 
 
 def make(folder: Path) -> None:
