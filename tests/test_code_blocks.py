@@ -131,7 +131,7 @@ def skip_without_package(page: Path) -> None:
 
 
 def test_there_are_tutorials() -> None:
-    assert len(TUTORIALS) == 7
+    assert len(TUTORIALS) == 5
     assert all(any(arguments for _, arguments in blocks(page)) for page in TUTORIALS)
 
 

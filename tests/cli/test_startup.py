@@ -72,7 +72,7 @@ for arguments in json.load(sys.stdin):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = cli.main(arguments)
-    loaded = sorted({"torch", "transformers", "datasets", "numpy"} & set(sys.modules))
+    loaded = sorted({"torch", "transformers", "datasets"} & set(sys.modules))
     print(json.dumps([code, out.getvalue(), loaded]))
 """
 

@@ -35,11 +35,11 @@ def write(path: Path, labels: Any, first: int = 0) -> str:
 
 @pytest.fixture
 def named(files: Path) -> Path:
-    """A folder with a model, and texts of three classes, eight rows of each, whose names are words."""
+    """A folder with a model, and texts of three classes, seven rows of each, whose names are words."""
     (files / "train.csv").unlink()
     (files / "dev.csv").unlink()
-    write(files / "train.csv", NAMES * 8)
-    write(files / "dev.csv", NAMES * 2, 24)
+    write(files / "train.csv", NAMES * 7)
+    write(files / "dev.csv", NAMES * 2, 21)
     return files
 
 
@@ -54,7 +54,7 @@ def parts(folder: Path, **options: Any) -> Parts:
 
 def test_each_class_has_its_name_as_the_last_training_rows(named: Path) -> None:
     found = parts(named)
-    assert (len(found.train), found.names) == (27, 3)
+    assert (len(found.train), found.names) == (24, 3)
     assert found.train["text"][-3:] == IN_WORDS and found.train["label"][-3:] == [0, 1, 2]
     assert found.real.train["text"] == parts(named, label_names="none").train["text"]
 
@@ -85,9 +85,9 @@ def test_a_name_that_is_a_text_to_score_on_is_left_out_and_told(named: Path, cap
     run = config(named, max_steps=1)
     with caplog.at_level(logging.INFO, logger="attendrop"):
         metrics = train(run)
-    assert metrics["data"]["rows"] == {"train": 24, "label_names": 2, "dev": 7}
+    assert metrics["data"]["rows"] == {"train": 21, "label_names": 2, "dev": 7}
     assert metrics["data"]["names_left_out"] == ["good cat"]
-    assert "24 rows and 2 names of classes to train on" in caplog.text
+    assert "21 rows and 2 names of classes to train on" in caplog.text
     assert "2 names of classes are training rows, too." in caplog.messages
     left_out = "1 name of classes is left out, because rows to score on have the same text: 'good cat'."
     assert left_out in caplog.messages
@@ -100,7 +100,7 @@ def test_the_rows_that_are_given_decide_and_not_those_that_are_left(named: Path)
     write(named / "train.csv", NAMES * 11)
     held = {"eval_file": None, "test_fraction": 0.5}
     assert parts(named, **held).names == parts(named, eval_file=None).names == 0
-    drawn = {"max_train_samples": 30}
+    drawn = {"max_train_samples": 21}
     assert parts(named, **held, **drawn).names == parts(named, eval_file=None, **drawn).names == 3
 
 
@@ -115,11 +115,11 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
 
 NEVER = {
     "numbers": (["0.5", "1.5"] * 12, {"label_type": "number"}),
-    "whole numbers": (["0", "1", "2"] * 8, {}),
-    "codes": (["C1", "C2", "C3"] * 8, {}),
-    "numbered": (["label_1", "label_2", "label_3"] * 8, {}),
+    "whole numbers": (["0", "1", "2"] * 7, {}),
+    "codes": (["C1", "C2", "C3"] * 7, {}),
+    "numbered": (["label_1", "label_2", "label_3"] * 7, {}),
     "many rows": (NAMES * 11, {}),
-    "none": (NAMES * 8, {"label_names": "none"}),
+    "none": (NAMES * 7, {"label_names": "none"}),
 }
 
 
@@ -141,7 +141,7 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
 )
 def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
     found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
-    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 24
+    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 21
     assert found["data"]["rows"]["label_names"] == 3 and "label_names" not in without["data"]["rows"]
     assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
     assert found["baseline"] == without["baseline"]
@@ -150,10 +150,10 @@ def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Pa
 
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])
 def test_they_are_rows_of_baselines_but_of_the_constant_answer(name: str, rows: int | None, named: Path) -> None:
-    write(named / "train.csv", ["red", "red", *NAMES * 7, "red"])
+    write(named / "train.csv", ["red", "red", *NAMES * 6, "red"])
     (named / "names.csv").write_text("label,text\n" + "".join(f"badDog,a dog {n}\n" for n in range(40)))
     found = run_baseline(config(named, selection_fraction=0.25), name)
-    assert found["data"]["rows"]["train"] == 24 and found["data"]["rows"].get("label_names") == rows
+    assert found["data"]["rows"]["train"] == 21 and found["data"]["rows"].get("label_names") == rows
     if name == "majority":
         told = {"label_names": str(named / "names.csv"), "max_steps": 1}
         assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +17,32 @@ from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import files_of
 
 RUN_FILE = "run.yaml"
-_DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
-PATHS = (*_DATA, "data_dir", "model")
+# Characters that a YAML file may stand for when its aliases are written out.
+_MOST_CHARACTERS = 10**6
+DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*DATA, "data_dir", "model")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that refuses a key that is given twice, with dashes or underscores, and aliases, which may be endless."""
+    """Loader that refuses a key that is given twice, with dashes or underscores, or too long aliases."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            problem = "aliases, *name, are not read; write the value out"
-            raise yaml.composer.ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
-        return super().compose_node(parent, index)
+    def get_single_node(self) -> Any:
+        # Nested aliases, ``*name``, double what they stand for each time; one within itself is endless.
+        characters: dict[int, float] = {}
+
+        def count(node: Any) -> float:
+            if isinstance(node, yaml.ScalarNode):
+                return len(node.value) + 1
+            if id(node) not in characters:
+                characters[id(node)] = math.inf
+                parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
+                characters[id(node)] = 1 + sum(map(count, parts))
+            return characters[id(node)]
+
+        node = super().get_single_node()
+        if node is not None and count(node) > _MOST_CHARACTERS:
+            raise yaml.YAMLError(f"its aliases, *name, stand for more than {_MOST_CHARACTERS:,} characters")
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         known = set()
@@ -37,11 +52,6 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             known.add(name)
         return super().construct_mapping(node, deep)
-
-
-RUN_FILE = "run.yaml"
-DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
-PATHS = (*DATA, "data_dir", "model")
 
 
 def read_yaml(path: str | Path, what: str) -> Any:

@@ -143,6 +143,7 @@ def _mean_pooling(encoder: Any) -> Any:
         if parameter.name not in {each.name for each in own}
     ]
     parts = {
+        "__module__": __name__,
         "__doc__": f"{encoder.__name__} with a linear layer on the mean of its last hidden states.",
         "forward": _signed(MeanPooling.forward, inspect.Signature([*own, *others])),
     }
@@ -154,6 +155,15 @@ def _signed(forward: Any, signature: inspect.Signature) -> Any:
     either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
     either.__signature__ = signature
     return either
+
+
+def __getattr__(name: str) -> Any:
+    """Find a class that is made here, as pickle does by its name."""
+    encoder = getattr(transformers, f"{name.removesuffix(_SUFFIX)}Model", None) if name.endswith(_SUFFIX) else None
+    found = choice_class(name) if encoder is None else _mean_pooling(encoder)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
 
 
 # Logit of a padded choice: its probability is 0 in any dtype, and differences of its log-probabilities stay finite.
@@ -189,7 +199,9 @@ def choice_class(name: str | None) -> Any:
             attentions=outputs.attentions,
         )
 
-    return type(name, (stock,), {"__doc__": stock.__doc__, "forward": _signed(forward, signature)})
+    return type(
+        name, (stock,), {"__module__": __name__, "__doc__": stock.__doc__, "forward": _signed(forward, signature)}
+    )
 
 
 def saved_model_class(name: str, model_type: str) -> Any:
