@@ -50,7 +50,7 @@ def _served(setting: Setting) -> tuple[Path, Path, str]:
         _command(
             *("train", "--task", "mrpc", "--model", "minilm", "--method", "finetune", "--quiet", "--resume"),
             *("--max-train-samples", rows, "--epochs", epochs, "--batch-size", "16", "--learning-rate", "1e-4"),
-            *("--pooling", "cls", "--head-start", "random", "--selection-fraction", "0.1", "--no-refit"),
+            *("--pooling", "cls", "--head-init", "random", "--selection-fraction", "0.1", "--no-refit"),
             *("--output-dir", str(run)),
         )
     if not (light / "metrics.json").exists():

@@ -18,7 +18,7 @@ from report import machine
 ANSWERS = ("answer.md", "answer.csv", "answer.json")
 KEPT = (
     "model", "method", "options", "seed", "protocol", "metric", "score", "all_scores", "row_scores", "training",
-    "head_start", "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
+    "head_init", "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
 )  # fmt: skip
 _OF_RUN = ("task", "shots", "max_train_samples", "test_fraction", "learning_rate", "max_steps", "bf16", "fp16")
 _FILES = ("train_file", "label_names", "label_map", "unlabelled")

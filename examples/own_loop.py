@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from attendrop import ADDrop, regularize
-from attendrop.tasks.registry import load_files
 from attendrop.tasks.base import encode
+from attendrop.tasks.registry import load_files
 
 HERE = Path(__file__).parent
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"

@@ -12,8 +12,8 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
-from attendrop.tasks.registry import load_files
 from attendrop.tasks.base import encode
+from attendrop.tasks.registry import load_files
 
 HERE = Path(__file__).parent
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"

@@ -22,7 +22,7 @@ from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
 from attendrop.attention.tracing import example_inputs as example_inputs
-from attendrop.attribution.finite_gradients import wide as wide
+from attendrop.attribution.finite_gradients import upcast as upcast
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
 from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
 from attendrop.attribution.gradient import head_importance as head_importance

@@ -30,7 +30,7 @@ from attendrop.extend import (
     sample_mask,
     uniform,
     unit_interval,
-    wide,
+    upcast,
 )
 
 
@@ -137,7 +137,7 @@ class DropAttention(Method):
 
         def renormalised(weights: Tensor) -> Tensor:
             largest = torch.finfo(weights.dtype).max
-            rest = wide(weights).masked_fill(~kept, 0)
+            rest = upcast(weights).masked_fill(~kept, 0)
             if rest.requires_grad:  # a gradient divided by a small sum may overflow; that of the scores is small again
                 rest.register_hook(lambda gradient: gradient.clamp(-largest, largest))  # type: ignore[no-untyped-call]
             total = rest.detach().sum(-1, keepdim=True)
@@ -228,7 +228,7 @@ class AdversarialDropout(Method):
 
         loss, outputs = compute_loss(context.batch, RandomMaskPlan(self, context, sampled))
         changed: dict[str, Tensor] = {}
-        for key, gradient in loss_gradients(wide(loss), masks, context.model).items():
+        for key, gradient in loss_gradients(upcast(loss), masks, context.model).items():
             # Rows without a gradient are those that no later layer or head reads, and padding of a decoder's targets.
             read = valid[key] & (gradient != 0).any(-1, keepdim=True)
             changed[key] = flipped(masks[key], gradient, read, self.delta)

@@ -28,7 +28,7 @@ from attendrop.extend import (
     positive,
     row_shares,
     unit_interval,
-    wide,
+    upcast,
 )
 from attendrop_methods.own_parameters import AntitheticPlan, OwnParameters, own_parameter_rules, with_antithetic_pass
 
@@ -183,7 +183,7 @@ def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
 
     It is ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
     """
-    value = wide(value).transpose(1, 2).flatten(2)
+    value = upcast(value).transpose(1, 2).flatten(2)
     valid = torch.ones(1, 1, value.shape[1], device=value.device) if call.valid is None else call.valid.any(1)
     with torch.autocast(value.device.type, enabled=False):
         mean = valid.to(value.dtype) @ value / valid.sum(-1, keepdim=True).clamp(min=1)

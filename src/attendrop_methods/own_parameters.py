@@ -30,7 +30,7 @@ from attendrop.extend import (
     find_value_projection,
     forked_rng,
     row_losses,
-    wide,
+    upcast,
 )
 
 
@@ -190,7 +190,7 @@ class LearntProbabilities(ValuePerLayer):
         total = torch.zeros((), device=self.values.device)
         for key, logit in self.by_layer().items():
             weight = self._projections[key].weight()
-            norm = wide(weight).square().sum() / (2 * torch.sigmoid(-logit))
+            norm = upcast(weight).square().sum() / (2 * torch.sigmoid(-logit))
             total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
         return total / self.num_train_rows
 

@@ -38,7 +38,7 @@ from attendrop.extend import (
     pretrained_parameters,
     projection_matrices,
     unit_interval,
-    wide,
+    upcast,
 )
 
 
@@ -110,7 +110,7 @@ class _SAMState(MethodState):
         self.perturbation = {}
         with forked_rng(context.model):
             loss, _ = compute_loss(context.batch)
-        held = [self._ascent(context.model, wide(loss))]
+        held = [self._ascent(context.model, upcast(loss))]
         self.perturbation = held[0]
         perturbed, outputs = compute_loss(context.batch)
         self.perturbation = {}
@@ -218,7 +218,7 @@ class _L2SPState(MethodState):
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Report how far training has moved the pre-trained weights."""
         start = self.start.items()
-        moved = [wide(self.model.get_parameter(name).detach() - value).square().sum() for name, value in start]
+        moved = [upcast(self.model.get_parameter(name).detach() - value).square().sum() for name, value in start]
         return {"l2_sp": {"distance": float(torch.stack(moved).sum().sqrt()) if moved else 0.0}}
 
 

@@ -249,8 +249,8 @@ def test_the_head_starts_from_the_features_of_the_new_layers(tmp_path: Path) -> 
     tiny.write_data(tmp_path)
     found = []
     for method in ("finetune", "layer-reinit"):
-        config = tiny.config(tmp_path, method, method=method, pooling="mean", head_start="frozen", max_steps=0)
-        assert train(config)["head_start"]["kind"] == "logistic regression"
+        config = tiny.config(tmp_path, method, method=method, pooling="mean", head_init="linear-probe", max_steps=0)
+        assert train(config)["head_init"]["kind"] == "logistic regression"
         found.append(load_file(tmp_path / method / "model.safetensors"))
     changed = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
     assert {name.partition(".")[0] for name in changed} == {"bert", "mean_classifier"}

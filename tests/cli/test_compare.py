@@ -32,7 +32,7 @@ def test_a_recommended_baseline_is_kept_and_predicts_what_was_scored(
     for name, own in (("train", rows[:80]), ("dev", rows[80:])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *own]) + "\n", encoding="utf-8")
     answer, dev = tmp_path / "an answer", str(tmp_path / "dev.csv")
-    asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-start", "random")]
+    asked = [*command(folder, "--methods", "finetune", "--seeds", "4", "--max-steps", "1", "--head-init", "random")]
     asked += ["--train-file", str(tmp_path / "train.csv"), "--eval-file", dev, "--output-dir", str(answer)]
     assert main([*asked, "--baselines", "none"]) == 0  # another model is there first
     shown = capsys.readouterr().out

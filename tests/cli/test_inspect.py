@@ -257,7 +257,7 @@ def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: 
     (tmp_path / "named.csv").write_text("\n".join(["text,Kategorie,kanal,der Monat", *lines]))
     assert inspect_files(str(tmp_path / "named.csv")).doubts().keys() & {"label_column"} == set()
     assert cli.main(["inspect", str(tmp_path / "named.csv")]) == 0
-    assert "With --shift-column 'der Monat', it also scores" in capsys.readouterr().out
+    assert "With --ood-column 'der Monat', it also scores" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("label", [{}, {"label": "good"}])

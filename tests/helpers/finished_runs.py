@@ -64,7 +64,7 @@ def write_run(
         "method": method,
         "options": {} if baseline else options,
         "seed": seed,
-        "protocol": "honest",
+        "protocol": "held-out",
         "metric": "accuracy",
         "selection_score": None,
         "score": score,

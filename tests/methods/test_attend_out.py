@@ -354,7 +354,7 @@ def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen:
 
 def test_pruning_version_ranks_layers() -> None:
     metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
-    expected = LayerRanking("generator", metrics["pruning"]["pi"], told_from_noise=False)
+    expected = LayerRanking("generator", metrics["pruning"]["pi"], significant=False)
     pruning = AttendOut(variant="pruning")
     assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
     assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None

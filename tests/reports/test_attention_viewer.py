@@ -183,7 +183,7 @@ def test_a_kept_baseline_has_its_own_name(folder: Path, tmp_path: Path) -> None:
     """It is made by a run of plain fine-tuning that trains nothing."""
     copied = Path(shutil.copytree(folder, tmp_path / "copy"))
     metrics = tiny.read_metrics(copied / "best")
-    metrics["config"] |= {"max_steps": 0, "head_start": "frozen"}
+    metrics["config"] |= {"max_steps": 0, "head_init": "linear-probe"}
     write_json(copied / "best" / "metrics.json", metrics)
     assert "kept: the linear model on the frozen encoder, seed 0, 40 training rows" in part(copied)[0].content
 

@@ -70,14 +70,14 @@ REPORTED = "on the rows of the final score, which is optimistic, because the epo
 @pytest.mark.parametrize(
     ("protocols", "rows"),
     [
-        (("honest", "honest"), f"{HELD_OUT}."),
-        (("honest", "paper"), f"{HELD_OUT}; of runs with protocol paper (r-drop), {REPORTED}."),
+        (("held-out", "held-out"), f"{HELD_OUT}."),
+        (("held-out", "paper"), f"{HELD_OUT}; of runs with protocol paper (r-drop), {REPORTED}."),
     ],
 )
 def test_captions_say_on_which_rows_epochs_are_scored(tmp_path: Path, protocols: tuple[str, str], rows: str) -> None:
     for method, protocol in zip(("finetune", "r-drop"), protocols, strict=True):
         write_run(tmp_path, method, 0.5, protocol=protocol)
-    write_run(tmp_path, "majority", 0.4, protocol="honest")  # has no epochs
+    write_run(tmp_path, "majority", 0.4, protocol="held-out")  # has no epochs
     found = made(tmp_path)
     assert f"Score after each epoch {rows} Lines" in found["convergence"].caption
     assert f"Validation loss: {rows} A training loss" in found["learning_curves"].caption

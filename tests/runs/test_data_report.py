@@ -148,13 +148,13 @@ def test_training_texts_that_resemble_each_other_are_told(tokenizer: hf.PreTrain
     def warned(train: list[tuple[str, Any]], head: Classification = YES_NO) -> list[str]:
         report = report_of(tokenizer, train, train[:1], head)
         assert report["likeness"] is not None
-        return [warning for warning in report_warnings(report, head) if "--shift" in warning]
+        return [warning for warning in report_warnings(report, head) if "--ood" in warning]
 
     places = ("sea", "hill", "lake", "town")
     alike = [(f"the cat sees a dog near the {place}", "no") for place in places]
     varied = [(text, "no") for text in ("the cat sees", "a bird near you", "two dogs ran home", "no rain fell")]
     others = [(text, "yes") for text in ("it is late", "we have time", "she came by", "where were they")]
-    assert warned(alike + others)[0].endswith("--shift measures this.") and not warned(varied + others)
+    assert warned(alike + others)[0].endswith("--ood measures this.") and not warned(varied + others)
     # With few rows of many classes, as in the study, also what the study found.
     many = Classification(tuple(f"intent {n}" for n in range(20)))
     rows = [(f"the w{n} w{n}x w{n}y {place}", f"intent {n}") for n in range(20) for place in places]

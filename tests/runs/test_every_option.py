@@ -29,7 +29,7 @@ Look = Callable[[Any], Any]
 OWN = {
     **{"train_file": "train.csv", "eval_file": "dev.csv", "text_columns": "sentence1,sentence2"},
     **{"label_column": "label", "model": "model", "device": "cpu", "output_dir": "run"},
-    "head_start": "random",
+    "head_init": "random",
 }
 TASK = dict.fromkeys(("train_file", "eval_file", "text_columns", "label_column")) | {"task": "sst2", "data_dir": "glue"}
 TRANSLATED = dict.fromkeys(("eval_file", "text_columns", "label_column")) | {
@@ -65,7 +65,7 @@ def ranks(trainer: Any) -> list[int]:
 
 
 def unlabelled(trainer: Any) -> int:
-    return len((trainer.head_start or {}).get("unlabelled", ()))  # whether they are used, and why
+    return len((trainer.head_init or {}).get("unlabelled", ()))  # whether they are used, and why
 
 
 def first_text(trainer: Any) -> str:
@@ -86,18 +86,18 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
     ("label_names", "names.csv", rows, 43, {"text_columns": "sentence1"}),
-    ("unlabelled", "texts.csv", unlabelled, 2, {"text_columns": "sentence1", "head_start": "frozen"}),
+    ("unlabelled", "texts.csv", unlabelled, 2, {"text_columns": "sentence1", "head_init": "linear-probe"}),
     ("task_options", "num_beams=2", lambda trainer: trainer.model.generation_config.num_beams, 2, TRANSLATED),
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
     ("test_fraction", "0.25", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
-    ("shift", "", lambda trainer: rows(trainer) < 40, True, ALL),
-    ("shift_column", "size", rows, 27, ALL),
+    ("ood", "", lambda trainer: rows(trainer) < 40, True, ALL),
+    ("ood_column", "size", rows, 27, ALL),
     ("group_column", "size", rows, 27, ALL | {"test_fraction": "0.25"}),
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
     ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),
-    ("head_start", "frozen", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
+    ("head_init", "frozen", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
     ("lora", "r=3", ranks, [3], {}),
     ("method", "r-drop", lambda trainer: trainer.regularizer.name, "r-drop", {}),
     ("options", "p=0.4", lambda trainer: trainer.regularizer.p, 0.4, {}),

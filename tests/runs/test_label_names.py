@@ -64,7 +64,7 @@ DRAWN = [
     {"max_train_samples": 10},
     {"selection_fraction": 0.25},
     {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
-    {"eval_file": None, "shift": True, "test_fraction": 0.25},
+    {"eval_file": None, "ood": True, "test_fraction": 0.25},
     {"method": "attendout", "options": {"reward_data": "split"}},
     {"protocol": "paper", "selection_fraction": None},
 ]
@@ -134,7 +134,7 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
     "options",
     [
         {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
-        {"head_start": "frozen", "max_steps": 0, "pooling": "mean"},
+        {"head_init": "linear-probe", "max_steps": 0, "pooling": "mean"},
         {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
     ],
     ids=["recorded", "linear", "refit"],

@@ -89,7 +89,7 @@ def test_a_model_without_a_head_predicts_nothing(runs: Path) -> None:
 
 def test_a_number_has_no_probabilities(runs: Path) -> None:
     file = tiny.write_csv(runs / "numbers.csv", [0.5 + number % 5 for number in range(20)])
-    how = {"method": "finetune", "max_steps": 0, "epochs": None, "pooling": "mean", "head_start": "frozen"}
+    how = {"method": "finetune", "max_steps": 0, "epochs": None, "pooling": "mean", "head_init": "linear-probe"}
     train(tiny.config(runs, "number", train_file=str(file), eval_file=None, **how))
     model = attendrop.load(runs / "number")
     assert all(isinstance(found, float) for found in model.predict(PAIRS))

@@ -40,7 +40,7 @@ def folder(own: Path) -> Path:
 
 
 def test_the_frozen_start_alone_is_scored_on_rows_held_out(own: Path) -> None:
-    found = train(tiny.config(own, "none", **HELD_OUT | {"epochs": None, "max_steps": 0, "head_start": "frozen"}))
+    found = train(tiny.config(own, "none", **HELD_OUT | {"epochs": None, "max_steps": 0, "head_init": "linear-probe"}))
     assert (found["steps"], found["data"]["rows"], found["score"]) == (0, {"train": 36, "selection": 4}, None)
     assert 0 <= found["selection_score"] <= 1
 
@@ -147,7 +147,7 @@ def test_what_was_decided_is_on_record(folder: Path) -> None:
     metrics = tiny.read_metrics(folder / "run")
     assert metrics["training"] == {
         **{"epochs": 2, "max_steps": None, "batch_size": 8, "learning_rate": 1e-3, "pooling": "cls"},
-        **{"head_start": "frozen", "selection_fraction": 0.1, "refit": True},
+        **{"head_init": "linear-probe", "selection_fraction": 0.1, "refit": True},
     }
     assert metrics["config"]["selection_fraction"] is None and metrics["config"]["pooling"] == "auto"
     run = load_finished_run(str(folder / "run"))
@@ -208,7 +208,7 @@ def test_interrupted_in_either_training_it_ends_the_same(
     metrics = train(config, resume=True)
     assert all((metrics[name] > 1000) is ("selected" in begun) for name in ("train_seconds", "total_seconds"))
     expected = tiny.read_metrics(folder / "run")
-    for name in ("selection_score", "history", "head_start", "steps", "train_fit"):
+    for name in ("selection_score", "history", "head_init", "steps", "train_fit"):
         assert metrics[name] == expected[name], name
     assert metrics["selection"] | {"seconds": 0} == expected["selection"] | {"seconds": 0}
     assert tiny.weights_of(Path(config.output_dir)) == tiny.weights_of(folder / "run")

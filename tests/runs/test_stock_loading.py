@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TEXT = "the cat sees a red bird"
 IDS, MASK = [[2, 5, 6, 7, 3, 0], [2, 8, 9, 10, 11, 3]], [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]
 MEAN = {"pooling": "mean"}
-START = {"max_steps": 0, "head_start": "frozen"} | MEAN  # trains nothing else
+START = {"max_steps": 0, "head_init": "linear-probe"} | MEAN  # trains nothing else
 CLASSES, NUMBERS = ["no", "yes"] * 10, [0.5 + number % 5 for number in range(20)]
 LABELS = [["cat|dog", "bird", "dog"][number % 3] for number in range(20)]
 # Labels and options of a run, by name; those of the mean are no models of a class of transformers.

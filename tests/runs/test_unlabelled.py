@@ -24,7 +24,7 @@ from attendrop.tasks.class_names import unlabelled_decisions
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 FIRST, SECOND = ("red", "near", "good", "bird"), ("blue", "far", "bad", "cat")
-LINEAR = {"head_start": "frozen", "max_steps": 0, "pooling": "mean"}
+LINEAR = {"head_init": "linear-probe", "max_steps": 0, "pooling": "mean"}
 
 
 def texts(start: int, count: int) -> list[str]:
@@ -71,7 +71,7 @@ def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_scor
     assert found.unlabelled["text"] == [*texts(100, 40), *texts(12, 2)] and found.unlabelled_numbers == numbers
     with caplog.at_level(logging.INFO, logger="attendrop"):
         metrics = train(config(data, **LINEAR))
-    decision = metrics["head_start"]["unlabelled"]
+    decision = metrics["head_init"]["unlabelled"]
     assert metrics["data"]["unlabelled"] == numbers | decision
     assert metrics["data"]["rows"] == {"train": 12, "dev": 8}
     told = (
@@ -84,7 +84,7 @@ def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_scor
 
 
 DRAWN = [
-    {"shots": 3, "head_start": "frozen"},
+    {"shots": 3, "head_init": "linear-probe"},
     {"selection_fraction": 0.25},
     {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
     {"protocol": "paper", "selection_fraction": None},
@@ -116,7 +116,7 @@ def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> 
     used = found["data"]["unlabelled"]["used"]
     assert used is frozen["data"]["unlabelled"]["used"]
     assert used is not (tiny.weights_of(data / "run") == tiny.weights_of(data / "without"))
-    assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_start"]
+    assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_init"]
 
 
 @pytest.mark.parametrize("name", ["tfidf", "majority"])
@@ -133,7 +133,7 @@ def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harmful = {"used": False, "difference": -0.031}
-    for module in ("runs.head_start", "studies.baselines"):
+    for module in ("runs.head_init", "studies.baselines"):
         monkeypatch.setattr(f"attendrop.{module}.self_trained", lambda fit, *_, **__: (fit, harmful))
     found, without = train(config(data, **LINEAR)), train(config(data, "without", unlabelled=None, **LINEAR))
     assert tiny.weights_of(data / "run") == tiny.weights_of(data / "without")

@@ -364,7 +364,7 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
          "other samples of 5 training rows per class, and other evaluation rows like those of dev.csv"),
         ({"train_file": "t.csv", "test_fraction": 0.25, "max_train_samples": 256}, "25 % of t.csv, set aside (3000",
          "256 training rows, and other evaluation rows like those of t.csv"),
-        ({"train_file": "t.csv", "test_fraction": 0.25, "shift": True}, "a random part of t.csv, set aside (3000",
+        ({"train_file": "t.csv", "test_fraction": 0.25, "ood": True}, "a random part of t.csv, set aside (3000",
          "the same training rows, and other evaluation rows like those of t.csv"),  # the fraction of the other rows
         ({"task": "cola", "train_file": None, "eval_file": None}, "cola (3000 rows)", "rows like those of files"),
     ],

@@ -52,7 +52,7 @@ def chosen(
 
 
 ALL = {"test_fraction": 0.0}
-FROZEN = ALL | {"max_steps": 0, "head_start": "frozen", "pooling": "mean", "lora": None, "patience": None}
+FROZEN = ALL | {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean", "lora": None, "patience": None}
 KEPT = {"test_fraction": 0.25}  # rows that a run needs stay held out
 
 
@@ -63,9 +63,9 @@ KEPT = {"test_fraction": 0.25}  # rows that a run needs stay held out
         ({}, "frozen", None, FROZEN),  # a linear model on the encoder
         ({"lora": {"r": 2}}, "frozen", None, FROZEN),
         ({"patience": 2}, "frozen", None, FROZEN),
-        ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "honest"}),  # no models of transformers
-        ({"protocol": "paper"}, "setfit", "setfit", ALL | {"protocol": "honest"}),
-        ({"model": "gpt2"}, "frozen", "frozen", ALL | {"protocol": "honest"}),
+        ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "held-out"}),  # no models of transformers
+        ({"protocol": "paper"}, "setfit", "setfit", ALL | {"protocol": "held-out"}),
+        ({"model": "gpt2"}, "frozen", "frozen", ALL | {"protocol": "held-out"}),
         ({"patience": 2}, "mixout", None, ALL),
         ({"protocol": "paper"}, "mixout", None, KEPT),  # chooses the epoch on the evaluation rows
         ({}, "attendout", None, KEPT),  # is rewarded on them

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def comparison(folder: Path, **options: Any) -> Comparison:
     run = {name: options.pop(name) for name in RUN_OPTIONS if name in options}
-    config = tiny.config(folder, **({"method": "finetune", "max_steps": 4, "head_start": "random"} | run))
+    config = tiny.config(folder, **({"method": "finetune", "max_steps": 4, "head_init": "random"} | run))
     chosen: dict[str, Any] = {"methods": [MethodSetting("mixout")], "baselines": ("majority",), "seeds": 2}
     return Comparison(config=config, output_dir=str(folder / "answer"), **(chosen | options))
 

@@ -21,7 +21,7 @@ import pytest
 from helpers import tiny
 
 from attendrop import AttendropError
-from attendrop.runs.shared_results import forget_results
+from attendrop.runs.result_cache import forget_results
 from attendrop.runs.train import train
 from attendrop.studies.executor import OnEvent, open_runner
 from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_unit

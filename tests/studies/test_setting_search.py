@@ -102,7 +102,7 @@ def test_all_settings_are_scored_on_the_same_held_out_rows(config: RunConfig) ->
     runs = Runs()
     search(dataclasses.replace(config, protocol="paper"), runs, folds=2)
     assert {run.seed for run in runs.asked} == {1000, 1001}
-    assert {(run.selection_fraction, run.protocol) for run in runs.asked} == {(SELECTION_FRACTION, "honest")}
+    assert {(run.selection_fraction, run.protocol) for run in runs.asked} == {(SELECTION_FRACTION, "held-out")}
 
 
 def test_a_method_whose_default_fails_is_not_searched_and_others_are(config: RunConfig) -> None:

@@ -232,7 +232,7 @@ def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path, meth
     own = {"eval_file": None, "train_file": file, "text_columns": ("text",), "group_column": "customer"}
     rewards = {"options": {"reward_data": "split"}} if method == "attendout" else {}
     held = {"test_fraction": 0.25, "selection_fraction": 0.2}
-    for shift in ({}, {"shift": True}):
+    for shift in ({}, {"ood": True}):
         found = tiny.config(tmp_path, method=method, **own, **held, **rewards, **shift)
         parts = resolve_run(found).parts
         named = [

@@ -13,7 +13,7 @@ import sklearn.metrics as skm
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.metrics import compute_scores, constant_scores, reading_of, with_metric
+from attendrop.tasks.metrics import compute_scores, constant_scores, label_mapping, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.table import read_table
@@ -217,10 +217,10 @@ def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(task: Task, 
     ],
 )
 def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, reading: list[int] | None) -> None:
-    assert reading_of(get_task(task), get_task(trained_on).head) == reading
+    assert label_mapping(get_task(task), get_task(trained_on).head) == reading
 
 
 @pytest.mark.parametrize(("task", "trained_on"), [("pawsx", "mnli"), ("hans", "stsb")])
 def test_models_with_other_classes_are_refused(task: str, trained_on: str) -> None:
     with pytest.raises(AttendropError, match=f"{task} scores models with the classes .* This model's are: "):
-        reading_of(get_task(task), get_task(trained_on).head)
+        label_mapping(get_task(task), get_task(trained_on).head)

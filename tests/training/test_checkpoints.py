@@ -17,7 +17,7 @@ from attendrop.training.checkpoints import (
     load_state,
     mark_unfinished,
     save_method_state,
-    seal,
+    write_manifest,
 )
 
 METHOD = ADDrop(p=0.4, layers=[0, 1])
@@ -31,7 +31,7 @@ def checkpoint(folder: Path, step: int = 1, method: Method = METHOD) -> Path:
     (made / "sub/file").write_bytes(b"x")
     (made / "empty").write_bytes(b"")
     (made / "checkpoint-is-incomplete.txt").write_bytes(b"by enable_jit_checkpoint")
-    seal(made, method, STATE)
+    write_manifest(made, method, STATE)
     (made / "checkpoint-is-incomplete.txt").unlink()
     return made
 

@@ -30,7 +30,7 @@ from attendrop import (
     regularized,
 )
 from attendrop.methods.core.base import Method
-from attendrop.training.checkpoints import is_complete, last_checkpoint, seal
+from attendrop.training.checkpoints import is_complete, last_checkpoint, write_manifest
 from attendrop.training.labelled_data import EpochSampler
 from attendrop_methods import L2SP, R3F
 
@@ -482,7 +482,7 @@ def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkey
     def dying(*given: Any) -> None:
         if trainer.state.global_step == 6:
             raise KeyboardInterrupt
-        seal(*given)
+        write_manifest(*given)
 
     monkeypatch.setattr("attendrop.training.checkpoints.seal", dying)
     with pytest.raises(KeyboardInterrupt):

@@ -49,7 +49,9 @@ def finite_gradients(compute: Callable[[float], dict[str, Tensor]], model: nn.Mo
 
     def attempt(factor: float) -> dict[str, Tensor] | None:
         found = compute(factor)
-        return {key: wide(gradient) / factor for key, gradient in found.items()} if all_finite(found.values()) else None
+        if not all_finite(found.values()):
+            return None
+        return {key: upcast(gradient) / factor for key, gradient in found.items()}
 
     return first_finite(attempt, model)
 
@@ -84,6 +86,6 @@ def all_true(values: Iterable[Tensor]) -> bool:
     return not found or bool(torch.stack(found).all())
 
 
-def wide(values: Tensor) -> Tensor:
+def upcast(values: Tensor) -> Tensor:
     """Convert to float32, unless the dtype is wider."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -25,7 +25,7 @@ from attendrop.attribution.finite_gradients import (
     first_finite,
     gradients_of,
     is_finite,
-    wide,
+    upcast,
 )
 from attendrop.attribution.predictions import Forward, fix_target
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
@@ -83,7 +83,7 @@ def gradient_attribution(
         with isolated_pass(adapter.model), torch.enable_grad():
             outputs = forward(plan) if forward else adapter.forward(inputs or batch, plan)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)
-            plan.differentiate(wide(score).sum(), factor)
+            plan.differentiate(upcast(score).sum(), factor)
         return kept if all_true(finite) else None
 
     kept = first_finite(attempt, adapter.model)
@@ -201,7 +201,7 @@ def integrated_gradient_attribution(
                 for alpha, weight in quadrature_nodes(rule, steps):
                     plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
                     with torch.enable_grad():
-                        plan.differentiate(wide(score(run(plan))).sum(), factor)
+                        plan.differentiate(upcast(score(run(plan))).sum(), factor)
             return total if all_finite(total.values()) else None
 
         integrals = first_finite(integral, adapter.model)
@@ -308,7 +308,7 @@ def head_importance(
             loss: Tensor | None = getattr(outputs, "loss", None)
             if loss is None:
                 raise AttendropError("Head importance is computed from the loss, and the batch has no 'labels'.")
-            return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
+            return gradients_of(upcast(loss) * factor, list(plan.gates), list(plan.gates.values()))
 
     found = finite_gradients(gradients, adapter.model)
     return {key.partition("/")[2]: gradient.abs() for key, gradient in found.items()}

@@ -14,7 +14,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws
 from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import gradients_of, wide
+from attendrop.attribution.finite_gradients import gradients_of, upcast
 
 Kept = TypeVar("Kept")
 # Called with a layer's call and its attribution as soon as this is known; returns what is kept of it.
@@ -98,7 +98,7 @@ class GradientPlan(ObservePlan):
         seen, self._seen = self._seen, None
         gradients = gradients_of(total * factor, list(seen), [output for _, output, _ in seen.values()])
         for key in list(seen):
-            (call, _, value), gradient = seen.pop(key), wide(gradients.pop(key)) / factor
+            (call, _, value), gradient = seen.pop(key), upcast(gradients.pop(key)) / factor
             self.receive(call, gradient if self.units == "hidden" else by_weights(call, gradient, value))
 
     def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
 
     def hand_over(gradient: Tensor) -> None:
         with torch.no_grad():
-            receive(wide(gradient), values[0])
+            receive(upcast(gradient), values[0])
 
     return AttentionEdit(values=see_values, output=see_output)
 
@@ -145,7 +145,7 @@ def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
     if call.valid is not None:  # zeros in dF/dO, which is smaller than dF/dA
         gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)
     with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-        return gradient.transpose(1, 2) @ wide(value).transpose(-1, -2)
+        return gradient.transpose(1, 2) @ upcast(value).transpose(-1, -2)
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     for column in found.columns:
         dates = (str(value or "") for value in found.table.column(column.name))
         if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
-            lines.append(f"With --shift-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
+            lines.append(f"With --ood-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
     for name in found.group_columns[:1]:
         several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
         lines.append(

@@ -177,8 +177,8 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         lines["score"] = "none: there is no eval-file"
     lines["protocol"] = {
         "dev": "paper: the epoch was chosen on the reported set, so the dev score is optimistic",
-        "selection": "honest: the epoch was chosen on rows of the training data",
-        None: "honest: nothing was chosen",
+        "selection": "held-out: the epoch was chosen on rows of the training data",
+        None: "held-out: nothing was chosen",
     }[data["selected_on"]]
     if scored_once(metrics):
         lines["protocol"] += "; dev was scored once, at the end"

@@ -29,7 +29,7 @@ from attendrop.extend import (
     loss_gradients,
     option,
     positive,
-    wide,
+    upcast,
 )
 
 
@@ -103,7 +103,7 @@ class SCAL(Method):
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if self.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = plan_class(keys, clean.perturbations(wide(loss), self.epsilon, context.model))
+        copy = plan_class(keys, clean.perturbations(upcast(loss), self.epsilon, context.model))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + self.adversarial * adversarial
@@ -174,7 +174,7 @@ class _PerturbedAttention(_Perturbed):
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
     """Return one vector per sequence, ``(batch, width)``, a mean over tokens if there is one per token."""
-    read = wide(read)
+    read = upcast(read)
     if read.ndim == 2:
         return read
     mask: Tensor | None = batch.get("attention_mask")

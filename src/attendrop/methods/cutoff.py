@@ -28,7 +28,7 @@ from attendrop.extend import (
     option,
     positive,
     unit_interval,
-    wide,
+    upcast,
 )
 from attendrop.methods.common.losses import with_views
 from attendrop.methods.common.plans import token_uniform
@@ -112,7 +112,7 @@ class HiddenCut(Method):
 
             def kept(weights: Tensor) -> Tensor:
                 if key not in received:
-                    given = wide(weights.detach())
+                    given = upcast(weights.detach())
                     received[key] = (given if rows is None else given * rows).sum((1, 2))
                 return weights
 

@@ -171,7 +171,7 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
     if rows.device.type == "cpu":
         word = np.arange(-(-columns // 4), dtype=np.uint64)
         counters = (rows.numpy().astype(np.uint64)[:, None] << np.uint64(32)) + word
-        lanes = _lanes_of_words(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
+        lanes = _splitmix64_int16(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
         return torch.from_numpy(lanes < bound)
     words = torch.arange(-(-columns // 4), device=rows.device)
     return _lanes_of_counters((rows[:, None] << 32) + words, _signed(key))[:, :columns] < bound
@@ -194,11 +194,11 @@ def _lanes_on_cpu(
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
     for i, (seed, (top, start)) in enumerate(zip(seeds, origins.tolist(), strict=True)):
-        lanes = _lanes_of_words(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
+        lanes = _splitmix64_int16(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
         yield i, (slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
 
 
-def _lanes_of_words(bits: Any) -> Any:
+def _splitmix64_int16(bits: Any) -> Any:
     """Hash counters, in place: four lanes in the last dimension for each."""
     shifted = np.empty_like(bits)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):

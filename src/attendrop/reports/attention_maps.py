@@ -306,7 +306,7 @@ def _of_run(
     first = _drops(shown, moment, epochs, first=True)
     last = _drops(shown, replace(moment, step=max(steps - 1, 0)), epochs, first=False)
     after = Stage("After training", "", model, None if last is None else replace(last, learnt=learnt))
-    before = _before(config, task, first, fitted_head=bool(metrics.get("head_start")))
+    before = _before(config, task, first, fitted_head=bool(metrics.get("head_init")))
     stages = (after,) if before is None else (before, after)
     count, cut = len(task.text_columns), config.long_texts or HEAD
     return Stages(stages, tokenizer, head, count, config.max_length, of_run=of_run, long_texts=cut)

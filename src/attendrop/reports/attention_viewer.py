@@ -45,7 +45,7 @@ _BLOCKS, _THUMBNAIL, _LARGEST_CELL, _LARGEST_MAP = 8, 34, 24, 520
 # Number of rows that a report shows, and of tokens that they should have; only the first of very many are considered.
 COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
 # Options by which runs set rows aside; the kept model is trained on all.
-_SET_ASIDE = ("test_fraction", "shift", "shift_column")
+_SET_ASIDE = ("test_fraction", "ood", "ood_column")
 logger = logging.getLogger(__name__)
 
 

@@ -281,16 +281,16 @@ class RunConfig:
     )
     """The same rows for every seed, stratified by class; rows with the same text are on the same side. For a named
     task, they replace its development set, which then stays unseen, so that settings can be chosen on them."""
-    shift: bool | None = option(
+    ood: bool | None = option(
         None,
         "held_out",
         "Also score on rows unlike the training rows: whole groups of similar texts, held out.",
-        flags=["--shift"],
+        flags=["--ood"],
     )
     """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
     :func:`attendrop.tasks.splits.hold_out_like`."""
-    shift_column: str | None = option(
-        None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
+    ood_column: str | None = option(
+        None, "held_out", "With --ood: hold out the last whole values of this column, such as months."
     )
     group_column: str | None = option(
         None, "held_out", "Column of your files whose rows belong together, such as customer or thread."
@@ -310,7 +310,7 @@ class RunConfig:
     )
     """``"cls"`` is what the class of transformers reads, mostly the first token; ``"mean"`` the mean of the last hidden
     states over all tokens; ``"auto"`` the mean if the model was trained so."""
-    head_start: str = option(
+    head_init: str = option(
         "auto",
         "start",
         "Start of a new head: random, frozen (linear model) or auto.",
@@ -367,12 +367,12 @@ class RunConfig:
     shots: int | None = option(None, "sample", "Number of training rows per class to use.")
     """The selection split is taken from these, as from ``max_train_samples``."""
     protocol: str = option(
-        "honest",
+        "held-out",
         "selection",
-        "honest: select the epoch on held-out training data; paper: on the development set.",
-        choice("honest", "paper"),
+        "held-out: select the epoch on held-out training data; paper: on the development set.",
+        choice("held-out", "paper"),
     )
-    """``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on held-out
+    """``"held-out"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on held-out
     training data; ``"paper"`` chooses it on the development set, as the papers do."""
     selection_fraction: float | None = option(
         None,
@@ -459,16 +459,16 @@ class RunConfig:
                 f"{self.task!r}; give one of these, or omit one of the two."
             )
         if self.task is not None:
-            refuse_options_of_files(self, (*OF_FILES, "shift_column", "group_column"))
+            refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         for one, other, conflict in _CONFLICTS:
             if getattr(self, one) and getattr(self, other):
                 raise AttendropError(f"{_dashed(one)} and {_dashed(other)} {conflict}; choose one.")
-        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit or self.lora is not None):
+        if self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None):
             raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit and "
-                "lora."
+                "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit "
+                "and lora."
             )
         paper = self.protocol == "paper"
         if paper and self.train_file is not None and not self._has_eval_rows:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.shared_results import shared
+from attendrop.runs.result_cache import cached
 from attendrop.support.files import known_sha256
 from attendrop.tasks.base import Task, TaskData, encode
 from attendrop.tasks.class_names import (
@@ -29,7 +29,7 @@ from attendrop.tasks.class_names import (
     why_no_names,
     why_no_rows,
 )
-from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
+from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
@@ -41,13 +41,13 @@ from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
-    *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "shift_column"),
+    *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
     "group_column",
 )
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
 # Fraction of rows held out as unlike the others, if no fraction of test rows is given.
-SHIFT_FRACTION = 0.25
+OOD_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def load_data(config: RunConfig) -> TaskData:
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
     if files and all(file.exists() for file in files):
-        data = shared(
+        data = cached(
             lambda: [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options],
             load,
             lambda data: sum(split.data.nbytes for split in data.splits.values()),
@@ -147,13 +147,13 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     """
     rows, task, head, shifted = data.splits["train"], data.task, data.task.head, {}
     given = len(rows)
-    if config.shift or config.shift_column is not None:  # the same for every seed, as the test rows
-        fraction = config.test_fraction or SHIFT_FRACTION
-        if config.shift_column is None:
-            rows, shifted["shifted"] = hold_out_like(rows, task, fraction, _TEST_SEED)
+    if config.ood or config.ood_column is not None:  # the same for every seed, as the test rows
+        fraction = config.test_fraction or OOD_FRACTION
+        if config.ood_column is None:
+            rows, shifted["ood"] = hold_out_like(rows, task, fraction, _TEST_SEED)
         else:
-            values = rows[SHIFT_VALUES][:]
-            rows, shifted["shifted"] = hold_out_values(rows, config.shift_column, values, fraction)
+            values = rows[OOD_VALUES][:]
+            rows, shifted["ood"] = hold_out_values(rows, config.ood_column, values, fraction)
     if config.test_fraction:
         rows, held = hold_out(rows, task, config.test_fraction, _TEST_SEED)
         assert held is not None

@@ -185,12 +185,12 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         )
     if count := parts["train"]["duplicates"]:
         yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
-    likeness = report["likeness"] if "shifted" not in parts else None
+    likeness = report["likeness"] if "ood" not in parts else None
     if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
         classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
         yield (
             f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
-            f"{likeness['between']:.2f}): on other phrases the model may be worse; --shift measures this."
+            f"{likeness['between']:.2f}): on other phrases the model may be worse; --ood measures this."
             + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
         )
     for name, part in parts.items():

@@ -39,7 +39,7 @@ from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.metrics import compute_scores, group_scores, read_as, reading_of, with_metric
+from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
@@ -364,7 +364,7 @@ def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | No
 class _Rows:
     """Rows in chunks, and what is known of them when they have been read.
 
-    ``total`` is None if it is not known, ``reading`` if the model's classes are the task's (:func:`reading_of`).
+    ``total`` is None if it is not known, ``reading`` if the model's classes are the task's (:func:`label_mapping`).
     """
 
     task: Task
@@ -487,7 +487,7 @@ def _held_out_rows(model: RunModel) -> _Rows:
 
 def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
     asked, head = get_task(name), model.head
-    reading = reading_of(asked, head)
+    reading = label_mapping(asked, head)
     if reading is None and not head.fits(asked.head):
         raise AttendropError(f"The model predicts {head.predicts}, the task {name} asks for {asked.head.predicts}.")
     if reading is None and asked.label_names != head.label_names:

@@ -22,7 +22,7 @@ _SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words"}
 # Training options that are shown.
 _TRAINING = (
     *("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup"),
-    *("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed"),
+    *("weight_decay", "pooling", "head_init", "max_length", "long_texts", "seed"),
 )
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",

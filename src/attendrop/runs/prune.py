@@ -50,7 +50,7 @@ _TIMED_BATCHES, _TIMED_ROWS = 8, 8
 SECONDS, ROUNDS = 2.0, 5
 SELECT_BY = ("auto", "importance", "method")
 # What metrics.json holds of the predictions of a model.
-_OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "shifted", "predicted", "report")
+_OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "ood", "predicted", "report")
 # Called before each pass over rows with its purpose, the number of passes done, and their maximum number.
 OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> Lay
         )
     if select_by == "importance" or ranking is None:
         return None
-    if select_by == "auto" and not ranking.told_from_noise and selection.threshold is None:
+    if select_by == "auto" and not ranking.significant and selection.threshold is None:
         logger.info(
             "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite of "
             "that, use --select-by method.",

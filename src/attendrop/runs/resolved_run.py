@@ -36,7 +36,7 @@ _DECIDED = (
     "batch_size",
     "learning_rate",
     "pooling",
-    "head_start",
+    "head_init",
     "selection_fraction",
     "refit",
 )
@@ -95,7 +95,7 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     if config.calibrate and not head.num_classes:
         raise AttendropError(f"calibrate is for classes; the labels are {head.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
-    honest, fraction, refit = resolved.protocol == "honest", resolved.selection_fraction, resolved.refit
+    honest, fraction, refit = resolved.protocol == "held-out", resolved.selection_fraction, resolved.refit
     if fraction is None:
         has_eval_rows = "dev" in data.splits or config.test_fraction
         needed = resolved.patience is not None or refit or resolved.calibrate or not has_eval_rows

@@ -173,7 +173,7 @@ _PAPER = {
     "patience": 5,
     "protocol": "paper",
     "pooling": "cls",
-    "head_start": "random",
+    "head_init": "random",
 }
 _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
     "cola": {"max_length": 47},

@@ -36,7 +36,7 @@ from attendrop.tasks.tokenization import columns_of
 from attendrop.wording import counted
 
 # Sets whose score is kept by row.
-_ROWS_KEPT = ("dev", "shifted")
+_ROWS_KEPT = ("dev", "ood")
 _REWARD_ROWS = {"split": "reward", "eval": "dev"}
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SetScores:
             rows, or their mean; None: the kind of task has no such answer.
         predicted: Number of predictions of each class; empty if there are no classes.
         rows: Number of rows of the set.
-        by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "shifted".
+        by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "ood".
         predictions: Predicted labels of the rows; None as above.
         report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
             for predictions that are not classes or labels.
@@ -93,7 +93,7 @@ def scored_run(
     selected_on: str | None = None,
 ) -> dict[str, Any]:
     """Make what ``metrics.json`` holds of any run, of a method or of a baseline."""
-    config, task, shifted = run.config, run.task, scores.get("shifted")
+    config, task, shifted = run.config, run.task, scores.get("ood")
     return {
         "task": task.name,
         "model": config.model,
@@ -106,7 +106,7 @@ def scored_run(
         "score": scores["dev"].scores[task.metric] if "dev" in scores else None,
         "all_scores": {name: found.scores for name, found in scores.items() if name in run.parts.report},
         "row_scores": scores["dev"].by_row if "dev" in scores else None,
-        "shifted": shifted and {"score": shifted.scores[task.metric], "row_scores": shifted.by_row},
+        "ood": shifted and {"score": shifted.scores[task.metric], "row_scores": shifted.by_row},
         "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
         "report": scores["dev"].report if "dev" in scores else None,
@@ -139,7 +139,7 @@ def training_rows(train: Dataset, parts: Parts) -> dict[str, Any]:
 def score_model(
     run: ResolvedRun, trainer: RunTrainer, encoded: Parts, selected: Mapping[str, Any] | None
 ) -> dict[str, SetScores]:
-    """Score the model on the reported sets, which the honest protocol uses only here.
+    """Score the model on the reported sets, which the held-out protocol uses only here.
 
     If there are none, score it on the selection split, or return the scores that :func:`selection_report` found.
     """
@@ -242,16 +242,16 @@ def run_metrics(
     if best is None and "selection" in scores:
         best = scores["selection"].scores[run.task.metric]
     chosen = (entry["epoch"] for entry in history if run.chooses_epoch and entry["step"] == state.best_global_step)
-    held_out = parts.selection if config.protocol == "honest" else None
+    held_out = parts.selection if config.protocol == "held-out" else None
     rows = training_rows(final.parts.train, final.parts)
     rows |= {"selection": len(held_out)} if held_out is not None else {}
     if config.rewarded_on == "split" and final.parts.reward is not None:
         rows["reward"] = len(final.parts.reward)
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
-    started = "random" if trainer.head_start is None else "frozen"
+    started = "random" if trainer.head_init is None else "linear-probe"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     if "unlabelled" in found["data"]:
-        found["data"]["unlabelled"] |= (trainer.head_start or {}).get("unlabelled") or {"used": False}
+        found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
     parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
     return found | {
@@ -259,7 +259,7 @@ def run_metrics(
         "history": history,
         "dropout_steps": method.dropout_steps(state.log_history),
         "training": decided(config)
-        | {"head_start": None if run.task.head.generates and started == "random" else started},
+        | {"head_init": None if run.task.head.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": state.global_step,
         "planned_steps": state.max_steps,
@@ -271,7 +271,7 @@ def run_metrics(
         },
         "world_size": trainer.args.world_size,
         "device": str(trainer.args.device),
-        "head_start": trainer.head_start,
+        "head_init": trainer.head_init,
         "train_fit": training_fit(trainer, run.task, encoded.train),
         **learnt(trainer, encoded),
     }

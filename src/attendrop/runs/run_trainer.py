@@ -119,10 +119,10 @@ class RunTrainer(RegularizedTrainer):
     compared with columns of the rows that the trainer does not see.
 
     Attributes:
-        head_start: How the head started, see :func:`attendrop.runs.head_start.start_head`; None: at random.
+        head_init: How the head started, see :func:`attendrop.runs.head_init.init_head`; None: at random.
     """
 
-    head_start: dict[str, Any] | None = None
+    head_init: dict[str, Any] | None = None
 
     def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

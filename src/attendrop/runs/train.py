@@ -33,7 +33,7 @@ from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
-from attendrop.runs.head_start import start_head
+from attendrop.runs.head_init import init_head
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded, load_for
@@ -246,21 +246,21 @@ def fit(
     arguments = run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
-        head_start = begun.get("head_start")
+        head_init = begun.get("head_init")
     else:
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         run.method.prepare(loaded.model, config.seed)
         rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None
-        head_start = start_head(loaded, task.head, encoded, config, groups)
+        head_init = init_head(loaded, task.head, encoded, config, groups)
     if config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.head, config.adapter))
 
     def note() -> None:
         if read_run(place) is None:
             begin()
-        note_in_run(place, head_start=head_start)
+        note_in_run(place, head_init=head_init)
 
     own: list[TrainerCallback] = [
         RunCallback(
@@ -295,7 +295,7 @@ def fit(
         head=task.head,
         callbacks=[*own, *callbacks],
     )
-    trainer.head_start = head_start
+    trainer.head_init = head_init
     trainer.has_stopped = checkpoint is not None and has_stopped(config, checkpoint, stop_after)
     if config.max_steps == 0:
         note()
@@ -387,7 +387,7 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     """Log the data, of ``rows`` encoded training rows, and when the method acts; warn of optimistic scores."""
     config, parts = run.config, run.parts
     counts = [f"{parts.trained_on(config.label_names)} to train on"]
-    if parts.selection is not None and config.protocol == "honest":
+    if parts.selection is not None and config.protocol == "held-out":
         purpose = "choose the best epoch" if run.chooses_epoch else "score on"
         counts.append(f"{len(parts.selection)} more to {purpose}")
     if config.rewarded_on == "split" and parts.reward is not None:

@@ -141,7 +141,7 @@ class Answer:
             "notes": list(self.notes),
             "holds_for": self.holds_for,
             "methods": [row.as_dict() for row in self.rows],
-            **({} if self.shifted is None else {"shifted": self.shifted.as_dict()}),
+            **({} if self.shifted is None else {"ood": self.shifted.as_dict()}),
         }
 
 
@@ -201,7 +201,7 @@ def answer(
         holds_for=holds,
         data=str(first["task"] if file is None else f"{file}: {first['config'].get('label_column')}"),
     )
-    return replace(usual, shifted=_shifted(usual, metrics, reference, given))
+    return replace(usual, shifted=_ood(usual, metrics, reference, given))
 
 
 def best_of(metric: str) -> float:
@@ -209,14 +209,12 @@ def best_of(metric: str) -> float:
     return 0.0 if metric.startswith("neg_") else 1.0
 
 
-def _shifted(
-    usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float | None
-) -> Answer | None:
+def _ood(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float | None) -> Answer | None:
     """Compare on the rows that are unlike the training rows, where errors are larger; None if no run has scores.
 
     Two sentences more say what these rows cost the reference, and what the best model there costs on the usual rows.
     """
-    runs = [{**run, **run["shifted"], "shifted": None} for run in metrics if run.get("shifted")]
+    runs = [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]
     if not runs:
         return None
     found = answer(runs, reference, margin=margin)

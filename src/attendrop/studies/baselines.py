@@ -25,6 +25,7 @@ from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
 from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
+from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.runs.run_folder import (
     begin_run,
     check_unchanged,
@@ -36,7 +37,6 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
-from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
@@ -240,7 +240,7 @@ class _Baseline:
 
                 key = lambda: [digest_of_model(model.base_model), encoded, size, device]  # noqa: E731
                 kind = "frozen features"
-                found = shared(key, compute, lambda vectors: vectors.nbytes, kind=kind) if share else compute()
+                found = cached(key, compute, lambda vectors: vectors.nbytes, kind=kind) if share else compute()
                 known.update(zip(first, found, strict=True))
             return np.stack([known[text] for text in texts])
 

@@ -49,7 +49,7 @@ MOST_FACTOR = 8.0
 _FIRST_SEED = 1_000
 _RATE = "learning_rate"
 # Options with which no row is set aside to score on.
-_ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
+_ALL: dict[str, Any] = {"test_fraction": 0.0, "ood": None, "ood_column": None}
 logger = logging.getLogger(__name__)
 
 
@@ -176,7 +176,7 @@ def run_comparison(
     parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
-    unlike = f", {len(parts.report['shifted'])} for those on unlike rows" if "shifted" in parts.report else ""
+    unlike = f", {len(parts.report['ood'])} for those on unlike rows" if "ood" in parts.report else ""
     logger.info(
         "%s: %s, %s to train on, %d for the final scores%s.",
         run.data.source, run.task.head.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
@@ -345,7 +345,7 @@ def search_settings(
             proposals[label] = proposal, MethodSetting(default.method, {**around, **default.options, **changed}, rate)
         # Score those that are new on the selection rows of each fold, and never on the evaluation rows.
         new = {label: each for label, (_, each) in proposals.items() if all(each != t.setting for t in found[label])}
-        held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "honest"}
+        held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "held-out"}
         results = run_units(
             [
                 Unit(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
@@ -416,9 +416,9 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
         changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
-        changes |= {"refit": False, "protocol": "honest"}
+        changes |= {"refit": False, "protocol": "held-out"}
     if baseline == FROZEN and head.one_vector and is_encoder(load_config(own.model)):
-        changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
+        changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
     return Unit(dataclasses.replace(own, **changes), baseline, keep_model=True)

@@ -212,9 +212,9 @@ HOLDS_FOR_SHIFTED = (
 
 def scored_unlike(run: Metrics) -> str:
     """Describe the rows of a run that are unlike the training rows, with their number."""
-    column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
+    column, rows = run.get("config", {}).get("ood_column"), run["data"]["rows"]["ood"]
     held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
-    groups = _in_groups(run["shifted"].get("row_scores"), run)
+    groups = _in_groups(run["ood"].get("row_scores"), run)
     return f"rows unlike the training rows ({rows}{groups}, {held}, held out)"
 
 
@@ -237,7 +237,7 @@ def scored_data(run: Metrics, count: str = "") -> str:
     trained, evaluated = _names(config.get("train_file")), _names(config.get("eval_file"))
     place = evaluated or trained or str(config.get("task") or run["task"])
     if config.get("test_fraction"):
-        unlike = config.get("shift") or config.get("shift_column")  # were held out before
+        unlike = config.get("ood") or config.get("ood_column")  # were held out before
         part = "a random part" if unlike else f"{100 * config['test_fraction']:g} %"
         place = f"{part} of {trained or place}, set aside"
     return place + count + (f", trained on {trained}" if evaluated else "")

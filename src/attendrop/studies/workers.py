@@ -43,7 +43,7 @@ def perform(unit: Unit, folder: Path, steps: Path | None = None) -> Outcome:
 
     The file ``steps`` has, at most half a second old, the numbers of optimizer steps taken and planned.
     """
-    from attendrop.runs.shared_results import share_results
+    from attendrop.runs.result_cache import share_results
     from attendrop.runs.train import train
     from attendrop.studies.baselines import run_baseline
 
@@ -119,7 +119,7 @@ class Workers:
 
     def release(self) -> None:
         """Free what idle processes hold, such as the memory of GPUs; the next unit starts them again."""
-        from attendrop.runs.shared_results import forget_results
+        from attendrop.runs.result_cache import forget_results
 
         forget_results()
 

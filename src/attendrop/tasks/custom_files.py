@@ -22,7 +22,7 @@ from attendrop.tasks.values import is_missing, joined_labels, pointed, written
 from attendrop.wording import counted
 
 # Column of the training rows by whose values some are held out.
-SHIFT_VALUES = "shift_values"
+OOD_VALUES = "shift_values"
 
 
 def load_files(
@@ -35,7 +35,7 @@ def load_files(
     label_map: str | Path | None = None,
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
-    shift_column: str | None = None,
+    ood_column: str | None = None,
     group_column: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train" and "dev".
@@ -56,7 +56,7 @@ def load_files(
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
-        shift_column: Column of the training file whose values "train" keeps as text, as :data:`SHIFT_VALUES`.
+        ood_column: Column of the training file whose values "train" keeps as text, as :data:`OOD_VALUES`.
         group_column: Column, of all files, whose values all splits keep as text, as
             :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
 
@@ -100,8 +100,8 @@ def load_files(
     read = {split: _not_empty(_with_labels(t, text_columns, label_column, head, bad)) for split, t in tables.items()}
     splits = {split: _columns(table, text_columns, label_column, head) for split, table in read.items()}
     train = read["train"]
-    if shift_column is not None:
-        splits["train"][SHIFT_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(shift_column)]
+    if ood_column is not None:
+        splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
     for split, table in read.items() if group_column is not None else ():
         splits[split][GROUP] = _group_values(table, str(group_column))
     used, looks_grouped = {*text_columns, *label_columns(train.columns, label_column)}, ""

@@ -73,7 +73,7 @@ def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str
     return None if found is None else (found[0], compute_scores(task, found[1], labels))
 
 
-def reading_of(task: Task, head: Head) -> list[int] | None:
+def label_mapping(task: Task, head: Head) -> list[int] | None:
     """Return the class of a task that each class of a model is read as; None if they are the task's own, in its order.
 
     Raises:

@@ -223,8 +223,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     if len(enough) < max(1, len(members) / 2):
         of = f"only {len(enough)} of {len(members)} classes have" if len(members) > 1 else "there are not"
         raise AttendropError(
-            f"shift holds out whole groups of similar rows, which needs {groups} different texts or more in most "
-            f"classes, but {of} so many; omit it, or name a column to hold out by with shift-column."
+            f"ood holds out whole groups of similar rows, which needs {groups} different texts or more in most "
+            f"classes, but {of} so many; omit it, or name a column to hold out by with ood-column."
         )
     vectors = _tfidf(texts)
     directions = min(_DIRECTIONS, vectors.shape[0] - 1, vectors.shape[1] - 1)
@@ -235,7 +235,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     held = {row for found in enough for row in _farthest_group(vectors, found, fraction, groups, seed)}
     numbers = groups_of(rows, task)
     if max(numbers) == 0:
-        raise AttendropError("shift holds out whole groups of rows, and all rows belong to one; omit it.")
+        raise AttendropError("ood holds out whole groups of rows, and all rows belong to one; omit it.")
     inside, sizes = Counter(numbers[row] for row in held), Counter(numbers)
     whole: set[int] = set()
     for number in sorted(inside, key=lambda each: (-inside[each] / sizes[each], each)):
@@ -279,7 +279,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     values = ["" if may_be_missing(value) else value for value in values]
     counts = Counter(values)
     if len(counts) < 2:
-        raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
+        raise AttendropError(f"ood-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
     held: dict[str, int] = {}
     order = _order(column, [value for value in counts if value])
     for value in sorted(counts, key=lambda value: (bool(value), value and order(value)), reverse=True)[:-1]:
@@ -302,7 +302,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     kept = [row for row, group in enumerate(groups) if group not in theirs]
     if not kept:
         raise AttendropError(
-            f"every group of group-column has rows among those that shift-column '{column}' holds out, so that none is "
+            f"every group of group-column has rows among those that ood-column '{column}' holds out, so that none is "
             "left to train on; omit one of them."
         )
     if left_out := len(rows) - len(kept) - len(out):
@@ -332,14 +332,14 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
         if found and 2 * len(found) >= len(values):
             if other := next((value for value in values if value not in found), None):
                 raise AttendropError(
-                    f"shift-column '{column}' has {form} such as {next(iter(found))!r}, and {other!r}, so that their "
+                    f"ood-column '{column}' has {form} such as {next(iter(found))!r}, and {other!r}, so that their "
                     "order is not clear; correct or empty it."
                 )
             return found.__getitem__
     unclear = [value for value in values if _YEAR_LAST.match(value)]
     if unclear and 2 * len(unclear) >= len(values):
         raise AttendropError(
-            f"shift-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
+            f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
             "not clear; write them as 2026-03-01 or 2026-03."
         )
     # Numbers within texts by value.

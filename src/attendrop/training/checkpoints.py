@@ -34,7 +34,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 logger = logging.get_logger(__name__)
 
 
-def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
+def write_manifest(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
     """Add the state of the run to a checkpoint, and then the manifest that makes it complete."""
     write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
     share_permissions(checkpoint)

@@ -353,7 +353,7 @@ class RegularizedTrainer(Trainer):
         statistics = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            checkpoints.seal(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
+            checkpoints.write_manifest(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:

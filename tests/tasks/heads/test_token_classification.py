@@ -21,7 +21,7 @@ from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
-from attendrop.tasks.metrics import compute_scores, read_as, reading_of
+from attendrop.tasks.metrics import compute_scores, label_mapping, read_as
 from attendrop.tasks.tokenization import columns_of
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
@@ -172,7 +172,7 @@ def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side
 def test_tags_in_another_order_are_read_by_name() -> None:
     own, theirs = TokenClassification(("O", "B-LOC", "B-PER")), TokenClassification(("O", "B-PER", "B-LOC"))
     logits = row_array([np.eye(3)[[1, 0, 2]], np.eye(3)[[2]]])
-    reading = reading_of(files_task(["tokens"], theirs), own)
+    reading = label_mapping(files_task(["tokens"], theirs), own)
     assert reading == [0, 2, 1]
     found = theirs.prediction_rows(read_as(logits, reading, 3), probabilities=False)
     assert found == own.prediction_rows(logits, probabilities=False)

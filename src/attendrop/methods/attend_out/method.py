@@ -409,7 +409,7 @@ class AttendOut(Method):
         pi = metrics.get("pruning", {}).get("pi")
         if pi is None or self.variant != "pruning":
             return None
-        return LayerRanking("generator", pi, told_from_noise=False)
+        return LayerRanking("generator", pi, significant=False)
 
 
 def _device(name: object) -> object:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attendrop.attention.hooks import forked_rng
 from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import wide
+from attendrop.attribution.finite_gradients import upcast
 from attendrop.attribution.predictions import (
     CLASSES,
     IGNORED,
@@ -43,14 +43,14 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     """
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
-        return CLASSES, [_by_copy(wide(logits), copies) for logits in answer_logits(outputs, batch)]
+        return CLASSES, [_by_copy(upcast(logits), copies) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
         raise AttendropError(
             f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...) here, so its "
             "predictions cannot be compared; use a method that compares none."
         )
-    views = _by_copy(wide(logits), copies)
+    views = _by_copy(upcast(logits), copies)
     if kind != TOKENS:
         return kind, [views]
     labels = aligned_labels(model, logits, batch)
@@ -163,14 +163,14 @@ def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, T
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
         return [
-            _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
+            _classes(upcast(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
             for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
         ]
     logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if kind is None or logits is None or labels is None:
         missing = "logits" if kind is None or logits is None else "labels in the batch"
         raise AttendropError(f"The loss of single rows of {type(model).__name__} needs {missing}; use another method.")
-    logits = wide(logits)
+    logits = upcast(logits)
     if kind == TOKENS:
         aligned = aligned_labels(model, logits, batch)
         assert aligned is not None

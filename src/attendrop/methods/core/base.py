@@ -150,12 +150,12 @@ class LayerRanking:
     Attributes:
         ranked_by: Name of the criterion, for reports.
         drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
-        told_from_noise: Whether the fractions are statistically significant; otherwise they are used on request only.
+        significant: Whether the fractions are statistically significant; otherwise they are used on request only.
     """
 
     ranked_by: str
     drop_fractions: Mapping[str, float]
-    told_from_noise: bool = True
+    significant: bool = True
 
 
 class MethodState:

@@ -31,7 +31,7 @@ def compared(folder: Path) -> Any:
     return attendrop.compare(
         train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
         model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=1, max_length=24,
-        device="cpu", workers=0, shift=True, output_dir=str(folder / "answer"),
+        device="cpu", workers=0, ood=True, output_dir=str(folder / "answer"),
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert all(column in text for column in SHIFTED_COLUMNS)
     assert "On rows unlike the training rows (" in text and "scores 0." in text
     found = json.loads((folder / "answer/answer.json").read_text(encoding="utf-8"))
-    usual, shifted = found["methods"], found["shifted"]["methods"]
+    usual, shifted = found["methods"], found["ood"]["methods"]
     assert {row["label"] for row in usual} == {row["label"] for row in shifted} == {"finetune", "mixout", "tfidf"}
     assert shifted[1]["components"] is not None  # an interval on new rows
     with (folder / "answer/answer.csv").open(encoding="utf-8") as file:
@@ -62,14 +62,14 @@ def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: An
     assert {row[0]: row[-2].split("\xa0")[0] for row in rows} == {row["label"]: f"{row['mean']:.3f}" for row in shifted}
     assert f" on {outcome.answer.shifted.scored_on}. These are" in (outcome.best / "README.md").read_text("utf-8")
     kept = tiny.read_metrics(outcome.best)
-    assert kept["data"]["rows"]["train"] == 40 and kept["shifted"] is None  # the model that is kept has all rows
+    assert kept["data"]["rows"]["train"] == 40 and kept["ood"] is None  # the model that is kept has all rows
 
 
 def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> None:
     options: dict[str, Any] = {"eval_file": None, "text_columns": ("sentence1",), "test_fraction": 0.25}
-    for held in ({"shift": True}, {"shift_column": "month"}):
+    for held in ({"ood": True}, {"ood_column": "month"}):
         parts = [resolve_run(tiny.config(folder, seed=seed, **options, **held)).parts for seed in (0, 1)]
-        one, other = (found.report["shifted"]["index"][:] for found in parts)
+        one, other = (found.report["ood"]["index"][:] for found in parts)
         assert one == other
         for found in parts:
             train, dev, shifted = (set(found.train["index"]), set(found.report["dev"]["index"]), set(one))
@@ -82,8 +82,8 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
         blocks = [{"rows": 3000, "data": "", "blocks": [value] * 100} for value in (score, shifted)]
         return {
             "task": "files", "model": "m", "metric": "accuracy", "method": method, "seed": seed, "options": {},
-            "score": score, "train_seconds": 1.0, "row_scores": blocks[0], "data": {"rows": {"dev": 1, "shifted": 7}},
-            "shifted": {"score": shifted, "row_scores": blocks[1]}, "config": {"shift_column": "month"},
+            "score": score, "train_seconds": 1.0, "row_scores": blocks[0], "data": {"rows": {"dev": 1, "ood": 7}},
+            "ood": {"score": shifted, "row_scores": blocks[1]}, "config": {"ood_column": "month"},
         }  # fmt: skip
 
     runs = [run("finetune", seed, 0.9 + seed / 1000, 0.6 + seed / 1000) for seed in range(5)]
@@ -96,7 +96,7 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
     assert found.notes == () == found.shifted.notes
     errors = [run(method, seed, 0.0, -100.0 - seed / 10) for method in ("finetune", "mixout") for seed in range(5)]
-    errors[-1]["shifted"]["score"] += 1e-3
+    errors[-1]["ood"]["score"] += 1e-3
     of_errors = answer([each | {"metric": "neg_mse"} for each in errors]).shifted
     assert of_errors is not None and of_errors.margin == pytest.approx(1.002)  # 1 % of the reference's error there
     small = [run(each["method"], each["seed"], -0.9, -each["score"] / 1000) for each in runs]

@@ -36,7 +36,7 @@ def forget_results() -> None:
     _results = None
 
 
-def shared(
+def cached(
     key: Callable[[], Any], compute: Callable[[], Result], size: Callable[[Result], int], *, kind: str
 ) -> Result:
     """Return a result that this process has computed before, or compute it.

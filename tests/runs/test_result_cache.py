@@ -10,9 +10,9 @@ import pytest
 import torch
 from helpers import tiny, zoo
 
-from attendrop.runs import data, head_start, shared_results
+from attendrop.runs import data, head_init, result_cache
 from attendrop.runs.config import RunConfig
-from attendrop.runs.shared_results import digest_of_model, forget_results, share_results, shared
+from attendrop.runs.result_cache import cached, digest_of_model, forget_results, share_results
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.baselines import run_baseline
@@ -40,7 +40,7 @@ class Counted:
 
 
 def asked(key: Any, compute: Any, size: int = 1, kind: str = "sum") -> Any:
-    return shared(lambda: key, compute, lambda _: size, kind=kind)
+    return cached(lambda: key, compute, lambda _: size, kind=kind)
 
 
 def test_nothing_is_shared_unless_a_process_asks_for_it() -> None:
@@ -62,7 +62,7 @@ def test_results_are_shared_by_key_and_kind() -> None:
 
 
 def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_results, "MOST_BYTES", 10)
+    monkeypatch.setattr(result_cache, "MOST_BYTES", 10)
     share_results()
     first, second = asked("first", object, 4), asked("second", object, 4)
     assert asked("first", object, 4) is first
@@ -94,13 +94,11 @@ def run_of(folder: Path, place: Path, name: str, **options: Any) -> dict[str, An
     """Run a method or a baseline; return what must not depend on what is shared."""
     method = "finetune" if name in baselines.BASELINES else name
     given: dict[str, Any] = {"method": method, "max_train_samples": 24, "max_steps": 3, "pooling": "mean"}
-    given |= {"head_start": "frozen"} | options
+    given |= {"head_init": "linear-probe"} | options
     config: RunConfig = tiny.config(folder, str(place / f"{name}{len(list(place.iterdir()))}"), **given)
     metrics = run_baseline(config, name) if name in baselines.BASELINES else train(config, keep_model=False)
     losses = [epoch["train_loss"] for epoch in metrics.get("history", [])]
-    return {key: metrics.get(key) for key in ("all_scores", "train_fit", "head_start", "predicted")} | {
-        "losses": losses
-    }
+    return {key: metrics.get(key) for key in ("all_scores", "train_fit", "head_init", "predicted")} | {"losses": losses}
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -133,7 +131,7 @@ def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
 
 # Three runs of the frozen encoder encode their training rows; their test rows are of two lengths. Of three fine-tunings
 # two start from the same linear model.
-COUNTED = [(data, "load_files"), (baselines, "frozen_features"), (head_start, "_features")]
+COUNTED = [(data, "load_files"), (baselines, "frozen_features"), (head_init, "_features")]
 
 
 def test_changed_data_and_models_are_not_taken_for_the_old_ones(

@@ -16,7 +16,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
-from attendrop.runs.shared_results import digest_of_model, shared
+from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.heads.base import Array, Head
@@ -26,11 +26,11 @@ from attendrop.tasks.long_texts import document_means, of_documents
 logger = logging.getLogger(__name__)
 
 
-class _NoStart(Exception):
+class _NoProbe(Exception):
     """Reason why the head cannot start from a linear model."""
 
 
-def start_head(
+def init_head(
     loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
 ) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
@@ -42,15 +42,15 @@ def start_head(
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
         ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at
         random: by choice, or because it is not one new linear layer on trained features, which is an AttendropError
-        unless ``head_start`` is "auto".
+        unless ``head_init`` is "auto".
     """
-    if config.head_start == "random":
+    if config.head_init == "random":
         return None
     try:
         return _started(loaded, head, encoded, config, groups)
-    except _NoStart as reason:
-        if config.head_start == "frozen":
-            raise AttendropError(f"head-start 'frozen' is not possible: {reason}; use 'random'.") from None
+    except _NoProbe as reason:
+        if config.head_init == "linear-probe":
+            raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None
         return None
 
 
@@ -59,8 +59,8 @@ def _started(
 ) -> dict[str, Any]:
     model, tokenizer, new = loaded
     if not head.one_vector:
-        raise _NoStart(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
-    linear = _new_linear_layer(model, new, strict=config.head_start == "auto")
+        raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
+    linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
     columns = encoded.train.to_dict()
@@ -86,14 +86,14 @@ def _started(
         )
         return fit, {"unlabelled": decision}
 
-    fit, decision = shared(
+    fit, decision = cached(
         key,
         fitted,
         lambda found: 0 if found[0] is None else found[0].weight.nbytes + found[0].bias.nbytes,
         kind="head start",
     )
     if fit is None:
-        raise _NoStart("the training rows do not determine a linear model")
+        raise _NoProbe("the training rows do not determine a linear model")
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(fit.weight))
         linear.bias.copy_(torch.from_numpy(fit.bias))
@@ -115,15 +115,15 @@ def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: b
         if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
     }
     if not linear:
-        raise _NoStart("the model has no new linear layer with an output for each class")
+        raise _NoProbe("the model has no new linear layer with an output for each class")
     if len(linear) > 1:
-        raise _NoStart(f"the model has several new linear layers: {', '.join(linear)}")
+        raise _NoProbe(f"the model has several new linear layers: {', '.join(linear)}")
     name, layer = next(iter(linear.items()))
     others = sorted(key for key in new if not key.startswith(f"{name}."))
     if strict and others:
-        raise _NoStart(f"its features pass through weights that are new, too ({others[0]})")
+        raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
     if layer.bias is None:
-        raise _NoStart(f"its layer {name} has no bias")
+        raise _NoProbe(f"its layer {name} has no bias")
     return layer
 
 
@@ -143,7 +143,7 @@ def _features(
         logits = head.predict(model, batch)
         features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))
         if features.ndim != 2 or not np.array_equal(outputs.float().cpu().numpy(), logits):
-            raise _NoStart(f"{type(model).__name__} does more than one linear layer on one vector of a text")
+            raise _NoProbe(f"{type(model).__name__} does more than one linear layer on one vector of a text")
         found: Array = features.float().cpu().numpy()
         return found
 

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.data import encode_parts
-from attendrop.runs.head_start import start_head
+from attendrop.runs.head_init import init_head
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import default_pooling, load_for
 from attendrop.runs.model_source import Source
@@ -45,7 +45,7 @@ def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(config.seed)
     loaded = load_for(config.model, run.task, config.pooling)
     parts = encode_parts(config, run.task, run.parts, loaded.tokenizer)
-    found = start_head(loaded, run.task.head, parts, config)
+    found = init_head(loaded, run.task.head, parts, config)
     columns = parts.train.to_dict()
     outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, columns, 64, "cpu")
     return loaded.model, found, (outputs, np.array(of_documents(columns["labels"], columns)))
@@ -87,14 +87,14 @@ def test_all_methods_and_the_base_model_start_alike(folder: Path) -> None:
 def test_random_numbers_are_those_of_a_random_start(folder: Path) -> None:
     states = []
     for start in ("random", "frozen"):
-        model, found, _ = started(folder, head_start=start)
+        model, found, _ = started(folder, head_init=start)
         states.append(torch.get_rng_state())
         assert (found is None) is (start == "random") and model.mean_classifier.bias.any() == (start == "frozen")
     assert torch.equal(*states)
 
 
 def test_a_head_of_transformers_starts_so_too(folder: Path) -> None:
-    model, found, (outputs, _) = started(folder, pooling="cls", head_start="frozen")
+    model, found, (outputs, _) = started(folder, pooling="cls", head_init="linear-probe")
     assert type(model).__name__ == "BertForSequenceClassification" and found["kind"] == "logistic regression"
     assert outputs[:, 0] == pytest.approx(-outputs[:, 1], abs=1e-6)
 
@@ -104,15 +104,17 @@ def test_a_trained_head_is_kept(folder: Path) -> None:
     saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]
     assert found is None and torch.equal(model.mean_classifier.weight, saved)
     assert model.config.classifier_pooling == "mean"
-    with pytest.raises(AttendropError, match="head-start 'frozen' is not possible: the model has no new linear layer"):
-        started(folder, model=str(folder / "run"), pooling="auto", head_start="frozen")
+    with pytest.raises(
+        AttendropError, match="head-init 'linear-probe' is not possible: the model has no new linear layer"
+    ):
+        started(folder, model=str(folder / "run"), pooling="auto", head_init="linear-probe")
 
 
 def test_features_that_are_random_themselves_start_nothing(folder: Path) -> None:
     options = {"model": str(folder / "run"), "pooling": "cls"}  # the run has no pooling layer
     model, found, _ = started(folder, **options)
     assert found is None and not hasattr(model.config, "classifier_pooling")
-    assert started(folder, **options, head_start="frozen")[1]["kind"] == "logistic regression"
+    assert started(folder, **options, head_init="linear-probe")[1]["kind"] == "logistic regression"
 
 
 def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
     options = {"model": str(tmp_path), "pooling": "auto"}
     assert started(folder, **options)[1] is None
     with pytest.raises(AttendropError, match="'frozen' is not possible: its layer score has no bias; use 'random'"):
-        started(folder, **options, head_start="frozen")
+        started(folder, **options, head_init="linear-probe")
     with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, which gpt2 is not"):
         started(folder, model=str(tmp_path))
 
