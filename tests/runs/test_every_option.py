@@ -97,7 +97,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
     ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),
-    ("head_init", "frozen", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
+    ("head_init", "linear-probe", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
     ("lora", "r=3", ranks, [3], {}),
     ("method", "r-drop", lambda trainer: trainer.regularizer.name, "r-drop", {}),
     ("options", "p=0.4", lambda trainer: trainer.regularizer.p, 0.4, {}),
