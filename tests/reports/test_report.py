@@ -225,7 +225,7 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
         ({"dev": {"accuracy": 0.5}}, "accuracy 0.5000 on dev (0.2500 for a constant answer)."),
         (
             {"dev": {"accuracy": 0.5}, "ood": {"accuracy": 0.25}},
-            "accuracy 0.5000 on dev (0.2500 for a constant answer); accuracy 0.2500 on shifted.",
+            "accuracy 0.5000 on dev (0.2500 for a constant answer); accuracy 0.2500 on ood.",
         ),
         ({}, "no score, since no rows were held out for one."),
     ],

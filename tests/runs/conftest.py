@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, data, and two runs with their checkpoints: of plain fine-tuning in ``plain``, of AD-DROP in ``run``."""
     from helpers import tiny  # here: what every conftest imports delays the process that starts the others
 

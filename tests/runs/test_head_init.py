@@ -86,10 +86,10 @@ def test_all_methods_and_the_base_model_start_alike(folder: Path) -> None:
 
 def test_random_numbers_are_those_of_a_random_start(folder: Path) -> None:
     states = []
-    for start in ("random", "frozen"):
+    for start in ("random", "linear-probe"):
         model, found, _ = started(folder, head_init=start)
         states.append(torch.get_rng_state())
-        assert (found is None) is (start == "random") and model.mean_classifier.bias.any() == (start == "frozen")
+        assert (found is None) is (start == "random") and model.mean_classifier.bias.any() == (start == "linear-probe")
     assert torch.equal(*states)
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     options = {"model": str(tmp_path), "pooling": "auto"}
     assert started(folder, **options)[1] is None
-    with pytest.raises(AttendropError, match="'frozen' is not possible: its layer score has no bias; use 'random'"):
+    with pytest.raises(AttendropError, match="'linear-probe' is not possible: its layer score has no bias; use 'random'"):
         started(folder, **options, head_init="linear-probe")
     with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, which gpt2 is not"):
         started(folder, model=str(tmp_path))

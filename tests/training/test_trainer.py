@@ -484,7 +484,7 @@ def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkey
             raise KeyboardInterrupt
         write_manifest(*given)
 
-    monkeypatch.setattr("attendrop.training.checkpoints.seal", dying)
+    monkeypatch.setattr("attendrop.training.checkpoints.write_manifest", dying)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     monkeypatch.undo()
