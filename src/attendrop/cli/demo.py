@@ -14,7 +14,7 @@ from attendrop.cli.run_options import run_option
 from attendrop.runs.config import checked
 from attendrop.studies.comparison import Comparison
 
-SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10")
+SETTINGS = shlex.split("--methods finetune,ad-drop --epochs 10 --label-names none")
 logger = logging.getLogger(__name__)
 
 
