@@ -125,7 +125,8 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     options = {"model": str(tmp_path), "pooling": "auto"}
     assert started(folder, **options)[1] is None
-    with pytest.raises(AttendropError, match="'linear-probe' is not possible: its layer score has no bias; use 'random'"):
+    refused = "'linear-probe' is not possible: its layer score has no bias; use 'random'"
+    with pytest.raises(AttendropError, match=refused):
         started(folder, **options, head_init="linear-probe")
     with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, which gpt2 is not"):
         started(folder, model=str(tmp_path))

@@ -316,8 +316,8 @@ class RunConfig:
         "Initialisation of a new head: random, linear-probe or auto.",
         choice("auto", "random", "linear-probe"),
     )
-    """``"linear-probe"`` is a linear model fitted to the frozen encoder's features of the training rows (LP-FT, Kumar et
-    al., 2022); ``"auto"`` the same, if the head is one linear layer on trained features."""
+    """``"linear-probe"`` is a linear model fitted to the frozen encoder's features of the training rows (LP-FT, Kumar
+    et al., 2022); ``"auto"`` the same, if the head is one linear layer on trained features."""
     lora: Mapping[str, Any] | None = option(
         None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
     )
