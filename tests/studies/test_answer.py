@@ -89,7 +89,7 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
          "Use plain fine-tuning. All other methods that are tested are significantly behind (mixout: accuracy -0.015 "
          "[-0.020, -0.010])."),
         (runs("r-drop", UNCLEAR), "undecided", "finetune",
-         "Use plain fine-tuning. No other method is significantly ahead, or only within ±0.005 (r-drop: accuracy "
+         "Use plain fine-tuning. No other method is significantly ahead by more than 0.005 (r-drop: accuracy "
          "+0.006 [-0.017, +0.029])."),
         (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune",
          "Use plain fine-tuning. No method is better by more than 0.005, and none as good is clearly cheaper (r-drop: "

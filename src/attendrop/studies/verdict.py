@@ -80,7 +80,7 @@ RULES = (
          lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.reference),
          "No method is better by more than {margin}, and none as good is clearly cheaper ({challenger}: {gain})."),
     Rule("undecided", lambda f: True, lambda f: (f.reference, max(f.inconclusive, key=gain_of), f.reference),
-         "No other method is significantly ahead, or only within ±{margin} ({challenger}: {gain})."),
+         "No other method is significantly ahead by more than {margin} ({challenger}: {gain})."),
 )  # fmt: skip
 
 
