@@ -13,7 +13,6 @@ from attendrop.wording import (
     csv_of_records,
     in_latex,
     interval_of,
-    latex_table,
     markdown_table,
     names_of,
     score_text,
@@ -63,9 +62,8 @@ def test_markdown_keeps_bars_within_their_cells() -> None:
     ]
 
 
-def test_latex_is_a_booktabs_table_of_escaped_texts() -> None:
-    table = latex_table(("x", "y"), [("a", in_latex("50 %  & more"))], "About")
-    assert r"\begin{tabular}{lr}" in table and r"a & 50 \% \& more \\" in table
+def test_latex_is_escaped() -> None:
+    assert in_latex("50 %  & more") == r"50 \% \& more"
     assert in_latex("[ours] p") == "{}[ours] p"  # otherwise a length behind the row above
 
 

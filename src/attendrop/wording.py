@@ -119,21 +119,6 @@ def in_markdown(text: str) -> str:
     return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line)
 
 
-def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """Return a floating table in LaTeX, for the package booktabs, with its first column on the left.
-
-    Args:
-        header: Titles, in LaTeX, as are the rows and the caption; see :func:`in_latex`.
-        rows: Cells.
-        caption: What stands above the table.
-    """
-    lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
-    sides = LEFT + RIGHT * (len(header) - 1)
-    above = (r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{sides}}}")
-    below = (r"\bottomrule", r"\end{tabular}", r"\end{table}", "")
-    return "\n".join([*above, r"\toprule", lines[0], r"\midrule", *lines[1:], *below])
-
-
 def in_latex(text: str) -> str:
     """Escape a text for LaTeX; white space becomes single spaces."""
     escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))

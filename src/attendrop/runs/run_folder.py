@@ -200,13 +200,6 @@ def locked(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def refuse_if_locked(folder: Path) -> None:
-    """Raise AttendropError if another process makes a run whose output folder is ``folder``."""
-    if (partial_of(folder) / LOCK).exists():
-        with locked(partial_of(folder)):
-            pass
-
-
 def check_writable(folder: Path) -> None:
     """Raise AttendropError if a folder, or the one that it would be created in, cannot be written."""
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -109,16 +109,6 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def unexpected_files(checkpoint: Path) -> list[str]:
-    """Return the files in a checkpoint that differ from its manifest; none while it is being written."""
-    manifest = _manifest(checkpoint)
-    if "unfinished" in manifest:
-        return []
-    known = manifest.get("files", {})
-    files = {str(file.relative_to(checkpoint)): file for file in _files(checkpoint)}
-    return [name for name, file in files.items() if known.get(name) != sha256(file)]
-
-
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Find the complete ``OUTPUT_DIR/checkpoint-N`` with the greatest N; others are skipped with a warning."""
     numbered = _numbered(Path(output_dir))
