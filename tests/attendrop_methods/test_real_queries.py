@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop import Method
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.tasks.heads.model_classes import choice_class
+from attendrop.tasks.types.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ContextualDropout, LearnableBernoulli
 from attendrop_methods.own_parameters import real_queries
