@@ -113,7 +113,7 @@ class EagerAttention:
 
 @contextmanager
 def gated(projection: Any, gates: Any, visit: int = 0) -> Iterator[None]:
-    """Multiply the outputs of the heads, the input of ``projection``, by ``gates[row][task_type]``, in one of its calls."""
+    """Multiply the outputs of the heads, the input of ``projection``, by ``gates[row][head]``, in one of its calls."""
     calls = 0
 
     def multiply(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:

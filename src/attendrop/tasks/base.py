@@ -309,7 +309,7 @@ def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max
             texts is truncated first.
 
     Returns:
-        What the head makes of the rows (:meth:`TaskType.tokenize`), "labels", if there are any, and "length", in tokens.
+        What :meth:`TaskType.tokenize` makes of the rows, "labels", if there are any, and "length", in tokens.
         Where a row can become several, as texts in windows do, "document", the number of the row in the data set.
 
     Raises:
@@ -338,7 +338,7 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows as :func:`encode` does, from number ``first_row``, with a length of :meth:`TaskType.length_limit`."""
+    """Tokenize rows as :func:`encode` does, from number ``first_row``; the length is from :meth:`TaskType.length_limit`."""
     task_type, whole = task.type, task.long_texts == HEAD
     tokens = task_type.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)
